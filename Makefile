@@ -1,10 +1,17 @@
 # make wheel: build dist/*.whl and the source distribution.
 # make demo: train a small CNN with 2 parties x 2 workers on this machine.
+# make demo-torch: the same with PyTorch.
 # make check: ruff, mypy, import-linter, vulture and all tests that start no process, within a minute.   make test: everything that CI runs.
 
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# PyTorch's own environment: MXNet wants an old numpy.
+TORCH_VENV := .venv-torch
+TORCH_BIN := $(TORCH_VENV)/bin
+# The version is exact so that pip finds a build for CPUs where only those are offered; PyPI's is for CUDA.
+TORCH := torch==2.13.0
+INSTALL = -m pip install --quiet --disable-pip-version-check
 STAMP = date +%s
 # Brings axe-core, which checks the dashboard's accessibility; of its dependencies nothing is used.
 AXE := axe-playwright-python==0.1.8
@@ -16,7 +23,7 @@ PYTHON_CODE := geomx_cli tests benchmarks templates
 # Where Python may not keep compiled modules, each of a job's processes compiles all of ours anew and starts half as fast.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test wheel clean
+.PHONY: demo demo-torch check test wheel clean
 
 demo: $(VENV)/.demo
 	@start=$$($(STAMP)); $(BIN)/geomx data fetch fashion-mnist || exit $$?; \
@@ -28,18 +35,26 @@ demo: $(VENV)/.demo
 	 "  geomx launch --help           more parties, other algorithms, slow links, a script of your own" \
 	 "  geomx init                    for training on several machines"
 
+demo-torch: $(TORCH_VENV)/.demo
+	$(TORCH_BIN)/geomx data fetch fashion-mnist
+	$(TORCH_BIN)/geomx launch --local --framework torch --algo hfa --k1 20 --k2 10
+	@printf '%s\n' "next:" \
+	 "  . $(TORCH_BIN)/activate    from now on geomx is a command of this shell" \
+	 "  geomx init --template torch      a script of your own; docs/pytorch.md explains its three lines"
+
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(STRUCTURE)
 	$(BIN)/python -m pytest --no-processes
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(TORCH_VENV)/.test
 	tests/tools.sh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(STRUCTURE)
 	$(BIN)/python -m pytest
+	$(TORCH_BIN)/python -m pytest tests/pytorch
 
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --outdir dist .
@@ -50,14 +65,29 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: setup.cfg | $(VENV)/bin/python
 	@start=$$($(STAMP)); echo "installing geomx and MXNet into $(VENV)"; \
-	 $(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[mxnet]' || exit $$?; \
+	 $(BIN)/python $(INSTALL) $(EDITABLE) '.[mxnet]' || exit $$?; \
 	 echo "installed in $$(( $$($(STAMP)) - start )) s"
 	@touch $@
 
 $(VENV)/.test: setup.cfg Makefile | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[test]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(AXE)
+	$(BIN)/python $(INSTALL) $(EDITABLE) '.[test]'
+	$(BIN)/python $(INSTALL) --no-deps $(AXE)
 	@touch $@ $(VENV)/.demo
 
+$(TORCH_VENV)/bin/python:
+	$(PYTHON) -m venv $(TORCH_VENV) || { rm -rf $(TORCH_VENV); exit 1; }
+
+$(TORCH_VENV)/.torch: Makefile | $(TORCH_VENV)/bin/python
+	$(TORCH_BIN)/python $(INSTALL) $(TORCH)
+	@touch $@
+
+$(TORCH_VENV)/.demo: setup.cfg $(TORCH_VENV)/.torch
+	$(TORCH_BIN)/python $(INSTALL) $(EDITABLE) '.[torch]'
+	@touch $@
+
+$(TORCH_VENV)/.test: setup.cfg $(TORCH_VENV)/.torch
+	$(TORCH_BIN)/python $(INSTALL) $(EDITABLE) '.[test-torch]'
+	@touch $@ $(TORCH_VENV)/.demo
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(TORCH_VENV) build dist *.egg-info

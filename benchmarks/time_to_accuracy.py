@@ -7,6 +7,7 @@
     python benchmarks/time_to_accuracy.py --straggling-party               all workers of party A are
     python benchmarks/time_to_accuracy.py --sweep                          learning rates and settings
     python benchmarks/time_to_accuracy.py --bounds                         MXNet's slices
+    python benchmarks/time_to_accuracy.py --codecs --rate '' --rtt ''      accuracy with every codec, over loopback
 
 The bundled network on Fashion-MNIST, 2 parties x 2 workers with one thread each, batch 64. Global rank 0 writes the
 global model at the end of a round, every 5 steps, or, if rounds have more steps, in each round that makes a new one.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from time_to_accuracy_job import Job, Judge, Mark
-from time_to_accuracy_settings import GRID, MXNET, ROWS, TASKS
+from time_to_accuracy_settings import CODECS, GRID, MXNET, ROUNDS, ROWS, TASKS
 from wan import Wan
 
 from geomx_cli.core import plugins
@@ -83,6 +84,21 @@ class Bench:
         _tell(name, options, list(zip(self.targets, reached, strict=True)), last, job.ended)
         return {"ended": job.ended, "waiting": waiting, "reached": reached, "last": last or NOTHING}
 
+    def finals(self, name: str, options: Mapping[str, Value]) -> dict[str, Any]:
+        """Train with all seeds; only the final global model is evaluated. accuracy and wan_bytes: medians."""
+        found = []
+        for seed in range(1, self.arguments.seeds + 1):
+            with tempfile.TemporaryDirectory(prefix="gxt") as directory:
+                given = {"algo": name, "topology": "spread", **options, "seed": seed, "checkpoint_every": 1_000_000}
+                job = self.job(name, directory, given)
+                job.run(self.arguments.limit)
+                *_, last = self._judge.marks(job, ())
+            _tell(name, {**options, "seed": seed}, (), last, job.ended)
+            found.append(last or NOTHING)
+        accuracies, sent = ([getattr(mark, what) for mark in found] for what in ("accuracy", "wan_bytes"))
+        middle = statistics.median_low(accuracies), statistics.median_low(sent)
+        return {"name": name, "accuracy": middle[0], "wan_bytes": middle[1], "all": accuracies}
+
     def median(self, name: str, **options: Value) -> dict[str, Any]:
         """Train with all seeds: for each target the run with the median time to it, and the one with the median final
         accuracy; of an even number the worse of the two in the middle. A run that does not reach a target counts as
@@ -112,12 +128,13 @@ def _tell(
     ended: bool,
 ) -> None:  # fmt: skip
     given = ", ".join(f"{key} {value}" for key, value in options.items() if value != "")
-    when = ", ".join(
+    marks = [
         f"{target:.2f} after {mark.seconds:.1f} s and {mark.steps} steps" if mark else f"{target:.2f} not reached"
         for target, mark in reached
-    )
+    ]
     end = f"{last.accuracy:.4f} after {last.steps} steps, {last.seconds:.1f} s" if last else "no checkpoint"
-    print(f"{name} ({given}): {when}; {end}{'' if ended else ', stopped by --limit'}", file=sys.stderr, flush=True)
+    ending = "" if ended else ", stopped by --limit"
+    print(f"{name} ({given}): {'; '.join([*marks, end])}{ending}", file=sys.stderr, flush=True)
 
 
 def compare(bench: Bench) -> list[dict[str, Any]]:
@@ -246,6 +263,27 @@ def bounds(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def codecs(bench: Bench) -> list[dict[str, Any]]:
+    """Final accuracy with every codec in fsa, hfa and diloco after the same samples, and over emulated links the
+    bytes sent. The accuracy of synchronous algorithms does not depend on the links, so --rate '' --rtt '' is quicker.
+    """
+    rows: list[dict[str, Any]] = []
+    for codec in bench.arguments.codec or CODECS:
+        for name, rounds in ROUNDS.items():
+            if name in bench.arguments.algo:
+                own = CODECS.get(codec, {}).get(name, {})
+                rows.append({**bench.finals(name, {**rounds, **own, "compress": codec}), "codec": codec})
+    lines = []
+    for row in rows:
+        plain = [one["accuracy"] for one in rows if (one["name"], one["codec"]) == (row["name"], "none")]
+        change = f"{row['accuracy'] - plain[0]:+.4f}" if plain else "-"
+        seeds = " ".join(f"{one:.4f}" for one in row["all"])
+        sent = f"{row['wan_bytes'] / 1e6:.4g}" if bench.wan is not None else "-"
+        lines.append([f"{row['codec']}: {row['name']}", f"{row['accuracy']:.4f}", change, seeds, sent])
+    _table(["codec: algorithm", "accuracy", "change", "seeds", "WAN MB"], lines, bench)
+    return rows
+
+
 def _number(value: float, form: str) -> str:
     return format(value, form) if math.isfinite(value) else "-"
 
@@ -273,9 +311,10 @@ def _arguments() -> argparse.Namespace:
         "--set", dest="options", nargs="+", type=_option, default=[], metavar="OPTION=VALUE",
         help="of geomx launch, for all but mxnet",
     )  # fmt: skip
+    parser.add_argument("--codec", nargs="+", metavar="SPEC", help="of --codecs; default: all")
     parser.add_argument("--json", action="store_true", help="print one object")
     which = parser.add_mutually_exclusive_group()
-    for what in (heterogeneous, straggling_party, sweep, bounds):
+    for what in (heterogeneous, straggling_party, sweep, bounds, codecs):
         flag = "--" + what.__name__.replace("_", "-")
         which.add_argument(flag, dest="what", action="store_const", const=what, help=what.__doc__)
     parser.set_defaults(what=compare)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from geomx_cli.core.options import Value
 
-__all__ = ["GRID", "MXNET", "ROWS", "TASKS", "Row", "Task"]
+__all__ = ["CODECS", "GRID", "MXNET", "ROUNDS", "ROWS", "TASKS", "Row", "Task"]
 
 MXNET = "mxnet"
 GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -108,3 +108,28 @@ TASKS: Mapping[str, Task] = {
         },
     ),
 }
+
+ROUNDS: Mapping[str, Mapping[str, Value]] = {
+    "fsa": {"lr": 0.05},
+    "hfa": {"lr": 0.05, "k1": 5, "k2": 4},
+    "diloco": {"lr": 0.05, "inner_steps": 20, "outer_lr": 1.0, "outer_momentum": 0.0},
+}
+"""The algorithms of --codecs: between parties they exchange after every step, or every 20 steps."""
+
+# What sparse codecs leave out returns later as a residual, which has the role of a momentum.
+_SPARSE: Mapping[str, Mapping[str, Value]] = {"fsa": {"lr": 0.1, "momentum": 0.0}}
+CODECS: Mapping[str, Mapping[str, Mapping[str, Value]]] = {
+    "none": {},
+    "fp16": {},
+    "bf16": {},
+    "int8": {},
+    "q4": {},
+    "mpq:0.01,pull=union": _SPARSE,
+    "bsc:0.01,pull=union": _SPARSE,
+    "topk:0.01,pull=union": _SPARSE,
+    "topk:0.01+int8,pull=union": _SPARSE,
+    "sparseloco": {"fsa": {"optimizer_on": "worker"}},
+    "2bit:0.002": {},
+    "1bit:0": {},
+}
+"""The codecs of --codecs, with the options that differ from ROUNDS, by algorithm."""

@@ -130,6 +130,9 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
     try:
         status = geomx.main(list(given), prog_name="geomx", standalone_mode=False)
         return status if isinstance(status, int) else 0
+    except click.exceptions.NoArgsIsHelpError as wrong:
+        print(wrong.format_message(), file=sys.stderr)
+        return UsageError.exit_code
     except click.ClickException as wrong:
         failed: GeomxError = _usage_error(wrong)
         _say(failed)
@@ -163,7 +166,7 @@ def _usage_error(wrong: click.ClickException) -> UsageError:
         known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
         close = did_you_mean(wrong.option_name, (name for name in known if name.startswith("-")))
         return UsageError(f"there is no option {wrong.option_name}", " ".join(filter(None, (close, usage))))
-    message = wrong.format_message().strip().removesuffix(".")
+    message = wrong.format_message().strip().removesuffix(".").replace("a valid integer range", "a whole number")
     return UsageError(message[:1].lower() + message[1:], usage)
 
 

@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--data-dir", default="", help="where Fashion-MNIST lies, if not where geomx looks for it")
     given = parser.parse_args()
 
+    seed = int(os.environ.get("GEOMX_SEED", "1"))  # geomx launch --seed, and another one for each run of geomx sweep
+    mx.random.seed(seed)
     kv = geomx.init("dist_sync")
     if kv.option("algo") != "hfa":
         sys.exit("start it with: geomx launch --algo hfa -- python cnn_hfa.py")
@@ -65,7 +67,7 @@ def main() -> None:
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
     for epoch in range(given.epochs):
-        for images, labels in mine.batches(given.batch_size, seed=1, epoch=epoch, rank=geomx.global_rank()):
+        for images, labels in mine.batches(given.batch_size, seed=seed, epoch=epoch, rank=geomx.global_rank()):
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()

@@ -57,7 +57,7 @@ class Cluster:
     """Processes by name, each with its output in a file. `wait` returns exit statuses, or fails after the limit.
 
     environment: variables of all processes; each: of single ones, by name. uri: the schedulers' address. forks: whether
-    Python processes may be forked from one that has imported numpy and geomx.
+    Python processes may be forked from one that has imported numpy and geomx; imported: see ForkServer.
     """
 
     directory: Path
@@ -65,6 +65,7 @@ class Cluster:
     each: dict[str, dict[str, str]] = field(default_factory=dict)
     uri: str = "127.0.0.1"
     forks: bool = True
+    imported: str = "geomx"
     processes: dict[str, "subprocess.Popen[bytes] | Forked"] = field(default_factory=dict)
     sockets: list[str] = field(default_factory=list)
 
@@ -73,7 +74,8 @@ class Cluster:
         variables = {**clean_environment(), **self.environment, **env, **self.each.get(name, {})}
         if self.forks and forks.can_be_forked(argv, variables):
             out = self.directory / f"{name}.out"
-            self.processes[name] = forks.server().start(argv[1:], variables, self.directory, out, namespace)
+            server = forks.server(self.imported)
+            self.processes[name] = server.start(argv[1:], variables, self.directory, out, namespace)
             return
         with (self.directory / f"{name}.out").open("wb") as out:
             self.processes[name] = subprocess.Popen(

@@ -1,6 +1,7 @@
 """Configuration shared by all tests: a separate state folder, one thread per process, and fixtures."""
 
 import atexit
+import importlib.util
 import os
 import shutil
 import signal
@@ -28,7 +29,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("any-load", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("any-load")
 
-STARTERS = {"browser", "cluster", "machines", "sites", "desk"}
+collect_ignore = [] if importlib.util.find_spec("torch") else ["pytorch"]  # they have an environment of their own
+
+STARTERS = {"browser", "cluster", "machines", "sites", "desk", "workers"}
 """Fixtures whose tests start processes."""
 
 

@@ -1,8 +1,9 @@
 """Python processes for tests, forked from one whose imports are done: a fifth of a new process's CPU time.
 
-Those of geomx are forked from one that has imported numpy and geomx but not MXNet, those of stock MXNet from one that
-has imported MXNet, which starts no thread before its first operation. Each has its own session, environment and output,
-like any other process. They run a module or a script as `python -m MODULE` and `python SCRIPT` would.
+Those of geomx are forked from one that has imported numpy and geomx but not MXNet, or also PyTorch, those of stock
+MXNet from one that has imported MXNet; neither framework starts a thread before its first operation. Each has its own
+session, environment and output, like any other process. They run a module or a script as `python -m MODULE` and
+`python SCRIPT` would.
 """
 
 import contextlib
@@ -86,7 +87,7 @@ class Forked:
 
 
 class ForkServer:
-    """The process from which others are forked. `statuses`: exit statuses by pid. imported: "geomx" or "mxnet"."""
+    """What others are forked from. `statuses`: exit statuses by pid. imported: "geomx", "mxnet" or "torch"."""
 
     def __init__(self, imported: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -241,6 +242,8 @@ def _main() -> None:
         warnings.simplefilter("ignore")
     else:
         _import_ours()
+        if imported == "torch":
+            importlib.import_module("torch")
     gc.freeze()
     with socket.socket(fileno=int(channel_number)) as channel:
         request = _serve(channel)

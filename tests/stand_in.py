@@ -5,12 +5,14 @@ python stand_in.py -m geomx_cli.runtime      a stand-in: inventories name this f
 python stand_in.py -m MODULE ...             any other module of geomx, for real
 
 STORY in the environment is a JSON object: process name -> behaviour. By default workers train three rounds, and others
-serve until all workers are done. "saves" saves files in its output folder, and trains. "ends" exits at once. "forever"
+serve until all workers are done. "saves" saves files in its output folder, and trains; "spills" saves
+them, and finds its disk full. "ends" exits at once. "forever"
 runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever; "family" has a child in its own session and
 runs forever; "blame X" fails, naming X. The following wait for a file "go" in the job's directory: "wait" then behaves
 as by default; "misses X" fails, naming X; "fails" raises.
 """
 
+import errno
 import json
 import os
 import runpy
@@ -52,6 +54,9 @@ def play() -> None:
             save(name)
             train()
             return
+        case ["spills"]:
+            save(name)
+            raise OSError(errno.ENOSPC, "No space left on device")
         case ["family"]:
             subprocess.Popen(["sleep", "1000"], start_new_session=True)
             forever()

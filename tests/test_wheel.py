@@ -65,7 +65,7 @@ def check_commands(installed: Installed) -> None:
     for name, script in starter.templates().items():
         installed.geomx("init", "here", "--template", name)
         assert (installed.folder / "here" / script).read_bytes() == (starter.FOLDER / script).read_bytes()
-    installed.geomx("hosts", "check", "here/hosts.toml")
+    installed.geomx("hosts", "check", "--hosts", "here/hosts.toml")
 
 
 def check_training(installed: Installed) -> None:

@@ -25,6 +25,19 @@ _.requestline
 _.server_version
 _.sys_version
 
+# PyTorch
+_._post_accumulate_grad_hooks
+_.allgather_coalesced
+_.allgather_into_tensor_coalesced
+_.allreduce_coalesced
+_.alltoall_base
+_.get_future
+_.getBackendName
+_.is_success
+_.merge_remote_group
+_.recv_anysource
+_.set_epoch
+
 # MXNet, its profiler and gluon
 _.hybrid_forward
 _.rescale_grad
@@ -55,6 +68,7 @@ RenderableType
 OnDownload
 
 # pytest
+collect_ignore
 pytest_addoption
 pytest_collection_modifyitems
 pytestmark

@@ -17,7 +17,7 @@ from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.outputs import folder_of
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.stop_detector import StopDetector
-from geomx_cli.core.root_cause import Failure, blamed_peer, describe_status, exception_line
+from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, describe_status, exception_line
 
 __all__ = ["Child"]
 
@@ -39,6 +39,7 @@ class Child:
         self.pidfd = -1
         self.failed = False
         self.asked = False  # its end was requested
+        self.lacked_room = False  # it failed, by itself, while a disk was full
         self.ended: float | None = None  # when its end was detected, Unix seconds
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
         self.events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
@@ -100,8 +101,10 @@ class Child:
         peer = str(words.get("peer") or "") if words else blamed_peer(tail)
         output = "" if peer else "\n".join((what, *tail))
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
-        if disk := full_disk(output, self._job_dir, (self._working_dir, Path(temp))):  # its last output may be lost
-            cause += f"; the disk at {disk} of host {self._host} is full"
+        places = (folder_of(self.task), self._working_dir, Path(temp))
+        if disk := full_disk(output, self._job_dir, filter(None, places)):  # its last output may be lost
+            self.lacked_room = not peer
+            cause += f"{FULL_DISK}{disk} of host {self._host} is full"
             hint = "make room on that disk, or write elsewhere (--job-dir, workdir, TMPDIR), and launch again"
         when = words.get("time")
         when = float(when) if isinstance(when, int | float) else time.time()

@@ -4,6 +4,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 
 from geomx_cli.agent.child import Child
@@ -60,7 +61,8 @@ class Lifecycle:
     def stop(self, why: str, grace: float) -> None:
         """Terminate all processes after `grace` seconds; an earlier deadline holds."""
         if self.stage < Stage.GRACE:
-            print(f"stopping: {why}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # the log may lie on a full disk
+                print(f"stopping: {why}", file=sys.stderr, flush=True)
             self.why = why
             self._enter(Stage.GRACE, grace)
         if self.stage is Stage.GRACE:

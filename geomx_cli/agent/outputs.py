@@ -124,19 +124,19 @@ def find(folder: Path) -> Iterator[tuple[str, int, str]]:
             yield os.path.relpath(wrong.filename, folder), 0, f"cannot be read: {wrong.strerror}"
 
 
-def record(task: Task, events: Path) -> None:
+def record(task: Task, events: Path) -> dict[str, Any] | None:
     """At a process's end: append an event "outputs" with its files, as many as are found within a second, to its event
-    log, or remove its empty folder.
+    log, or remove its empty folder. Return the event if the log cannot take it, as on a full disk.
     """
     folder = folder_of(task)
     if folder is None or not folder.is_dir():
-        return
+        return None
     found = list(islice(_plain_files(folder, time.monotonic() + _WALK), _MOST))
     if not found:
         with suppress(OSError):
             folder.rmdir()
             folder.parent.rmdir()
-        return
+        return None
     found.sort(key=lambda item: (not item[0].startswith("model."), item[0]))
     named = [item for item in found if len(item[0]) <= _LONGEST][:_NAMED]
     event = {
@@ -151,12 +151,15 @@ def record(task: Task, events: Path) -> None:
         "bytes": sum(size for _, size in found),
     }
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with suppress(OSError):  # no pipe or link in its place; a full disk: geomx fetch finds the files all the same
+    line = encode(event)
+    try:
         descriptor = os.open(events, flags, 0o600)
         try:
-            os.write(descriptor, encode(event))
+            return None if os.write(descriptor, line) == len(line) else event
         finally:
             os.close(descriptor)
+    except OSError:  # a pipe or link in its place, or no room
+        return event
 
 
 def _plain_files(folder: Path, deadline: float) -> Iterator[tuple[str, int]]:

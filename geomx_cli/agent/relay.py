@@ -4,17 +4,21 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.agent import processes
+from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.core.jsonlines import encode
 
 __all__ = ["attach", "run"]
 
 _CHUNK = 1 << 16
 _ENDING = 1.0
+_LIMIT = 5.0  # seconds for an agent that is about to end
+_PAUSE = 0.1
 
 
 def run(directory: Path, arguments: Sequence[str]) -> int:
@@ -39,7 +43,7 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
         return 1
     with socket.socket(socket.AF_UNIX) as stream:
         stream.connect(host_spec.socket)
-        _relay(stream)
+        _relay(stream, bytearray())
     _wait_for(agent)
     return 0
 
@@ -47,26 +51,42 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
 def attach(directory: Path, arguments: Sequence[str]) -> int:
     """Relay to the running agent of `directory`.
 
-    If it has ended normally, print its undelivered messages. Without an agent, return 1, print a message to stderr
-    and {"type": "absent"} to stdout, which distinguishes this case from a broken connection.
+    If it has ended normally, also while this connects, print its undelivered messages. Without an agent, return 1,
+    print a message to stderr and {"type": "absent"} to stdout, which distinguishes this case from a broken connection.
     """
-    with socket.socket(socket.AF_UNIX) as stream:
-        try:
-            stream.connect(HostSpec.read(directory).socket)
-        except OSError:
-            return _report_end(directory)
-        _relay(stream)
-    return 0
+    given = bytearray()
+    limit = time.monotonic() + _LIMIT
+    while True:
+        waits = _lives(directory) and time.monotonic() < limit  # before: its report comes after its socket is gone
+        with socket.socket(socket.AF_UNIX) as stream:
+            try:
+                stream.connect(HostSpec.read(directory).socket)
+                stream.sendall(given)
+            except OSError:
+                if _report_end(directory):
+                    return 0
+                if not waits:
+                    _write(encode({"type": "absent"}))
+                    print(f"no agent runs for {directory}", file=sys.stderr)
+                    return 1
+            else:
+                if _relay(stream, given) or not waits:
+                    return 0
+        time.sleep(_PAUSE)
 
 
-def _report_end(directory: Path) -> int:
+def _lives(directory: Path) -> bool:
+    state = AgentState.read(directory)
+    return state is not None and processes.exists(state.agent)
+
+
+def _report_end(directory: Path) -> bool:
+    """Print the undelivered messages of an agent that has ended normally; return whether it has."""
     try:
         _write((directory / "agent-end.jsonl").read_bytes())
     except FileNotFoundError:
-        _write(encode({"type": "absent"}))
-        print(f"no agent runs for {directory}", file=sys.stderr)
-        return 1
-    return 0
+        return False
+    return True
 
 
 def _become_agent(directory: Path, host_spec: HostSpec, ready: int) -> None:
@@ -88,7 +108,8 @@ def _become_agent(directory: Path, host_spec: HostSpec, ready: int) -> None:
             sys.excepthook(type(error), error, error.__traceback__)
         print(f"error: {error}", file=sys.stderr)
     finally:
-        sys.stderr.flush()
+        with suppress(OSError):  # a full disk
+            sys.stderr.flush()
         os._exit(status)
 
 
@@ -108,22 +129,39 @@ def _last_words(directory: Path) -> str:
     return lines[-1].removeprefix("error: ") if lines else "the agent exited without output"
 
 
-def _relay(stream: socket.socket) -> None:
-    """Relay until the agent closes the connection; half-close it on end of our input."""
+def _relay(stream: socket.socket, given: bytearray) -> bool:
+    """Relay until the agent closes the connection; half-close it on end of our input. Return whether the agent has sent
+    anything; until then `given` is extended by what it was sent.
+    """
     sources: list[int] = [0, stream.fileno()]
+    answered = False
     with suppress(OSError):  # either side disconnected
         while True:
             for source in select.select(sources, [], [])[0]:
                 if source == 0:
                     if data := os.read(0, _CHUNK):
-                        stream.sendall(data)
+                        if not answered:
+                            given += data
+                        if not _sent(stream, data):
+                            sources.remove(0)
                     else:
                         sources.remove(0)
                         stream.shutdown(socket.SHUT_WR)
                 elif data := stream.recv(_CHUNK):
+                    answered = True
                     _write(data)
                 else:
-                    return
+                    return answered
+    return answered
+
+
+def _sent(stream: socket.socket, data: bytes) -> bool:
+    """Send; return False if the agent has closed the connection: its last messages may still be unread."""
+    try:
+        stream.sendall(data)
+    except OSError:
+        return False
+    return True
 
 
 def _write(data: bytes) -> None:

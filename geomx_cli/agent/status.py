@@ -30,7 +30,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "round": ("num_iters", "loss", "total_time", "samples", "accuracy"),
     "reported": ("step", "total_time", "samples", "samples_per_s", "loss", "accuracy", "metrics"),
     "evaluation": ("round", "accuracy"),
-    "finished": (),
+    "finished": ("contribution",),
     "outputs": ("files", "count", "bytes"),
 }
 """Event kinds of which the newest is kept, and the fields kept: all that the reducer reads."""

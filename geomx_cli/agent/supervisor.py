@@ -5,9 +5,10 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from geomx_cli.agent import outputs, processes
 from geomx_cli.agent.child import Child
@@ -184,7 +185,10 @@ class Supervisor:
         self._control.outbox.acknowledge(seen if isinstance(seen, int) else 0)
 
     def _forward(self, child: Child) -> None:
-        for event in child.events.read():
+        self._report(child, child.events.read())
+
+    def _report(self, child: Child, events: Iterable[dict[str, Any]]) -> None:
+        for event in events:
             written = event.get("time")  # untrusted: written by a script
             age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
             self._status.note(child.name, event)
@@ -195,18 +199,22 @@ class Supervisor:
         if not child.check_end():
             return
         self._selector.unregister(child.pidfd)
-        outputs.record(child.task, child.events.path)
+        unwritten = outputs.record(child.task, child.events.path)
         self._forward(child)
+        if unwritten is not None:
+            self._report(child, [unwritten])
         failure = child.failure(memory=self._memory.ran_out())
-        if failure is not None and not child.asked and self._precedes_sigterm(child):
+        if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
         ended = {"process": child.name, "status": child.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
         self._status.change()
 
-    def _precedes_sigterm(self, child: Child) -> bool:
-        """Whether the failure of `child` is no effect of SIGTERM."""
-        return self._lifecycle.stage <= Stage.GRACE or child.failed_before(self._lifecycle.terminated_at)
+    def _is_own(self, child: Child) -> bool:
+        """Whether the failure of `child` is no effect of SIGTERM. On a full disk it could not record that it failed."""
+        if self._lifecycle.stage <= Stage.GRACE or child.failed_before(self._lifecycle.terminated_at):
+            return True
+        return child.lacked_room and not self._asked_by
 
     def _fail(self, child: Child, failure: Failure) -> None:
         """Report a failure and terminate the other processes after a grace period."""

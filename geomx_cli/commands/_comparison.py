@@ -10,7 +10,7 @@ __all__ = ["print_table"]
 
 
 def print_table(rows: "Sequence[ComparisonRow]", target: float) -> None:
-    """Print one line for each group of runs; a job is named where it is the only one."""
+    """Print one line for each group of runs; a job is named where it is the only one. One that is not done has no n."""
     from rich.console import Console
     from rich.table import Table
 
@@ -18,11 +18,13 @@ def print_table(rows: "Sequence[ComparisonRow]", target: float) -> None:
 
     table = Table(box=None, pad_edge=False)
     headings = [metric.heading.format(f"{target:g}") for metric in METRICS.values()]
-    for heading in ("training", "n", *headings, "job"):
+    named = any(len(row.group.runs) == 1 for row in rows)
+    for heading in ("training", "n", *headings, *(["job"] if named else [])):
         table.add_column(heading, justify="left" if heading in ("training", "job") else "right", no_wrap=True)
     for row in rows:
         runs = row.group.runs
-        table.add_row(row.training, str(len(runs)), *cells(row), runs[0].name if len(runs) == 1 else "")
+        name = runs[0].name if len(runs) == 1 else ""
+        table.add_row(row.training, str(row.n or "-"), *cells(row), *([name] if named else []))
     console = Console(markup=False, highlight=False)
     console.width = max(console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
     console.print(table)  # the terminal wraps lines; no value is cut off

@@ -21,7 +21,29 @@ from click.shell_completion import (
     shell_complete,
 )
 
-__all__ = ["SHELLS", "algorithm_names", "answer", "file_names", "job_ids", "of_processes", "script", "template_names"]
+__all__ = [
+    "SHELLS",
+    "algorithm_names",
+    "answer",
+    "figure_names",
+    "file_names",
+    "group_names",
+    "job_ids",
+    "jobs_or_folders",
+    "modes_of_records",
+    "networks_of_records",
+    "of_processes",
+    "script",
+    "template_names",
+]
+
+GROUP_NAMES = ("algo", "seed", "lr", "codec", "args", "topology", "job")
+"""The usual settings to group by."""
+
+FIGURES = (
+    "accuracy", "accuracy-niid", "bytes", "loss", "throughput", "traffic", "computing", "timeline", "matrix", "metric"
+)  # fmt: skip
+"""The figures of `geomx draw`, or the beginnings of their names."""
 
 _PROGRAM = "geomx"
 _VARIABLE = "_GEOMX_COMPLETE"
@@ -89,6 +111,11 @@ def job_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Ite
     return _starting([*subcommands, *(directory.name for directory in _jobs()[:_MOST_JOBS])], incomplete)
 
 
+def jobs_or_folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Items:
+    """Complete the id of a job; a word that begins none may be a folder of records."""
+    return job_ids(ctx, param, incomplete) or [CompletionItem(incomplete, type="dir")]
+
+
 def of_processes(field: str) -> _Complete:
     """Return a function that completes the values of a field of a job's processes: "party", "role" or "host"."""
 
@@ -109,8 +136,52 @@ def algorithm_names(ctx: click.Context, param: click.Parameter, incomplete: str)
     """Complete the last of several algorithms with commas between."""
     from geomx_cli.core.plugins import algorithms
 
+    return _last_of(algorithms(), incomplete)
+
+
+def group_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Items:
+    """Complete the last of several settings that reports group by: options, and what else runs differ in."""
+    from geomx_cli.core.plugins import table
+
+    options = sorted(option.name.replace("_", "-") for option in table())
+    return _open(_last_of((*GROUP_NAMES, *(name for name in options if name not in GROUP_NAMES)), incomplete))
+
+
+def figure_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Items:
+    """Complete the last of several names of figures."""
+    return _open(_last_of(FIGURES, incomplete))
+
+
+def networks_of_records(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Items:
+    """Complete the name of a network or script in the folder that --base names."""
+    return _starting(_folders(ctx.params.get("base")), incomplete)
+
+
+def modes_of_records(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Items:
+    """Complete a mode of the chosen network, or without one of any, in the folder that --base names."""
+    base, network = ctx.params.get("base"), ctx.params.get("network")
+    networks = [network] if network else _folders(base)
+    return _starting(sorted({mode for name in networks for mode in _folders(base, name)}), incomplete)
+
+
+def _folders(base: Path | None, *inner: str) -> list[str]:
+    """Return the names of the folders in one, except hidden ones and that of figures."""
+    if base is None:
+        return []
+    found = Path(base, *inner).iterdir()
+    return sorted(path.name for path in found if path.is_dir() and path.name != "figures" and path.name[0] != ".")
+
+
+def _open(found: _Items) -> _Items:
+    """Offer a comma after an only word too: shells end an only answer with a space, after which no other can follow."""
+    return [*found, *(CompletionItem(f"{item.value},") for item in found)] if len(found) == 1 else found
+
+
+def _last_of(names: Iterable[str], incomplete: str) -> _Items:
+    """Complete the last word of a list with commas."""
     before, comma, _ = incomplete.rpartition(",")
-    return _starting((f"{before}{comma}{name}" for name in algorithms()), incomplete)
+    given = before.split(",")
+    return _starting((f"{before}{comma}{name}" for name in names if name not in given), incomplete)
 
 
 def file_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Items:

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-__all__ = ["DEFAULT_FILE", "inventory_options", "inventory_path", "machines", "read_inventory", "ssh_options"]
+__all__ = [
+    "DEFAULT_FILE",
+    "inventory_options",
+    "inventory_path",
+    "machines",
+    "read_inventory",
+    "ssh_options",
+    "with_job_options",
+]
 
 DEFAULT_FILE = "hosts.toml"
 _OF_THIS_MACHINE = ("parties", "workers", "central_workers")
@@ -82,8 +90,6 @@ def machines(
 
         values = {**given, **_fixed(given)}
         return _shaped(this_machine(values, free_ports(ports_needed(values))), values), values
-    from geomx_cli.inventory import validated
-
     read = read_inventory(path)
     for name in _OF_THIS_MACHINE:
         if name in given and _written(name):
@@ -91,6 +97,15 @@ def machines(
             raise UsageError(f"{flag} applies to --local only; {path} defines the cluster", "add --local, or edit it")
     for note in (f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes):
         click.echo(note, err=True)
+    return with_job_options(read, given)
+
+
+def with_job_options(
+    read: "InventoryFile", given: Mapping[str, Value]
+) -> "tuple[Inventory, dict[str, Value]]":
+    """Return the inventory of a file as a job with these options has it, and the effective values, as `machines`."""
+    from geomx_cli.inventory import validated
+
     values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}
     shape = {name: given[name] for name in _SHAPE if name in given and _written(name)} | _fixed(values)
     for name in _OF_THIS_MACHINE:

@@ -60,9 +60,9 @@ def job_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def folder_option(default: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator that adds the option --to DIR to a command, as `folder`; it is required without a `default`."""
+    """Decorator that adds the option --to DIR (-o) to a command, as `folder`; it is required without a `default`."""
     return click.option(
-        "--to", "folder", type=click.Path(path_type=Path, file_okay=False), required=not default, metavar="DIR",
+        "-o", "--to", "folder", type=click.Path(path_type=Path, file_okay=False), required=not default, metavar="DIR",
         default=default or None, show_default=bool(default), help="Target folder; may already contain other jobs.",
     )  # fmt: skip
 

@@ -30,11 +30,14 @@ def job_spec(
 
 def with_rank_scope(
     inventory: "Inventory", script: tuple[str, ...], options: Mapping[str, Value]
-) -> "Inventory":
-    """Return the inventory with the rank scope for the script; says on stderr why, if that is not obvious."""
+) -> "tuple[Inventory, dict[str, Value]]":
+    """Return the inventory with the rank scope for the script, which is said on stderr with the reason if it is not
+    obvious, and the options with its framework.
+    """
     from geomx_cli.jobs.store import rank_scope
 
     chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
     if chosen.sentence:
         click.echo(chosen.sentence, err=True)
-    return inventory.model_copy(update={"rank_scope": chosen.scope})
+    framework = {"framework": chosen.framework} if script else {}
+    return inventory.model_copy(update={"rank_scope": chosen.scope}), {**options, **framework}

@@ -122,8 +122,10 @@ def unused(ctx: click.Context, table: Iterable[Option], algorithm: str, *, scrip
     written = [item for item in table if ctx.get_parameter_source(item.name) is ParameterSource.COMMANDLINE]
     for option in written:
         having = plugins.users(option.name)
-        if having and algorithm not in having:
+        if not plugins.affects(option.name, algorithm):
             yield f"{option.flag} is for --algo {' or '.join(having)}, and this job runs {algorithm}"
+    if plugins.algorithms()[algorithm].needs_local_server and ctx.params.get("topology") == "flat":
+        yield f"--topology flat: all workers are one party in {algorithm}, so each mean is global; --k2 has no effect"
     training = ", ".join(option.flag for option in written if option.group == "training")
     if script and training:
         yield f"{training}: these are for the bundled training; a script knows them only if it asks kv.option"

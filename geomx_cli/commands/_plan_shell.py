@@ -26,7 +26,24 @@ _TAIL = """\
   ;;
 esac
 status=0
-for process in $processes; do wait "$process" || status=$?; done
+set -- $names
+for process in $processes; do
+  wait "$process"
+  ended=$?
+  if [ -z "$interrupted" ] && [ $ended -ne 0 ]; then
+    status=$ended
+    echo "$1 ended with exit status $ended: $logs/$1.log" >&2
+  fi
+  shift
+done
+wait
+for name in $names; do rm -f "$sockets/$name.sock"; done
+rmdir "$sockets" 2>/dev/null
+if [ -n "$interrupted" ]; then
+  echo "job $job: interrupted; its processes on this host have ended" >&2
+  exit 130
+fi
+[ $status -ne 0 ] || echo "job $job: all its processes on this host have ended without errors" >&2
 exit $status"""
 
 
@@ -52,8 +69,8 @@ def plan_shell(plan: Plan, working_dirs: Mapping[str, str]) -> str:
 def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
     yield _HEAD
     yield f"# job {plan.job}: {len(plan.processes)} processes on {counted(len(plan.hosts), 'host')}"
-    yield "set -u\nprocesses="
-    yield "trap 'kill $processes 2>/dev/null' INT TERM"
+    yield f"set -u\njob={shlex.quote(plan.job)}\nprocesses= names= interrupted="
+    yield "trap 'interrupted=1; kill $processes 2>/dev/null' INT TERM"
     yield 'case "${1:-}" in'
     for host in plan.hosts:
         yield f"{host})"
@@ -61,29 +78,32 @@ def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
         if any(_PACKAGE in value for process in own for value in process.env.values()):
             find = "import geomx_cli; print(geomx_cli.__path__[0])"
             yield f"  package=$({_word(own[0].argv[0])} -P -c {shlex.quote(find)}) || exit 5"
-        logs = _word(f"{plan.job_dirs[host]}/logs")
-        yield f"  mkdir -p {logs} && mkdir -p -m 700 {_word(plan.socket_dirs[host])} || exit 5"
+        yield f"  logs={_word(f'{plan.job_dirs[host]}/logs')} sockets={_word(plan.socket_dirs[host])}"
+        yield '  mkdir -p "$logs" && mkdir -p -m 700 "$sockets" || exit 5'
+        for output in (process.env.get("GEOMX_OUTPUT_DIR") for process in own):
+            if output:
+                yield f"  mkdir -p {_word(output)} || exit 5"
         if working_dirs[host].startswith(plan.job_dirs[host] + "/"):
             what = f", and {', '.join(plan.spec.carried)} before the start" if plan.spec.carried else ""
             yield f"  # what the processes write goes here{what}"
             yield f"  mkdir -p {_word(working_dirs[host])} || exit 5"
         yield f"  cd {_word(working_dirs[host])} || exit 5"
+        what = "its process is" if len(own) == 1 else f"its {len(own)} processes are"
+        yield f'  echo "job $job: {what} starting on {host}; logs: $logs" >&2'
         for process in own:
-            yield from _start(process, plan.job_dirs[host])
+            yield from _start(process)
         yield "  ;;"
     yield _TAIL.format(hosts=" ".join(plan.hosts))
 
 
-def _start(process: Process, job_dir: str) -> Iterator[str]:
+def _start(process: Process) -> Iterator[str]:
     yield f"  # {process.name}"
-    if output := process.env.get("GEOMX_OUTPUT_DIR"):
-        yield f"  mkdir -p {shlex.quote(output)} || exit 5"
     yield "  env \\"
     for name, value in {**process.env, "GEOMX_INSECURE": "1"}.items():
         yield f"    {name}={_word(value)} \\"
     command = " ".join(map(_word, process.argv))
-    yield f"    {command} >{_word(f'{job_dir}/logs/{process.file_name}.log')} 2>&1 &"
-    yield '  processes="$processes $!"'
+    yield f'    {command} >"$logs"/{shlex.quote(process.file_name)}.log 2>&1 &'
+    yield f'  processes="$processes $!" names="$names {process.file_name}"'
 
 
 def _word(text: str) -> str:

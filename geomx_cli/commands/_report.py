@@ -3,12 +3,17 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from geomx_cli.commands._completion import group_names, networks_of_records
 from geomx_cli.core.errors import DoneInPart
 from geomx_cli.core.process_name import file_name
 from geomx_cli.core.units import counted
+
+if TYPE_CHECKING:
+    from geomx_cli.observe.report.groups import RunGroup
 
 __all__ = [
     "MOST_REPORTED",
@@ -17,6 +22,7 @@ __all__ = [
     "group_option",
     "network_option",
     "progress",
+    "report_groups",
     "report_problems",
     "target_option",
 ]
@@ -28,7 +34,8 @@ base_option = click.option(
     help="Folder of the records, as in geomx logs collect --to.",
 )  # fmt: skip
 network_option = click.option(
-    "-n", "--network", required=True, metavar="NAME", callback=lambda ctx, parameter, name: file_name(name),
+    "-n", "--network", required=True, metavar="NAME", shell_complete=networks_of_records,
+    callback=lambda ctx, parameter, name: file_name(name) if name else name,
     help="As in resnet18-v1, or MODULE:FUNCTION.",
 )  # fmt: skip
 target_option = click.option(
@@ -43,7 +50,7 @@ def comma_separated(ctx: click.Context, parameter: click.Parameter, value: str |
 
 
 group_option = click.option(
-    "--group-by", metavar="NAME,...", callback=comma_separated,
+    "--group-by", metavar="NAME,...", callback=comma_separated, shell_complete=group_names,
     help="Average over jobs that have the same algorithm and the same values of these: options as seed or lr, codec, "
     "args (of the script), topology, job.  [default: every option in which they differ, but not the seed]",
 )  # fmt: skip
@@ -53,6 +60,16 @@ def progress(done: int, count: int) -> None:
     """Show the number of workers' records read, if stderr is a terminal."""
     if sys.stderr.isatty():
         click.echo(f"\r{done} of {counted(count, 'worker')} read", nl=done == count, err=True)
+
+
+def report_groups(groups: "Sequence[RunGroup]") -> None:
+    """Print what a reader of groups' figures must know: runs that are in no mean, and what their jobs warned of."""
+    from geomx_cli.observe.report.groups import not_in_means
+
+    for warning in dict.fromkeys(one for group in groups for run in group.runs for one in run.warnings):
+        click.echo(f"warning: {warning}", err=True)
+    if left := not_in_means(groups):
+        click.echo(f"note: {left}", err=True)
 
 
 def report_problems(problems: Sequence[str], rest: str) -> None:

@@ -1,7 +1,9 @@
 """Commands that take a user's script after "--"."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -11,10 +13,14 @@ from geomx_cli.core.errors import UsageError
 
 __all__ = ["ScriptCommand", "script_argument"]
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
-script_argument = click.argument(
-    "script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]", shell_complete=file_names
-)
+
+def script_argument(complete: Callable[..., Any] = file_names) -> Callable[[_Command], _Command]:
+    """Decorator that adds the words after "--" to a command; `complete`: see click.Parameter.shell_complete."""
+    return click.argument(
+        "script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]", shell_complete=complete
+    )
 
 
 class ScriptCommand(GroupedCommand):

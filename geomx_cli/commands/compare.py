@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._comparison import print_table
-from geomx_cli.commands._completion import job_ids
+from geomx_cli.commands._completion import jobs_or_folders
 from geomx_cli.commands._json import print_json
-from geomx_cli.commands._report import group_option, progress, report_problems, target_option
+from geomx_cli.commands._report import group_option, progress, report_groups, report_problems, target_option
 
 if TYPE_CHECKING:
     from geomx_cli.observe.report import RunRecords
@@ -20,7 +20,7 @@ COMPARE_VERSION = 1
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=job_ids)
+@click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=jobs_or_folders)
 @target_option
 @group_option
 @click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write it as CSV.")
@@ -33,9 +33,10 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
     Bytes are those between parties.
 
     Jobs that differ only in their seed make one row, with mean and sample standard deviation over n jobs; --group-by
-    divides them otherwise. Times and bytes to the target are those of the jobs that reached it. Jobs of different
-    scripts, versions of a script, networks or algorithms are never averaged. Exit code 7: unreadable records are
-    listed, and the rest is compared.
+    divides them otherwise. Jobs that are not done (they run, failed or were stopped) are in no mean: each has a row of
+    its own, with what it has reached. Times and bytes to the target are those of the jobs that reached it. Jobs of
+    different scripts, versions of a script, networks or algorithms are never averaged. Exit code 7: unreadable records
+    are listed, and the rest is compared.
 
     \b
     Examples:
@@ -55,10 +56,11 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
             write_csv(csv, csv_rows(rows, target))
         if json:
             jobs = [_job(run, one) for row in rows for run, one in zip(row.group.runs, row.summaries, strict=True)]
-            groups = [row.to_json() for row in rows]
+            groups = [row.to_json() for row in rows if row.n]
             print_json({"schema_version": COMPARE_VERSION, "target": target, "jobs": jobs, "groups": groups})
         else:
             print_table(rows, target)
+    report_groups([row.group for row in rows])
     if differing := unlike([row.group for row in rows]):
         click.echo(f"note: these jobs differ in more than the algorithm: {', '.join(differing)}", err=True)
     report_problems(problems, "the rest is compared")
@@ -66,6 +68,6 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
 
 def _job(run: "RunRecords", summary: "Summary") -> dict[str, Any]:
     found = summary.to_json(run)
-    kept = ("network", "mode", "rounds", "samples", "seconds", "samples_per_s", "busy", "bytes", "accuracy")
-    problems = {"reached": found["target"]["reached"], "problems": run.problems}
+    kept = ("network", "mode", "outcome", "rounds", "samples", "seconds", "samples_per_s", "busy", "bytes", "accuracy")
+    problems = {"reached": found["target"]["reached"], "problems": run.problems, "warnings": run.warnings}
     return {"job": run.name, **{key: found[key] for key in kept}, **problems}

@@ -28,7 +28,7 @@ _WIDTH = 120
 @click.command("doctor", cls=ScriptCommand)
 @click.option("--quick", is_flag=True, help="Run only the checks that launch makes before a start.")
 @json_option
-@script_argument
+@script_argument()
 def doctor(
     script: tuple[str, ...],
     hosts: Path | None,

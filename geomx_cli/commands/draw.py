@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from geomx_cli.commands._completion import job_ids
-from geomx_cli.commands._report import comma_separated, group_option, progress, report_problems
+from geomx_cli.commands._completion import figure_names, jobs_or_folders, networks_of_records
+from geomx_cli.commands._report import comma_separated, group_option, progress, report_groups, report_problems
 from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.core.process_name import file_name
 
@@ -35,19 +35,23 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
 
 
 _LIMITS = _Pair(ascending=True)
-_FILES_ONLY = ("output", "form", "size", "font_size", "logx", "logy")
+_FILES_ONLY = ("folder", "form", "size", "font_size", "logx", "logy")
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=job_ids)
+@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=jobs_or_folders)
 @click.option(
     "-b", "--base", type=click.Path(path_type=Path), metavar="DIR",
     help="In place of JOB: all runs in this folder, as in geomx logs collect --to.",
 )  # fmt: skip
-@click.option("-n", "--network", metavar="NAME", help="With --base: only this network, as in resnet18-v1, or script.")
+@click.option(
+    "-n", "--network", metavar="NAME", shell_complete=networks_of_records,
+    help="With --base: only this network, as in resnet18-v1, or script.",
+)  # fmt: skip
 @group_option
 @click.option(
-    "--only", metavar="NAME,...", callback=comma_separated, help="Only these figures, or those whose names begin so.",
+    "--only", metavar="NAME,...", callback=comma_separated, shell_complete=figure_names,
+    help="Only these figures, or those whose names begin so.",
 )  # fmt: skip
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="Also draw this metric that scripts report; repeatable.",
@@ -55,10 +59,10 @@ _FILES_ONLY = ("output", "form", "size", "font_size", "logx", "logy")
 @click.option("--logx", is_flag=True, help="Logarithmic x axis of curves.")
 @click.option("--logy", is_flag=True, help="Logarithmic y axis of curves.")
 @click.option("--xlim", type=_LIMITS, metavar="LO,HI", help="Limits of the x axis of curves, in its unit.")
-@click.option("--ylim", type=_LIMITS, metavar="LO,HI", help="Limits of the y axis of curves.")
-@click.option("--target", type=float, metavar="VALUE", help="Draw a line at this y in curves.")
+@click.option("--ylim", type=_LIMITS, metavar="LO,HI", help="Limits of the y axis of accuracies.")
+@click.option("--target", type=float, metavar="VALUE", help="Draw a line at this accuracy.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    "-o", "--to", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
     help="Where to write them.  [default: figures/ beside the records, or here]",
 )  # fmt: skip
 @click.option(
@@ -86,7 +90,7 @@ def draw(
     xlim: tuple[float, float] | None,
     ylim: tuple[float, float] | None,
     target: float | None,
-    output: Path | None,
+    folder: Path | None,
     form: str,
     size: tuple[float, float],
     font_size: float,
@@ -107,8 +111,11 @@ def draw(
     matrix-NAME              megabytes from each party to each
 
     Runs that differ only in their seed are one curve: the mean, with a band of one sample standard deviation. Each run
-    is interpolated linearly, and the mean extends over the x that all have. --group-by divides runs otherwise; those of
+    is interpolated linearly, and the mean extends over the x that all have. Jobs that are not done are in no mean, but
+    have curves of their own. --group-by divides runs otherwise, as algo,seed to one curve for each run; those of
     different scripts, networks or algorithms are never averaged.
+
+    --target and --ylim are for figures of the accuracy; if --only leaves none of these, for all curves.
 
     Each algorithm has the same colour in every figure, from a palette suitable for colour-blind readers. Figures for
     which there are no data are named. Missing and damaged records are listed, and the rest is drawn; the exit code is
@@ -121,7 +128,8 @@ def draw(
       geomx draw results/cnn --only accuracy --target 0.8 --format pdf --size 3.4,2.4 --font-size 8
     """
     from geomx_cli.observe.report.axes import Axes
-    from geomx_cli.observe.report.drawing import figures_of, in_terminal, to_files
+    from geomx_cli.observe.report.drawing import any_y, empty, figures_of, in_terminal, to_files
+    from geomx_cli.observe.report.figures import Curves
     from geomx_cli.observe.report.plots import Page
     from geomx_cli.observe.report.sources import opened
 
@@ -133,17 +141,25 @@ def draw(
             raise InvalidSettings(f"there is nothing to draw: {'; '.join(found.unreadable)}", "collect the jobs again")
         figures = figures_of(found.runs, group_by, only, metrics)
         problems = found.problems
+    report_groups(figures.groups)
     for name, why in figures.missing.items():
         click.echo(f"note: no figure {name}: {why}", err=True)
     if not figures.found:
         raise InvalidSettings("there are no data for any figure", "see the reasons above")
-    axes = Axes(logx, logy, xlim, ylim, target)
+    axes = Axes(logx, logy, xlim, ylim, target, any_y(figures))
+    nothing = empty(figures, axes)
+    for name, why in nothing.items():
+        click.echo(f"note: figure {name} is empty: {why}", err=True)
+    if any(isinstance(figure, Curves) and figure.note for figure in figures.found):
+        click.echo("note: means extend until the first run of each ends; --group-by algo,seed draws all runs", err=True)
+    if len(nothing) == len(figures.found):
+        raise InvalidSettings("no figure would show anything", "see the reasons above")
     if terminal:
         for text in in_terminal(figures, axes, csv):
             click.echo(text)
     else:
-        folder = output or (base / (network or "") if base is not None else Path()) / "figures"
-        for path in to_files(figures, folder, Page(form, size, font_size, axes), csv):
+        place = folder or (base / (network or "") if base is not None else Path()) / "figures"
+        for path in to_files(figures, place, Page(form, size, font_size, axes), csv):
             click.echo(str(path))
     report_problems(problems, "the rest is drawn")
 

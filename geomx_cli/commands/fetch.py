@@ -1,5 +1,6 @@
 """`geomx fetch`: what a job's processes have saved, from its hosts."""
 
+import shlex
 import sys
 import threading
 from collections.abc import Collection
@@ -11,7 +12,7 @@ import click
 from geomx_cli.commands._job import chosen, folder_option, job_argument
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
-from geomx_cli.core.errors import CheckFailed, DoneInPart
+from geomx_cli.core.errors import CheckFailed, DoneInPart, Interrupted
 from geomx_cli.core.units import counted, format_bytes, some_of
 
 if TYPE_CHECKING:
@@ -42,13 +43,21 @@ def fetch(name: str, folder: Path, json: bool) -> None:
     from geomx_cli.jobs.actions.fetch import fetch as fetching
 
     job = chosen(name)
-    with _Bar(lines=not json) as bar:
-        found = fetching(job, folder.absolute(), bar)
+    try:
+        with _Bar(lines=not json) as bar:
+            found = fetching(job, folder.absolute(), bar)
+    except KeyboardInterrupt:
+        again = shlex.join(["geomx", "fetch", job.id, *([] if folder == Path() else ["--to", str(folder)])])
+        raise Interrupted(f"interrupted; what has arrived of job {job.id} is kept", f"{again} continues") from None
     if json:
         print_json(found)
     elif found["files"]:
         size = format_bytes(sum(entry["size"] for entry in found["files"]))
         click.echo(f"{counted(len(found['files']), 'file')}, {size} in {found['folder']}")
+    failure = job.state.failure if job.state is not None else None
+    if failure is not None and any(entry["process"] == failure["process"] for entry in found["files"]):
+        what = f"{failure['process']} failed ({failure['cause']})"
+        click.echo(f"warning: {what}: a file that it was writing is incomplete", err=True)
     if found["problems"]:
         texts = [f"host {one['host']}: {one['problem']}" for one in found["problems"]]
         raise DoneInPart(f"not all was fetched: {some_of(texts, MOST_REPORTED)}", "fetch again to continue")

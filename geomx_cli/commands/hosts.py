@@ -1,14 +1,17 @@
 """`geomx hosts`: the inventory file."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from geomx_cli.commands._group import SuggestingGroup
-from geomx_cli.commands._inventory import DEFAULT_FILE, read_inventory
+from geomx_cli.commands._inventory import DEFAULT_FILE, read_inventory, with_job_options
 from geomx_cli.commands._json import json_option, print_json
+from geomx_cli.commands._options import add_options
+from geomx_cli.core.plugins import table
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
@@ -17,36 +20,51 @@ if TYPE_CHECKING:
 
 __all__ = ["hosts"]
 
+_DELIVERY = next(option for option in table() if option.name == "delivery")
+
 
 @click.group(cls=SuggestingGroup)
 def hosts() -> None:
     """The inventory file, which lists the machines of a job."""
 
 
+@add_options(option for option in table() if option.name == "algo")
 @hosts.command()
-@click.argument("file", type=click.Path(path_type=Path), default=Path(DEFAULT_FILE), envvar="GEOMX_HOSTS")
+@click.option(
+    "--hosts",
+    "file",
+    type=click.Path(path_type=Path),
+    default=Path(DEFAULT_FILE),
+    envvar="GEOMX_HOSTS",
+    show_envvar=True,
+    help=f"The inventory file; {DEFAULT_FILE} of this folder by default.",
+)
 @json_option
-def check(file: Path, json: bool) -> None:
+def check(file: Path, json: bool, algo: str) -> None:
     """Report all errors in an inventory file, or show what will run where.
 
-    FILE defaults to $GEOMX_HOSTS, else hosts.toml in the current folder. No machine is contacted; see geomx doctor for
-    that. The exit status is 3 when there is an error.
+    Processes and ports are those of a job with
+    the file's [job] table, or --algo. No machine is contacted; see geomx doctor for that. The exit status is 3 when
+    there is an error.
     """
     from geomx_cli.plan.preview import preview
 
     read = read_inventory(file)
-    places = preview(read.inventory)
+    inventory, values = with_job_options(read, {"algo": algo, "delivery": _DELIVERY.default})
+    read = replace(read, inventory=inventory)
+    places = preview(inventory)
     if json:
-        print_json(_object(read, places), indent=2)
+        print_json(_object(read, str(values["algo"]), places), indent=2)
     else:
-        click.echo("\n".join(_lines(read, places)))
+        click.echo("\n".join(_lines(read, str(values["algo"]), places)))
 
 
-def _object(read: "InventoryFile", places: "tuple[Preview, ...]") -> dict[str, object]:
+def _object(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> dict[str, object]:
     inventory = read.inventory
     return {
         "schema_version": 1,
         "file": str(read.path),
+        "algo": algo,
         "topology": inventory.topology,
         "central": inventory.central.name,
         "parties": {party.name: party.workers for party in (inventory.central, *inventory.parties)},
@@ -56,10 +74,10 @@ def _object(read: "InventoryFile", places: "tuple[Preview, ...]") -> dict[str, o
     }
 
 
-def _lines(read: "InventoryFile", places: "tuple[Preview, ...]") -> Iterator[str]:
+def _lines(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> Iterator[str]:
     inventory = read.inventory
     processes = sum(len(place.servers) + len(place.workers) for place in places)
-    on = f"on {counted(len(places), 'host')} with --algo fsa"
+    on = f"on {counted(len(places), 'host')} with --algo {algo}"
     yield f"{read.path}: {processes} processes {on}, topology {inventory.topology}"
     yield from read.notes
     for party in (inventory.central, *inventory.parties):
@@ -82,4 +100,5 @@ def _host(place: "Preview") -> Iterator[str]:
     for name, port in place.servers.items():
         yield f"    {name:<{width}}  {f'port {port}' if port else 'dialled inside this host only'}"
     for name, device in place.workers.items():
-        yield f"    {name:<{width}}  {f'trains on {device}' if device else 'does not train'}"
+        what = f"trains on {device}, global rank {place.ranks[name]}" if device else "does not train"
+        yield f"    {name:<{width}}  {what}"

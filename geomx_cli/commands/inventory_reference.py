@@ -23,6 +23,9 @@ for each machine, and `[job]`. A party is what hosts name as their `party`, and 
 central party has the global scheduler as well, and for scripts with `--rank-scope party` the master worker; `runs`
 changes that. Ports are the first of a
 host's range that are free.
+
+Global ranks count the training workers in the order of the parties in the file, the central party last, and in a party
+in the order of its hosts and of their devices. `geomx hosts check` shows them.
 """
 _HEADINGS: Mapping[Group, tuple[str, str]] = {
     "file": ("At the top of the file", ""),

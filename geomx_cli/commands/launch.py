@@ -53,7 +53,7 @@ __all__ = ["launch"]
     help="A new or empty directory for the job's logs and events; by default under the jobs in your home.",
 )
 @export_options
-@script_argument
+@script_argument()
 def launch(
     script: tuple[str, ...],
     hosts: Path | None,
@@ -102,17 +102,23 @@ def launch(
         raise UsageError("with --detach nothing is exported: launch ends at once", hint)
     if detach and tee:
         raise UsageError("with --detach nothing can be shown: launch ends at once", "geomx logs -f shows the output")
+    if tee and not script:
+        _warn(["--tee shows what a script prints; the bundled training prints nothing but the progress shown here"])
     _warn(unknown_variables(os.environ))
     inventory, options = machines(hosts, local, values(table(), parameters))
     ignored = without_effect_at_launch(os.environ, {host.name: host.env for host in inventory.hosts})
     _warn(f"{where}{sentence}" for sentence, where in ignored.items())
     _warn(unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script)))
+    from geomx_cli.jobs.store import script_fit
     from geomx_cli.jobs.store.script import check_script, with_interpreter
 
     if not dry_run:
         check_script(script, inventory)
-    inventory = with_rank_scope(with_interpreter(script, inventory), script, options)
-    spec = job_spec(script, options, job_dir=str(job_dir.absolute()) if job_dir else "")
+    inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)
+    warning = script_fit.warning_of(script, options, inventory)
+    _warn(filter(None, [warning]))
+    directory = str(job_dir.absolute()) if job_dir else ""
+    spec = replace(job_spec(script, options, job_dir=directory), script_warning=warning)
     if dry_run:
         return _show(inventory, spec, sync, json=json, shell=shell)
     from geomx_cli.jobs.actions import launch as launching

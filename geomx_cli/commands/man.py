@@ -17,6 +17,7 @@ __all__ = ["man"]
 @click.command()
 @click.argument("words", nargs=-1, metavar="[COMMAND]")
 @click.option(
+    "-o",
     "--to",
     "folder",
     type=click.Path(path_type=Path, file_okay=False),

@@ -80,7 +80,7 @@ def _watch(job: "KnownJob", *, parties: bool) -> "JobView":
         with closing(job.open_hosts()) as hosts:
             job_view = JobView.of(job, hosts)
             try:
-                while not job_view.over:
+                while not job_view.ended:
                     view.show(job_view.progress)
                     time.sleep(_EVERY)
                     job_view = JobView.of(job, hosts)
@@ -95,7 +95,6 @@ def _print(job_view: "JobView", *, parties: bool) -> None:
     from rich.console import Console
 
     from geomx_cli.core.units import counted, format_duration
-    from geomx_cli.jobs.view.failure_report import explain
     from geomx_cli.jobs.view.parties import PartyTable
     from geomx_cli.jobs.view.table import ProcessTable
 
@@ -108,10 +107,9 @@ def _print(job_view: "JobView", *, parties: bool) -> None:
     for one in job_view.hosts.values():
         if one.problem and one.reachable:
             click.echo(f"host {one.host}: {one.problem}")
-    if job_view.stopped_by:
-        click.echo(f"it was stopped by {job_view.stopped_by}")
-    elif job_view.failure is not None:
-        error = explain(job_view.failure, job.plan)
-        click.echo(f"{error.message}\n  {error.hint}")
+    for warning in job_view.progress.totals().warnings:
+        click.echo(f"warning: {warning}")
+    if job_view.verdict:
+        click.echo(job_view.verdict)
     if job_view.over and (line := job_view.outputs_line):
         click.echo(line)

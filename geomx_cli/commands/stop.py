@@ -59,6 +59,8 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
             report = stopping(job, party=party, grace=grace)
     if json:
         print_json(report.to_json())
+    elif report.hosts and not any(host.did or host.others or host.problem or host.note for host in report.hosts):
+        click.echo(f"job {report.job}: nothing of it was running on {counted(len(report.hosts), 'host')}")
     else:
         for host in report.hosts:
             _print(host)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geomx_cli.commands._completion import modes_of_records
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._report import base_option, network_option, progress, report_problems, target_option
 from geomx_cli.core.units import counted, format_bytes, format_duration
@@ -19,7 +20,9 @@ __all__ = ["summarize"]
 @click.command()
 @base_option
 @network_option
-@click.option("-m", "--mode", required=True, metavar="NAME", help="As in esync, or esync-niid.")
+@click.option(
+    "-m", "--mode", required=True, metavar="NAME", shell_complete=modes_of_records, help="As in esync, or esync-niid.",
+)  # fmt: skip
 @click.option("--run", metavar="JOB", default="", help="The job, if there are several: its id or the beginning of it.")
 @target_option
 @click.option("--parity", is_flag=True, help="Throughput, traffic and computing by ESync's own formulas.")
@@ -53,6 +56,8 @@ def summarize(base: Path, network: str, mode: str, run: str, target: float, pari
         click.echo("\n".join(_lines(summary, "MiB/s" if parity else "MB/s")))
     for path in paths:
         click.echo(f"written: {path}", err=True)
+    for warning in records.warnings:
+        click.echo(f"warning: {warning}", err=True)
     report_problems(records.problems, "the rest is summarised; summary.json lists all")
 
 
@@ -60,6 +65,7 @@ def _lines(summary: "Summary", unit: str) -> list[str]:
     reached = summary.reached
     rows = {
         "training": f"{summary.network}, {summary.mode}, {counted(summary.workers, 'worker')}",
+        **({"outcome": summary.outcome} if summary.outcome else {}),
         "rounds": str(summary.rounds),
         "samples": str(summary.samples),
         "time": format_duration(summary.seconds),

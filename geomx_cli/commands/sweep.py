@@ -9,11 +9,12 @@ import click
 from click.core import ParameterSource
 
 from geomx_cli.commands._comparison import print_table
-from geomx_cli.commands._completion import algorithm_names
+from geomx_cli.commands._completion import algorithm_names, file_names
 from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
 from geomx_cli.commands._job_spec import job_spec
+from geomx_cli.commands._json import print_json
 from geomx_cli.commands._options import add_options, unused, values
-from geomx_cli.commands._report import comma_separated, progress, target_option
+from geomx_cli.commands._report import comma_separated, progress, report_groups, target_option
 from geomx_cli.commands._script import ScriptCommand, script_argument
 from geomx_cli.core.env_names import unknown_variables
 from geomx_cli.core.errors import DoneInPart, InvalidSettings, TrainingFailed, UsageError
@@ -21,14 +22,19 @@ from geomx_cli.core.plugins import algorithms, find, table
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from geomx_cli.jobs.store.registry import KnownJob
     from geomx_cli.jobs.store.sweep_manifest import Cell
+    from geomx_cli.observe.report.sweep_report import SweepReport
 
 __all__ = ["sweep"]
 
 _ALGO = "--algo"
+_WORDS = "geomx_cli.commands.sweep.words"  # of the command line, for completion
 _SHARED = tuple(option for option in table() if option.name != "algo")
-_WITH_REPORT = ("report", "target")
+_WITH_REPORT = ("report", "target", "json")
+_VERSION = 1
 _MOST_SEEDS = 1000
 
 
@@ -38,11 +44,21 @@ class SweepCommand(ScriptCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click.Command.parse_args."""
         end = args.index("--") if "--" in args else len(args)
-        if _ALGO in args[:end]:
+        ctx.meta[_WORDS] = args[:]
+        completes = ctx.resilient_parsing and args[-1:] == [_ALGO]
+        if _ALGO in args[:end] and not completes:
             first = args.index(_ALGO) + 1
             last = next((place for place in range(first, end) if args[place].startswith("-")), end)
             args = [*args[:first], ",".join(args[first:last]), *args[last:]]
         return super().parse_args(ctx, args)
+
+
+def _script_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[CompletionItem[str]]":
+    """Complete one more algorithm after --algo, else the name of a file."""
+    words = ctx.meta.get(_WORDS, [])
+    after = words[words.index(_ALGO) + 1 :] if _ALGO in words else ["-"]
+    is_algorithm = not any(word.startswith("-") for word in after)
+    return (algorithm_names if is_algorithm else file_names)(ctx, param, incomplete)
 
 
 @add_options(_SHARED)
@@ -56,18 +72,19 @@ class SweepCommand(ScriptCommand):
     help="Jobs of each algorithm, with the seeds --seed, --seed + 1, ...",
 )  # fmt: skip
 @click.option(
-    "--to", "folder", type=click.Path(path_type=Path, file_okay=False), default="sweep", show_default=True,
+    "-o", "--to", "folder", type=click.Path(path_type=Path, file_okay=False), default="sweep", show_default=True,
     metavar="DIR", help="The sweep's folder.",
 )  # fmt: skip
 @click.option("--restart", is_flag=True, help="Set aside what the sweep has written (to DIR/old-...), and start anew.")
 @target_option
 @click.option("--report", is_flag=True, help="Run nothing: table and figure of the sweep in --to.")
+@click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 @inventory_options
 @click.option(
     "--sync", multiple=True, type=click.Path(path_type=Path),
     help="A file or folder to copy to SSH hosts along with the script; repeatable.",
 )  # fmt: skip
-@script_argument
+@script_argument(_script_words)
 def sweep(
     script: tuple[str, ...],
     algo: tuple[str, ...],
@@ -76,6 +93,7 @@ def sweep(
     restart: bool,
     target: float,
     report: bool,
+    json: bool,
     hosts: Path | None,
     local: bool,
     accept_new_host_keys: bool,
@@ -85,7 +103,8 @@ def sweep(
     """Run a job for each algorithm and seed, one after another, and compare them.
 
     Without a script the bundled network is trained. A script must use the seed that it finds in the variable GEOMX_SEED
-    (for the bundled job it is --seed); whether it does is not checked. All other options are those of geomx launch, and
+    (for the bundled job it is --seed) for initial weights and the order of samples, as those of geomx init do; whether
+    it does is not checked. All other options are those of geomx launch, and
     the same for all jobs.
 
     The same command continues a sweep that was interrupted: jobs that are done are not run again, failed ones are. A
@@ -94,7 +113,9 @@ def sweep(
     seeds can be added.
 
     The records are in DIR/NETWORK/MODE/JOB, and DIR/sweep.json lists the jobs. At the end a table (mean and standard
-    deviation) is printed, and one figure drawn to DIR/figures. Exit code 7: some jobs are not done, or their records
+    deviation) is printed, and one figure drawn to DIR/figures. --json prints one object instead: "schema_version",
+    "folder", "target", "jobs" ("algo", "seed", "job", "state", "why", "records"), "groups" as in geomx compare --json,
+    "figure" (its path, or null) and "problems". Exit code 7: some jobs are not done, or their records
     incomplete; 1: none is done.
 
     \b
@@ -113,7 +134,7 @@ def sweep(
         manifest = SweepManifest.read(folder)
         if manifest is None:
             raise InvalidSettings(f"{folder} has no sweep", "name the folder of one with --to")
-        return _report(manifest.cells, folder, target)
+        return _report(manifest.cells, folder, target, json=json)
     names = _checked(algo)
     _warn(script, names)
     given = values(_SHARED, parameters)
@@ -129,7 +150,7 @@ def sweep(
     first = jobs.prepare(names)
     runner = running.Runner(jobs.launch, jobs.attach, lambda job: _collect(job, folder), jobs.settings, _note)
     cells = running.sweep(folder, names, range(first, first + seeds), runner, restart=restart)
-    return _report(cells, folder, target)
+    return _report(cells, folder, target, json=json)
 
 
 def _warn(script: Sequence[str], names: Sequence[str]) -> None:
@@ -168,6 +189,25 @@ def _refuse_beside_report() -> None:
         raise UsageError(f"--report runs nothing: {what} has no effect", "give it --to DIR alone")
 
 
+def _object(cells: "Sequence[Cell]", folder: Path, target: float, found: "SweepReport") -> dict[str, Any]:
+    jobs = [
+        {
+            "algo": cell.algo, "seed": cell.seed, "job": cell.job or None, "state": cell.state, "why": cell.why,
+            "records": str(folder / cell.records) if cell.records else None,
+        }
+        for cell in cells
+    ]  # fmt: skip
+    return {
+        "schema_version": _VERSION,
+        "folder": str(folder),
+        "target": target,
+        "jobs": jobs,
+        "groups": [row.to_json() for row in found.rows if row.n],
+        "figure": str(found.figure) if found.figure is not None else None,
+        "problems": list(found.unreadable),
+    }
+
+
 def _note(text: str) -> None:
     click.echo(text, err=True)
 
@@ -178,18 +218,21 @@ def _collect(job: "KnownJob", folder: Path) -> dict[str, Any]:
     return collect(job, folder)
 
 
-def _report(cells: "Sequence[Cell]", folder: Path, target: float) -> int:
+def _report(cells: "Sequence[Cell]", folder: Path, target: float, *, json: bool) -> int:
     """Print table and figure, and return 0 or raise an error after naming the jobs that are not done."""
     from geomx_cli.jobs.actions.sweep import unfinished
     from geomx_cli.observe.report.sweep_report import report_of
 
     found = report_of(cells, folder, target, progress)
-    if found.rows:
+    if json:
+        print_json(_object(cells, folder, target, found))
+    elif found.rows:
         print_table(found.rows, target)
-    if found.figure is not None:
+    if found.figure is not None and not json:
         click.echo(str(found.figure))
     for note in found.notes:
         _note(f"note: {note}")
+    report_groups([row.group for row in found.rows])
     if found.rows:
         _note(f"more: geomx draw {folder}; geomx compare {folder} --csv FILE")
     left = unfinished(cells)

@@ -15,18 +15,20 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import msgspec
 from msgspec import Meta
 
 from geomx_cli.core.agent_status import MAX_METRICS
 from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.typed import to_type
 
 __all__ = [
     "MAX_COUNT",
     "MAX_SECONDS",
     "SCHEMA_VERSION",
+    "Contribution",
     "Evaluated",
     "Event",
     "EventLog",
@@ -53,6 +55,7 @@ Rate = Annotated[float, Meta(ge=0, lt=1e18)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Step = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
 Pair = tuple[Count, Count]
+Contribution = Literal["", "rounds", "alone", "reads", "none"]
 MetricName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=64)]
 
 
@@ -180,12 +183,16 @@ class ProcessFinished(Event, tag="finished"):
     """The process has completed its part. The remaining fields are set only by workers of the bundled training:
     rounds, samples and seconds of training, stop reason ("epochs", "time", ...), digest of the weights, and, on one
     worker, their test accuracy.
+
+    contribution: of a script's worker that trains: "rounds" if it has begun a round of any key, "alone" if it has not
+    but has reported training or never pulled, "reads" if it has pulled a key repeatedly, else "none".
     """
 
     rounds: Count | None = None
     samples: Count | None = None
     seconds: Seconds | None = None
     stopped: str = ""
+    contribution: Contribution = ""
     parameters: str = ""
     accuracy: Share | None = None
 
@@ -212,7 +219,7 @@ def parse(fields: Mapping[str, Any]) -> Event | None:
     if not isinstance(kind, str) or kind not in _KINDS or not isinstance(version, int) or version > SCHEMA_VERSION:
         return None
     try:
-        event = msgspec.convert(fields, _KINDS[kind])
+        event = to_type(fields, _KINDS[kind])
     except (RecursionError, OverflowError) as error:
         raise ValueError(str(error)) from None
     if not event.time:

@@ -180,8 +180,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "network", "text", "cnn", "GEOMX_NETWORK",
-        f"Network to train: {', '.join(_NETWORKS)} (linear needs no MXNet), or MODULE:FUNCTION, which is called with"
-        " the number of classes and returns a gluon HybridBlock.", suggestions=_NETWORKS,
+        f"Network to train: {', '.join(_NETWORKS)} (linear needs no framework; torch has cnn, cnn-bn and resnet18-v1),"
+        " or MODULE:FUNCTION, which is called with the number of classes and returns a gluon HybridBlock, or with"
+        " --framework torch a Module.", suggestions=_NETWORKS,
+    ),
+    _train(
+        "framework", "text", "mxnet", "GEOMX_FRAMEWORK",
+        "Framework that trains the network; linear needs none. Of a script, it is found out.",
+        choices=("mxnet", "torch"),
     ),
     _train(
         "data", "text", "fashion-mnist", "GEOMX_DATA",

@@ -29,6 +29,7 @@ __all__ = [
     "Plugin",
     "Side",
     "Spec",
+    "affects",
     "algorithms",
     "allocators",
     "codecs",
@@ -97,7 +98,8 @@ class Algorithm:
     reports distinguish, with titles and looks, of which `variant` chooses by a job's options ("" for none).
     forced_options: cluster options that it overrides. shared_options: options of other algorithms that it uses.
     needs_local_server: every worker, including the central party's, needs one. ranks_by_party: its scripts count ranks
-    within a party. standalone: a single-worker baseline.
+    within a party. standalone: a single-worker baseline. exchanges: what its workers contribute, a gradient in each
+    step or the weights of their own steps. asynchronous: its parties train independently, by an optimizer on the roots.
     """
 
     name: str
@@ -111,6 +113,8 @@ class Algorithm:
     needs_local_server: bool = False
     ranks_by_party: bool = False
     standalone: bool = False
+    exchanges: Literal["gradients", "weights"] = "weights"
+    asynchronous: bool = False
 
 
 def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:
@@ -244,6 +248,12 @@ def users(option: str) -> list[str]:
         for name, algorithm in algorithms().items()
         if option in algorithm.shared_options or any(option == own.name for own in algorithm.options)
     ]
+
+
+def affects(option: str, algorithm: str) -> bool:
+    """Whether an option may have an effect on a job of an algorithm: it is no algorithm's, or this one uses it."""
+    having = users(option)
+    return not having or algorithm in having
 
 
 def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ...]:

@@ -11,9 +11,10 @@ from geomx_cli.core.agent_status import FailureFields
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _SILENT = re.compile(r"(?P<peer>\S+) has been silent for (?P<limit>\d+ s)")  # message of ps/ for a lost member
 
+FULL_DISK = "; the disk at "  # in a cause; its mount point and host follow
 _PEER_FAILED = " failed, and the job with it; its log says why"
 
-__all__ = ["Failure", "blamed_peer", "describe_status", "exception_line", "first_cause", "peer_failed"]
+__all__ = ["FULL_DISK", "Failure", "blamed_peer", "describe_status", "exception_line", "first_cause", "peer_failed"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def first_cause(
     """
     own = [failure for failure in failures if not failure.peer and failure.fault != "host"]
     if own:
-        found = min(own, key=_when)
+        found = _as_told(min(own, key=_when), own, [failure for failure in failures if failure.peer], hosts, done)
         same = {failure.process for failure in own if failure.cause == found.cause} - {found.process}
         return replace(found, also=sorted(same))
     cut = {failure.host: failure for failure in failures if failure.fault == "host"}
@@ -101,6 +102,22 @@ def first_cause(
         return min(cut.values(), key=_when, default=None)
     found = _end_of_blame(blames, hosts, done)
     return cut.get(found.host, found)
+
+
+def _as_told(
+    found: Failure, own: Sequence[Failure], blames: Sequence[Failure], hosts: Mapping[str, str], done: Collection[str]
+) -> Failure:
+    """Of processes that ended while a disk was full, return the one that others blame, with the error that it reported
+    to them: its log and its event log may have had no room for that.
+    """
+    if not blames or FULL_DISK not in found.cause:
+        return found
+    end = _end_of_blame(blames, hosts, done)
+    named = next((one for one in own if one.process == end.process and FULL_DISK in one.cause), found)
+    cause, _, disk = named.cause.partition(FULL_DISK)
+    if named.process != end.process or ": " in cause or not end.cause.startswith("reported to "):
+        return named
+    return replace(named, cause=f"{end.cause.partition(FULL_DISK)[0]}{FULL_DISK}{disk}")
 
 
 def _when(failure: Failure) -> float:

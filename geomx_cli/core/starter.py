@@ -23,10 +23,12 @@ def write(directory: Path) -> list[tuple[Path, bool]]:
 
 
 def templates() -> Mapping[str, str]:
-    """Return the script templates: user-visible name, e.g. "cnn-hfa", to file name."""
+    """Return the script templates: user-visible name, e.g. "cnn-hfa", to file name. A script named as a module that it
+    imports would be imported in its place: `torch` is torch_script.py.
+    """
     names = (item.name for item in FOLDER.iterdir())
     scripts = sorted(name for name in names if name.endswith(".py") and name not in FILES)
-    return {name.removesuffix(".py").replace("_", "-"): name for name in scripts}
+    return {name.removesuffix(".py").removesuffix("_script").replace("_", "-"): name for name in scripts}
 
 
 def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, str]:

@@ -52,10 +52,10 @@ def check_whole(what: str, value: object, least: int, most: int) -> None:
 
 def convert(value: Any, kind: type[_Kind]) -> _Kind:
     """Convert JSON data to a msgspec struct or TypedDict, with `plain_all` applied. Raises ValueError."""
-    import msgspec  # lazy, as the plug-in scan loads this module
+    from geomx_cli.core.typed import to_type  # lazy, as the plug-in scan loads this module
 
     try:
-        return msgspec.convert(plain_all(value), kind)
+        return to_type(plain_all(value), kind)
     except (RecursionError, OverflowError) as error:
         raise ValueError(f"malformed: {error}") from None
 

@@ -94,7 +94,7 @@ class Host(_Frozen):
 
 @dataclass(frozen=True)
 class HostError:
-    """An error in one key of one host. Neither text names the host."""
+    """An error in one key of one host."""
 
     host: str
     key: str

@@ -40,6 +40,7 @@ def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes, check: Check) 
         notes = [*notes, f"{top['allocator']} gives the hosts their machines at launch"]
     fields = {name: value for name, value in top.items() if name != "central"}
     workers = _workers(hosts)
+    notes = [*notes, *_alike(workers)]
     inventory = validated(
         {
             **fields,
@@ -84,6 +85,15 @@ def _central(top: Table, hosts: Sequence[Table]) -> tuple[str, list[str]]:
             return name, [f"the central party is {name}, which has no devices"]
     first = next(iter(workers))
     return first, [f"the central party is {first}, the first; its workers train like the others"]
+
+
+def _alike(parties: Iterable[str]) -> Iterator[str]:
+    """Yield a warning for each party whose name differs from an earlier one only in case."""
+    seen: dict[str, str] = {}
+    for name in parties:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            yield f"warning: parties {other} and {name} differ only in case; if they are one, write one name"
 
 
 def _names(hosts: Sequence[Table], mistakes: Mistakes) -> None:

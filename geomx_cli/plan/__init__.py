@@ -79,6 +79,7 @@ class Plan:
             "topology": self.topology,
             "script": list(self.spec.script),
             "script_digest": self.spec.script_digest,
+            "script_warning": self.spec.script_warning,
             "options": dict(self.spec.options),
             "job_dir": self.spec.job_dir,
             "job_dirs": dict(self.job_dirs),
@@ -169,7 +170,7 @@ def _check_codecs(wan: str, lan: str, smallest: int) -> None:
 
 def _check_training(spec: JobSpec, topology: str) -> None:
     """Reject unknown networks, data sets and splits of the bundled training."""
-    networks.check(str(spec.options["network"]))
+    networks.check(str(spec.options["network"]), str(spec.options["framework"]))
     catalog.check_data(str(spec.options["data"]))
     catalog.check_split(str(spec.options["split"]), flat=topology == "flat")
 

@@ -4,6 +4,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
@@ -40,7 +41,7 @@ def host_errors(inventory: Inventory) -> tuple[HostError, ...]:
     if wrong := placement_errors(inventory):
         return wrong
     chosen = _distribute(inventory, None)
-    return (chosen,) if isinstance(chosen, HostError) else ()
+    return (replace(chosen, message=f"host {chosen.host} {chosen.message}"),) if isinstance(chosen, HostError) else ()
 
 
 def _distribute(

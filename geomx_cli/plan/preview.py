@@ -18,7 +18,7 @@ class Preview:
 
     `servers` maps each scheduler and server to its port, assuming that all `candidates` (as ranges) are free, or to 0
     if it is dialled from its own host only; `workers` maps each worker to its device, "" for a master worker that
-    does not train.
+    does not train; `ranks` maps each training worker to its global rank.
     """
 
     host: str
@@ -29,6 +29,7 @@ class Preview:
     servers: dict[str, int]
     workers: dict[str, str]
     candidates: str
+    ranks: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return the preview as JSON data."""
@@ -58,6 +59,7 @@ def _of(host: Host, nodes: list[TopologyNode], open_ports: Mapping[str, int]) ->
         servers={node.name: open_ports[node.name] for node in nodes if node.role != "worker"},
         workers={node.name: node.device for node in nodes if node.role == "worker"},
         candidates=_ranges(host.ports),
+        ranks={node.name: node.global_rank for node in nodes if node.global_rank is not None},
     )
 
 

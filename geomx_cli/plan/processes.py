@@ -16,8 +16,10 @@ from geomx_cli.ps.cluster.config import PlaneSettings, Role
 from geomx_cli.ps.net.addresses import is_loopback
 from geomx_cli.runtime.settings import Settings
 
-__all__ = ["Layout", "Process"]
+__all__ = ["RENDEZVOUS", "Layout", "Process"]
 
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+"""Variables that scripts for torchrun may read; nothing listens there, as groups are made over the job's servers."""
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -44,7 +46,7 @@ class Process:
 @dataclass(frozen=True)
 class Layout:
     """Inputs to the settings of all processes. `socket_dirs`: each host's folder for unix sockets. `carriers`: the
-    processes of each party that share its emulated link.
+    processes of each party that share its emulated link. on_cpus: host and global rank of all workers without a GPU.
     """
 
     spec: JobSpec
@@ -54,6 +56,7 @@ class Layout:
     socket_dirs: Mapping[str, str]
     carriers: Mapping[str, Collection[str]]
     all_workers: int
+    on_cpus: tuple[tuple[str, int], ...]
 
     @classmethod
     def of(cls, nodes: Sequence[TopologyNode], spec: JobSpec) -> "Layout":
@@ -68,6 +71,11 @@ class Layout:
             socket_dirs=socket_dirs,
             carriers=_carriers(wires),
             all_workers=sum(node.global_rank is not None for node in nodes),
+            on_cpus=tuple(
+                (node.host.name, node.global_rank)
+                for node in nodes
+                if node.global_rank is not None and not node.device.startswith("gpu")
+            ),
         )
 
     def process(self, node: TopologyNode) -> Process:
@@ -92,6 +100,7 @@ class Layout:
         env |= _settings(node, self).to_environment(plugins.table())
         if node.role == "worker" and spec.script:
             env.setdefault("GEOMX_SEED", str(spec.options["seed"]))  # also at its default, so that scripts can read it
+            env = {**RENDEZVOUS, **env, **self._torchrun(node)}
         return Process(
             name=node.name,
             host=node.host.name,
@@ -103,6 +112,22 @@ class Layout:
             env=dict(sorted(env.items())),
             endpoints=tuple(self.endpoints.get(node.name, ())),
         )
+
+
+    def _torchrun(self, node: TopologyNode) -> dict[str, str]:
+        """The variables by which torchrun tells a script's worker its ranks; none for a master that does not train.
+
+        Local ranks count the workers on the host. One with a GPU sees no other, so that its device is cuda:0: it has
+        local rank 0 of 1.
+        """
+        if node.global_rank is None:
+            return {}
+        beside = [rank for host, rank in self.on_cpus if host == node.host.name]
+        local, count = (beside.index(node.global_rank), len(beside)) if node.global_rank in beside else (0, 1)
+        return {
+            "RANK": str(node.global_rank), "WORLD_SIZE": str(self.all_workers),
+            "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(count),
+        }  # fmt: skip
 
 
 def _settings(node: TopologyNode, layout: "Layout") -> Settings:

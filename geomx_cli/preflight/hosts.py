@@ -16,7 +16,8 @@ __all__ = ["check_clock", "check_hardware", "check_host", "check_memory"]
 
 _SKEW = 2.0
 _LITTLE_DISK, _LOW_DISK = 100e6, 1e9
-_EXTRAS = {"mxnet": "geomx-cli[mxnet]", "zmq": "pyzmq"}
+_OLDEST_TORCH = (2, 4)
+_EXTRAS = {"mxnet": "geomx-cli[mxnet]", "torch": "geomx-cli[torch]", "zmq": "pyzmq"}
 
 
 def check_host(host: Host, facts: Facts, skew: Skew, required: Requirements) -> list[Check]:
@@ -112,12 +113,30 @@ def _modules(host: Host, facts: Facts, required: Requirements) -> Iterator[Check
         fix = f"there: {facts.executable} -m pip install 'numpy<2'"
         yield Check(host.name, "modules", "problem", what, fix)
         return
+    if "torch" in required.modules and (wrong := _torch(host, facts)):
+        yield Check(host.name, "modules", "problem", *wrong)
+        return
     yield Check(host.name, "modules")
+
+
+def _torch(host: Host, facts: Facts) -> tuple[str, str] | None:
+    """What is wrong with the installed PyTorch, and how to correct it."""
+    version = facts.versions.get("torch", "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers and numbers < _OLDEST_TORCH:
+        what = f"{facts.executable} has torch {version}, and geomx needs {'.'.join(map(str, _OLDEST_TORCH))} or newer"
+        return what, f"there: {facts.executable} -m pip install --upgrade torch"
+    if version.endswith("+cpu") and any(device.startswith("gpu") for device in host.devices):
+        what = f"{facts.executable} has torch {version}, which is built without CUDA, and is to train on GPUs"
+        return what, "install a build for its CUDA there, see https://pytorch.org/get-started/locally"
+    return None
 
 
 def _folders(host: Host, facts: Facts) -> Iterator[Check]:
     state, work = facts.state, facts.work
-    elsewhere = "free space or fix permissions, or choose another state_dir, or without an inventory another --job-dir"
+    elsewhere = "free space or fix permissions, or choose another state_dir"
+    if host.shares_files:
+        elsewhere += ", or without an inventory another --job-dir"
     if state.error:
         what = f"cannot write to {state.path}, the directory of jobs: {state.error}"
         yield Check(host.name, "disk", "problem", what, elsewhere)

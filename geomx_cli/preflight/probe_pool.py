@@ -10,6 +10,7 @@ import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.core.module_command import module_command
+from geomx_cli.core.typed import to_type
 from geomx_cli.hosts import Connector, everywhere
 from geomx_cli.preflight.probe_client import ProbeClient
 
@@ -218,7 +219,7 @@ def old_python(host: str, version: str, path: str) -> CheckFailed:
 
 def _decoded(name: str, answer: Mapping[str, Any]) -> Facts:
     try:
-        return msgspec.convert(answer, Facts, str_keys=True)
+        return to_type(answer, Facts, str_keys=True)
     except msgspec.ValidationError as error:
         raise CheckFailed(
             f"host {name}: its probe sent an invalid answer: {error}",

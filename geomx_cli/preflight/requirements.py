@@ -12,7 +12,7 @@ from geomx_cli.runtime.training import networks
 
 __all__ = ["DISTRIBUTIONS", "Requirements", "requirements"]
 
-DISTRIBUTIONS = ("numpy", "mxnet")
+DISTRIBUTIONS = ("numpy", "mxnet", "torch")
 """Distributions whose versions are checked."""
 # Minimum memory of a process, in bytes.
 _ANY_PROCESS, _BUNDLED_WORKER = 25 << 20, 140 << 20
@@ -58,7 +58,7 @@ def _frameworks(spec: JobSpec) -> tuple[str, ...]:
     script's files for imports.
     """
     if not spec.script:
-        framework = networks.framework(str(spec.options["network"]))
+        framework = networks.needs(str(spec.options["network"]), str(spec.options.get("framework", "mxnet")))
         return (framework,) if framework else ()
     text = "\n".join(_text(Path(word)) for word in spec.script if word.endswith(".py"))
     return tuple(name for name in ("mxnet", "torch") if re.search(_IMPORT.format(name=name), text, re.MULTILINE))

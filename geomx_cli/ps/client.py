@@ -40,7 +40,7 @@ class Client:
     workers, -1 for a master worker that does not train. num_all_workers: training workers of the job. flat: whether
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
     and provides the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
-    global rank 0.
+    global rank 0. late_source: the `source` of `init` after a master that does not train has ended.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -63,7 +63,7 @@ class Client:
         self.trains = info.trains
         self.ranks_are_global = info.flat or settings.text("rank_scope") == "global"
         self.is_master = info.global_rank == 0 if self.ranks_are_global else settings.master
-        self._master_trains = info.master_trains
+        self.late_source = None if info.master_trains else 0
         self._left = False
 
     # Tensors.
@@ -89,18 +89,17 @@ class Client:
 
     def init(
         self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *,
-        late: bool = False, common: bool = False,
+        source: int | None = None, common: bool = False,
     ) -> None:  # fmt: skip
-        """Set the initial values of declared tensors; blocks. Only the master's count.
+        """Set the initial values of declared tensors; blocks. Only the master's count, or those of the worker of global
+        rank `source`.
 
         values: 1-D, contiguous, of the declared size and dtype. They are sent together, which takes as long as the
-        links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors. late: training has
-        begun and a master that does not train has ended, so the worker of global rank 0 sets them instead. common: all
+        links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors. common: all
         workers call this with values of their own, expected to equal the master's; where they do, only digests cross
         links between parties. They must not change before the first `pull`.
         """
-        in_place = late and self.global_rank == 0 and not self._master_trains
-        sets = self.is_master or in_place
+        sets = self.is_master if source is None else self.global_rank == source
         if not (sets or common):
             return
         self._worker.check()
@@ -182,7 +181,7 @@ class Client:
                 Kind.PULL, tensor.placement, tensor.take_common(), out, tensor.round, 0.0, priority, in_turn=elsewhere,
                 by_digest=True,
             )  # fmt: skip
-            tensor.newest = self._start(operation)
+            tensor.begin_pull(self._start(operation))
             return operation.pending.done
         return _after(latest.done, partial(latest.copy_to, out))
 
@@ -209,7 +208,7 @@ class Client:
         operation = Operation(
             Kind.PULL, placement, out=out, round=declared.round, priority=priority, numbers=numbers, in_turn=True
         )
-        declared.newest = self._start(operation)
+        declared.begin_pull(self._start(operation))
         return operation.pending.done
 
     def versions(self, name: str) -> tuple[int, int]:

@@ -20,14 +20,15 @@ MAX_OPEN = 4096
 
 @dataclass(slots=True)
 class DeclaredTensor:
-    """round: the last one begun. newest: the exchange or pull begun last, None before any. common: this worker's own
-    initial values, if the servers may have the same, until it pulls.
+    """round: the last one begun. pulls: the number of those sent to the servers. newest: the exchange or pull begun
+    last, None before any. common: this worker's own initial values, if the servers may have the same, until it pulls.
 
     All checks raise InvalidSettings.
     """
 
     placement: Placement
     round: int = 0
+    pulls: int = 0
     newest: PendingExchange | None = None
     common: Array | None = None
     _open: deque[PendingExchange] = field(default_factory=deque)  # the latest one, and earlier ones without a result
@@ -47,6 +48,11 @@ class DeclaredTensor:
         self._open.append(exchange)
         self.newest = exchange
         self._forget_done()  # free the previous result's memory before the next one is allocated
+
+    def begin_pull(self, pull: PendingExchange) -> None:
+        """This pull from the servers has begun."""
+        self.pulls += 1
+        self.newest = pull
 
     def check_open(self) -> None:
         """Check that another round may begin, as fewer than MAX_OPEN have no result yet."""

@@ -15,7 +15,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.net.payload import Content
-from geomx_cli.ps.net.wire import DTYPE_NAMES
+from geomx_cli.ps.net.wire import FLOAT_NAMES
 from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.keys import Key, pairs, plain
@@ -74,7 +74,8 @@ class Store(BaseStore):
             found.append((self._new_tensor(key, arrays[0]), arrays[0]))
         self._client.declare([tensor for tensor, _ in found])
         given = {tensor.name: np.ascontiguousarray(array).reshape(-1) for tensor, array in found}
-        self._client.init(given, hyper, late=self.optimizer.training, common=common)
+        source = self._client.late_source if self.optimizer.training else None
+        self._client.init(given, hyper, source=source, common=common)
         self._tensors |= {tensor.name: tensor for tensor, _ in found}
         self._key_type = type(plain(listed[0])) if listed else self._key_type
         self.barrier()
@@ -83,8 +84,8 @@ class Store(BaseStore):
         name = self._name(key)
         if name in self._tensors:
             raise InvalidSettings(f"key {key!r} is initialised already", "each key is initialised once")
-        if str(value.dtype) not in DTYPE_NAMES:
-            raise InvalidSettings(f"key {key!r} is of {value.dtype}", f"a value is of {', '.join(DTYPE_NAMES)}")
+        if str(value.dtype) not in FLOAT_NAMES:
+            raise InvalidSettings(f"key {key!r} is of {value.dtype}", f"a value is of {', '.join(FLOAT_NAMES)}")
         if value.size < 1:
             raise InvalidSettings(f"key {key!r} has no elements", "leave it out")
         return Tensor(name, value.size, str(value.dtype), row_of(value.shape))

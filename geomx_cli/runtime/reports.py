@@ -4,24 +4,23 @@ So a step waits neither for a disk nor for a device: scalars of a framework, whi
 and converted by that thread. Outside a job that geomx launched nothing is kept.
 """
 
-import math
-import operator
 import os
 import re
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 from geomx_cli.core.agent_status import MAX_METRICS
-from geomx_cli.core.events import MAX_COUNT, Reported, WarningRaised
+from geomx_cli.core.events import Reported, WarningRaised
+from geomx_cli.runtime.reported_values import count_of, is_share, number_of, share_of
 
 if TYPE_CHECKING:
     from geomx_cli.core.events import EventLog
 
-__all__ = ["Reporter", "begin", "close", "report"]
+__all__ = ["Reporter", "begin", "close", "report", "trained"]
 
 INTERVAL = 0.5  # seconds between writes
 QUEUED, EARLY = 1 << 16, 1 << 10  # reports that wait to be written; before the worker has joined
@@ -46,22 +45,28 @@ class Reporter:
         self._enabled = True
         self._queue: deque[_Entry] = deque(maxlen=QUEUED)
         self._events: EventLog | None = None
+        self._has_failed: Callable[[], bool] = lambda: False
         self._began: float | None = None
         self._names: set[str] = set()
+        self.trained = False  # whether samples or a loss were reported
         self._steps = -1  # the step of a report that names none
         self._has_steps = False
         self._samples = self._dropped = 0
         self._warned: set[str] = set()
         self._rates: deque[tuple[float, int]] = deque([(0.0, 0)])
+        self._counted = (0.0, 0)  # seconds and total samples of the last report that has samples
         self._newest = 0.0  # seconds of the last event
         self._lock = threading.Lock()  # of all above, never held for long
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
 
-    def begin(self, events: "EventLog") -> None:
-        """Write to `events` from now on. Seconds count from here, or from an earlier report."""
+    def begin(self, events: "EventLog", has_failed: Callable[[], bool] = lambda: False) -> None:
+        """Write to `events` from now on. Seconds count from here, or from an earlier report. `has_failed`: whether the
+        job has failed, called from a thread; reports with a framework's scalars that are read after that are dropped.
+        """
         with self._lock:
+            self._has_failed = has_failed
             self._enabled = events.is_kept
             self._began = time.monotonic() if self._began is None else self._began
             self._events = events
@@ -71,11 +76,11 @@ class Reporter:
         accuracy: SupportsFloat | None, metrics: Mapping[str, SupportsFloat],
     ) -> None:  # fmt: skip
         """See the function `report`."""
-        count = _count("samples", samples) if samples is not None else 0
-        number = _count("step", step) if step is not None else None
-        values = {name: _number(name, value) for name, value in metrics.items() if self._is_known(name)}
-        loss = _number("loss", loss) if loss is not None else None
-        accuracy = _share(_number("accuracy", accuracy)) if accuracy is not None else None
+        count = count_of("samples", samples) if samples is not None else 0
+        number = count_of("step", step) if step is not None else None
+        values = {name: number_of(name, value) for name, value in metrics.items() if self._is_known(name)}
+        loss = number_of("loss", loss) if loss is not None else None
+        accuracy = share_of(number_of("accuracy", accuracy)) if accuracy is not None else None
         if not self._enabled:
             return
         with self._lock:
@@ -85,6 +90,7 @@ class Reporter:
             elif not self._has_steps and (samples is not None or not self._samples):
                 self._steps += 1
             self._samples += count
+            self.trained = self.trained or count > 0 or loss is not None
             if self._began is None:
                 self._began = now
             early = self._events is None
@@ -133,10 +139,11 @@ class Reporter:
                 is_shown = shown is not None and len(shown) < LIVE and _kind(entry) not in shown
                 if shown is not None and is_shown:
                     shown.add(_kind(entry))
-                self._write(self._events, settled, epoch, live=is_shown or index in newest)
+                if settled is not None:
+                    self._write(self._events, settled, epoch, live=is_shown or index in newest)
 
-    def _settled(self, entry: _Entry) -> _Entry:
-        """Return the entry with numbers for a framework's scalars, once they are computed.
+    def _settled(self, entry: _Entry) -> _Entry | None:
+        """Return the entry with numbers for a framework's scalars, once they are computed; None if the job has failed.
 
         Scripts may run far ahead of the device, so the time of such an entry is when it was ready: now if this waited
         for it, or if it is overdue; else it was ready before, and the time of the call is closer. Time never goes back.
@@ -147,23 +154,28 @@ class Reporter:
         computed = ((name, self._computed(name, value)) for name, value in metrics.items())
         numbers = {name: number for name, number in computed if number is not None}
         share = self._computed("accuracy", accuracy)
-        if share is not None and not _is_share(share):
+        if share is not None and not is_share(share):
             self._warn("accuracy", f"an accuracy of {share:g} is ignored: it must be between 0 and 1")
             share = None
         found = self._computed("loss", loss)
+        waits = not all(isinstance(value, float | None) for value in (loss, accuracy, *metrics.values()))
+        if waits and self._has_failed():  # MXNet raises a failure once, and returns other values as if computed
+            return None
         seconds, now = max(seconds, self._newest), time.monotonic()
         is_late = now - before > _READY or now - self._began - seconds > 2 * INTERVAL
-        if is_late and not all(isinstance(value, float | None) for value in (loss, accuracy, *metrics.values())):
+        if is_late and waits:
             seconds = now - self._began
         self._newest = seconds
         return seconds, step, samples, found, share, numbers
 
     def _write(self, events: "EventLog", entry: _Entry, epoch: float, *, live: bool) -> None:
         seconds, step, samples, loss, accuracy, metrics = entry
+        if samples != self._counted[1]:
+            self._counted = seconds, samples
         events.write(
             Reported(
                 time=epoch + seconds, step=step, total_time=round(seconds, 6), samples=samples,
-                samples_per_s=self._rate(seconds, samples) if live else None, loss=loss, accuracy=accuracy,
+                samples_per_s=self._rate() if live else None, loss=loss, accuracy=accuracy,
                 metrics=metrics, live=live,
             )
         )  # fmt: skip
@@ -175,16 +187,18 @@ class Reporter:
         try:
             return float(value.asscalar() if hasattr(value, "asscalar") else value.item())
         except Exception as error:  # the script meets this failure too, where it uses the result
-            self._warn(name, f"a value of {name!r} could not be computed, and is not recorded: {error!r}"[:500])
+            if not self._has_failed():
+                self._warn(name, f"a value of {name!r} could not be computed, and is not recorded: {error!r}"[:500])
             return None
 
-    def _rate(self, now: float, total: int) -> float | None:
-        """Samples per second over the last WINDOW seconds, or since the report before; None if none are reported."""
-        if not total:
+    def _rate(self) -> float | None:
+        """Samples per second over the WINDOW seconds until the last report that has samples, or since the one before;
+        None if there has been none since the last rate.
+        """
+        if self._counted == self._rates[-1]:
             return None
-        if total != self._rates[-1][1]:
-            self._rates.append((now, total))
-        while len(self._rates) > 2 and self._rates[1][0] <= now - WINDOW:
+        self._rates.append(self._counted)
+        while len(self._rates) > 2 and self._rates[1][0] <= self._counted[0] - WINDOW:
             self._rates.popleft()
         (since, before), (until, after) = self._rates[0], self._rates[-1]
         return round((after - before) / (until - since), 2) if until > since else None
@@ -224,49 +238,14 @@ def _kind(entry: _Entry) -> tuple[str | bool, ...]:
     return (*entry[5], entry[3] is None, entry[4] is None)
 
 
-def _count(name: str, value: SupportsIndex) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, not {type(value).__name__}") from None
-    if not 0 <= number < MAX_COUNT:
-        raise ValueError(f"{name} must not be negative or 2**53 and more, as {number}")
-    return number
-
-
-def _number(name: str, value: Any) -> Any:
-    """Return a float, or a copy of a framework's scalar, as the script may change it. Raises TypeError."""
-    kind = type(value)
-    if kind is float:
-        return value
-    shape = getattr(value, "shape", None)
-    if shape is None and hasattr(kind, "__float__"):
-        return float(value)
-    if shape is None or not (hasattr(kind, "item") or hasattr(kind, "asscalar")):
-        raise TypeError(f"{name} must be a number, not {kind.__name__}")
-    if tuple(shape) not in ((), (1,)):
-        raise TypeError(f"{name} must be one number, not an array of shape {tuple(shape)}: report its mean")
-    if not hasattr(value, "__array_interface__"):
-        return value.copy() if hasattr(value, "copy") else value.detach().clone()
-    try:
-        return float(value.item())
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, not of dtype {value.dtype}") from None
-
-
-def _share(value: Any) -> Any:
-    if isinstance(value, float) and not _is_share(value):
-        raise ValueError(f"accuracy must be between 0 and 1, not {value:g}")
-    return value
-
-
-def _is_share(value: float) -> bool:
-    return math.isnan(value) or 0 <= value <= 1
-
-
 _reporter = Reporter()
 os.register_at_fork(after_in_child=_reporter.disable)
 begin, close = _reporter.begin, _reporter.close
+
+
+def trained() -> bool:
+    """Whether this process has reported training: samples or a loss."""
+    return _reporter.trained
 
 
 def report(

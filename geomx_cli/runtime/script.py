@@ -14,14 +14,15 @@ import threading
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
+from geomx_cli.core.errors import GeomxError, Interrupted, PeerLost, TrainingFailed
 
 if TYPE_CHECKING:
-    from geomx_cli.core.events import EventLog
+    from geomx_cli.core.events import Contribution, EventLog
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.frontends import ScriptFrontend, ScriptStore
+    from geomx_cli.runtime.frontends import ScriptStore
+    from geomx_cli.runtime.settings import Settings
     from geomx_cli.runtime.signals import Signals
 
 __all__ = ["Session", "run", "session"]
@@ -34,8 +35,9 @@ class Session:
     """The script's membership of the job. For the main thread of the process that created it; inactive in forked
     children.
 
-    attached: whether the script has imported a framework with our store. store: the store that the front end has
-    created for the script, None before.
+    attached: whether the script is joining the job, or may, having imported a framework with our store. store: the
+    store that the front end has created for the script, None before. contribution: see ProcessFinished; set by
+    `finish`.
     """
 
     def __init__(self) -> None:
@@ -46,13 +48,15 @@ class Session:
         self.attached = False
         self._aborted = False
         self._exit: tuple[object, int] = (None, 0)
+        self.contribution: Contribution = ""
 
-    def attach(self, framework: Any, frontend: "ScriptFrontend") -> None:
-        """Install our store in the framework, and register the exit handlers."""
+    def attach(self) -> None:
+        """Register the exit handlers. Idempotent."""
+        if self.attached:
+            return
         # atexit runs in reverse order of registration: the sockets must stay open until our last rounds are over.
         import zmq.utils.garbage  # noqa: F401
 
-        frontend.attach(framework, self)
         self.attached = True
         atexit.register(self._at_exit)
         sys.exit = self._note_exit
@@ -72,10 +76,12 @@ class Session:
                 raise self._cause(error) from error
             if self.store.failure is not None:
                 raise self._cause(self.store.failure)
+        from geomx_cli.runtime import contribution, reports
+
+        self.contribution = contribution.of(client, trained=reports.trained())
         client.leave()
         client.close()
         self._client = None
-        from geomx_cli.runtime import reports
 
         reports.close()
         return True
@@ -122,29 +128,43 @@ class Session:
 
     def connect(self) -> "Client":
         """See ScriptSession."""
-        from geomx_cli.core import plugins
         from geomx_cli.core.events import StateChanged
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime import reports
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
-        from geomx_cli.runtime.settings import Settings
 
-        settings = Settings.from_environment(plugins.table())
-        _check_ranks(settings.text("algo"), settings.text("rank_scope"))
+        settings = _settings()
         warn_of_variables(self._log(), settings)
         self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
         if self._client.trains:
             self._log().write(StateChanged(state="training"))
-        reports.begin(self._log())
+        reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None)
         return self._client
 
+    @property
+    def num_all_workers(self) -> int:
+        """See ScriptSession."""
+        if self._client is not None:
+            return self._client.num_all_workers
+        settings = _settings()
+        flat = settings.local is not None and settings.upper is None and not settings.job
+        return settings.local.workers if flat and settings.local is not None else settings.num_all_workers
+
+    def warn(self, message: str) -> None:
+        """See ScriptSession."""
+        from geomx_cli.core.events import WarningRaised
+
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+        try:
+            self._log().write(WarningRaised(message=message))
+        except (OSError, GeomxError) as error:
+            print(f"cannot write the event log: {error}", file=sys.stderr)
+
     def _log(self) -> "EventLog":
-        from geomx_cli.core import plugins
         from geomx_cli.runtime.plugin_factory import event_log
-        from geomx_cli.runtime.settings import Settings
 
         if self._events is None:
-            self._events = event_log(Settings.from_environment(plugins.table()))
+            self._events = event_log(_settings())
         return self._events
 
     def _note_exit(self, status: object = None, /) -> NoReturn:
@@ -167,11 +187,18 @@ class Session:
 
         try:
             if self.finish():
-                self._log().write(ProcessFinished())
+                self._log().write(ProcessFinished(contribution=self.contribution))
         except GeomxError as error:
             print(f"error: {error}", file=sys.stderr)
             self.abort(error)
             _die(error.exit_code)
+
+
+def _settings() -> "Settings":
+    from geomx_cli.core import plugins
+    from geomx_cli.runtime.settings import Settings
+
+    return Settings.from_environment(plugins.table())
 
 
 @functools.cache
@@ -207,14 +234,6 @@ def run(argv: list[str], signals: "Signals | None") -> None:
         print(f"error: {error}", file=sys.stderr)
         session().abort(error)
         raise SystemExit(error.exit_code) from None
-
-
-def _check_ranks(algorithm: str, rank_scope: str) -> None:
-    from geomx_cli.core import plugins
-
-    if rank_scope == "global" and plugins.algorithms()[algorithm].ranks_by_party:
-        what = f"a script divides its weights by the workers of its party in {algorithm}, and GEOMX_RANK_SCOPE=global"
-        raise InvalidSettings(f"{what} counts those of all", "leave GEOMX_RANK_SCOPE out")
 
 
 def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -360,6 +361,69 @@ def test_newest_control_machine_wins(agents: Any) -> None:
     agent.send(type="stop")
     agent.until("done")
     agent.assert_clean()
+
+
+@pytest.mark.parametrize("how", ["ends without an answer", "has removed its socket"])
+def test_attaching_to_an_agent_that_is_about_to_end_gets_its_report(agents: Any, tmp_path: Path, how: str) -> None:
+    """A socket that nobody serves any more, or none, comes before the report of the end."""
+    agent = agents(one=SLEEP)
+    agent.until("hello")
+    pid = agent.pid
+    path, report = agent.sockets / "agent.sock", agent.directory / "agent-end.jsonl"
+    os.kill(pid, signal.SIGSTOP)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        if how == "ends without an answer":
+            listener.bind(str(path))
+            listener.listen(1)
+        agent.attach()
+        if how == "ends without an answer":
+            listener.accept()[0].close()
+            path.unlink()
+        part = tmp_path / "part"
+        part.write_text('{"type": "done", "n": 1}\n')
+        part.rename(report)
+        assert [message["type"] for message in agent.until("done")] == ["done"]
+    assert agent.process.wait(60) == 0
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_an_agent_outlives_a_full_disk_that_has_its_log(agents: Any, tmp_path: Path) -> None:
+    (tmp_path / "agent.log").symlink_to("/dev/full")
+    agent = agents(one=SLEEP)
+    agent.send(type="start")
+    agent.until("started")
+    agent.send(type="stop", grace=0)
+    said = agent.until("done")
+    assert said[-1]["why"] == "was asked to stop" and "ended" in {message["type"] for message in said}
+    agent.assert_clean()
+
+
+def test_last_messages_arrive_though_the_agent_is_gone_when_the_control_machine_speaks(agents: Any) -> None:
+    """The relay finds both at once: a heartbeat that it can no longer send, and unread messages with the end."""
+    agent = agents(one=SLEEP)
+    agent.until("hello")
+    pid = agent.pid
+    os.kill(pid, signal.SIGSTOP)
+    (agent.sockets / "agent.sock").unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(agent.sockets / "agent.sock"))
+        listener.listen(1)
+        agent.attach()
+        with listener.accept()[0] as stream:
+            stream.sendall(b'{"type": "hello"}\n')
+            agent.until("hello")
+            relay = processes.identify(agent.process.pid)
+            assert relay is not None
+            agent.process.send_signal(signal.SIGSTOP)
+            while processes.state(relay) != "T":
+                time.sleep(0.01)
+            stream.sendall(b'{"type": "done", "n": 1}\n')
+        agent.send(type="heartbeat")
+        agent.process.send_signal(signal.SIGCONT)
+        agent.until("done")
+    assert agent.process.wait(60) == 0
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_attaching_to_no_agent_says_so(agents: Any) -> None:

@@ -53,6 +53,24 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -
     assert f"geomx {name}" in printed.out and not printed.err
 
 
+def test_a_script_with_a_syntax_error_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nfor x in\n")
+    done = geomx("launch", "--local", "--", "python", str(tmp_path / "train.py"))
+    assert done.returncode == 3
+    assert f"error: {tmp_path}/train.py cannot be run: line 2: invalid syntax" in done.stderr
+
+
+def test_tee_of_the_bundled_training_says_that_it_prints_nothing(tmp_path: Path) -> None:
+    done = geomx("launch", "--local", "--tee", "--dry-run", "--network", "linear")
+    assert "warning: --tee shows what a script prints" in done.stderr
+
+
+def test_a_group_without_a_command_prints_its_help() -> None:
+    done = geomx("hosts")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: geomx hosts ") and "check" in done.stderr
+
+
 def test_version() -> None:
     done = geomx("--version")
     assert done.returncode == 0
@@ -191,7 +209,7 @@ def test_a_mistyped_variable_is_told() -> None:
         (["--algo", "async", "--max-staleness", "3"], ""),
         (["--epochs=9", "--lr=1", "--", "python3", str(STAND_IN)],
          "--epochs, --lr: these are for the bundled training; a script knows them only if it asks kv.option"),
-        (["--k1", "40", "--algo", "hfa", "--", "python3", str(STAND_IN)], ""),
+        (["--k1", "40", "--algo", "hfa", "--", "python3", str(STAND_IN), "--k1"], ""),
     ],
 )  # fmt: skip
 def test_an_option_that_the_job_has_no_use_for_is_told(arguments: list[str], warning: str) -> None:

@@ -51,7 +51,17 @@ OFFERED: Mapping[str, str] = {
     "geomx launch --alg": "plain,--algo",
     "geomx launch --algo h": "plain,hfa",
     "geomx launch --algo=h": "plain,hfa",
+    "geomx sweep --algo h": "plain,hfa",
     "geomx sweep --algo fsa,h": "plain,fsa,hfa",
+    "geomx sweep --algo fsa h": "plain,hfa",
+    "geomx sweep --algo fsa --seeds 2 tr": "file,tr",
+    "geomx sweep --algo fsa -- python tr": "file,tr",
+    "geomx compare ": "plain,20260102 plain,20260101",
+    "geomx compare resu": "dir,resu",
+    "geomx compare --group-by se": "plain,seed plain,seed,",
+    "geomx draw --group-by lr,cod": "plain,lr,codec plain,lr,codec,",
+    "geomx draw --only accuracy,tr": "plain,accuracy,traffic plain,accuracy,traffic,",
+    "geomx hosts check --algo h": "plain,hfa",
     "geomx launch --compress top": "plain,topk",
     "geomx launch --network lin": "plain,linear",
     "geomx launch --topology ": "plain,central plain,spread plain,flat",
@@ -75,6 +85,10 @@ def test_what_is_offered(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     found = {line: offered(monkeypatch, capfd, line).replace("\n", " ") for line in OFFERED}
     assert found == OFFERED
     assert "geomx" not in offered(monkeypatch, capfd, "geomx --version ")
+    for line in ("geomx sweep --algo ", "geomx sweep --algo fsa "):
+        assert set(offered(monkeypatch, capfd, line).split()) == {f"plain,{name}" for name in plugins.algorithms()}
+    grouped = offered(monkeypatch, capfd, "geomx compare --group-by ").split()
+    assert grouped[:4] == ["plain,algo", "plain,seed", "plain,lr", "plain,codec"]
 
 
 def test_zsh_and_fish_replace_the_whole_word(
@@ -82,6 +96,21 @@ def test_zsh_and_fish_replace_the_whole_word(
 ) -> None:
     assert offered(monkeypatch, capfd, "geomx launch --algo=h", "zsh").split() == ["plain", "--algo=hfa", "_"]
     assert offered(monkeypatch, capfd, "geomx launch --algo=h", "fish") == "plain,--algo=hfa"
+
+
+def test_networks_and_modes_in_a_folder_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cnn/hfa/1", "cnn/fsa/2", "cnn/figures", "linear/esync/3", "figures"):
+        (tmp_path / name).mkdir(parents=True)
+    for line, wanted in {
+        "summarize -b {} -n ": "plain,cnn plain,linear",
+        "draw -b {} -n li": "plain,linear",
+        "summarize -b {} -n cnn -m ": "plain,fsa plain,hfa",
+        "summarize -b {} -m ": "plain,esync plain,fsa plain,hfa",
+        "summarize -n ": "",
+    }.items():
+        assert offered(monkeypatch, capfd, f"geomx {line.format(tmp_path)}").split() == wanted.split()
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"processes": [{}]}'])
@@ -94,7 +123,7 @@ def test_a_damaged_plan_offers_nothing(
 
 def test_every_suggestion_is_valid_and_none_is_missing() -> None:
     table: dict[str, Option] = {option.name: option for option in plugins.table()}
-    networks = [name for front in frontends.NAMES for name in frontends.find(front).networks]
+    networks = list(dict.fromkeys(name for front in frontends.NAMES for name in frontends.find(front).networks))
     assert sorted(table["network"].suggestions) == sorted(networks)
     assert set(table["data"].suggestions) == set(DATA_SETS)
 

@@ -1,19 +1,26 @@
-"""`geomx init --template`: each script is written, and the command printed with it trains."""
+"""`geomx init --template`: each script is written, and the command printed with it trains. Those for PyTorch are in
+tests/pytorch/.
+"""
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from cluster import ROOT
 from desk import Desk
 from idx import write_data
 
 from geomx_cli.core import starter
+from geomx_cli.core.plugins import algorithms
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("name", starter.templates())
+@pytest.mark.parametrize("name", [name for name in starter.templates() if not name.startswith("torch")])
 def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     data = write_data(tmp_path / "data", train=400)
     done = desk.geomx("init", "here", "--template", name)
@@ -32,6 +39,29 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     result = json.loads(done.stdout)
     assert result["status"] == "done" and result["accuracy"] > 0.5 and result["samples_per_s"] > 0
     assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.params"))) == 1
+
+
+@pytest.mark.parametrize("name", starter.templates())
+def test_a_template_uses_the_seed_of_its_job(tmp_path: Path, name: str) -> None:
+    """Initial weights: the same for the same seed, others for another one. Each script runs alone."""
+    data = write_data(tmp_path / "data", train=64)
+    script = starter.FOLDER / starter.templates()[name]
+    assert ".batches(given.batch_size, seed=seed, " in script.read_text(), "the order of samples"
+    runs, found = [], []
+    for number, seed in enumerate(("1", "1", "2")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        variables = {"GEOMX_SEED": seed, "GEOMX_ALGO": name.removeprefix("cnn-"), "GEOMX_OUTPUT_DIR": str(folder)}
+        if variables["GEOMX_ALGO"] not in algorithms():
+            del variables["GEOMX_ALGO"]
+        command = [sys.executable, "-m", "geomx_cli.runtime", str(script), "--epochs", "0", "--data-dir", str(data)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+        runs.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for number, one in enumerate(runs):
+        _, errors = one.communicate(timeout=120)
+        assert one.returncode == 0, errors
+        found.append((tmp_path / str(number) / "model.params").read_bytes())
+    assert found[0] == found[1] != found[2]
 
 
 def test_what_is_there_already_is_kept(desk: Desk, tmp_path: Path) -> None:

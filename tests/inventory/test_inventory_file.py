@@ -433,7 +433,7 @@ def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
     again = desk.geomx("init", cwd=folder)
     assert again.stdout.startswith("kept  hosts.toml\nkept  train.py\nnext:\n  edit")
     assert (folder / "train.py").read_text() == "mine"
-    for words, env in ((["hosts.toml"], {}), ([], {}), ([], {"GEOMX_HOSTS": "hosts.toml"})):
+    for words, env in ((["--hosts", "hosts.toml"], {}), ([], {}), ([], {"GEOMX_HOSTS": "hosts.toml"})):
         done = desk.geomx("hosts", "check", *words, cwd=folder, **env)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("hosts.toml: 12 processes on 3 hosts with --algo fsa, topology central\n")
@@ -442,7 +442,7 @@ def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
         "  shenzhen-1: ssh alice@gpu1.shenzhen.example.org through alice@gate.shenzhen.example.org",
         "    dialled at 10.0.0.7, from other parties at 203.0.113.7; ports are the first that are free of 9100-9163",
         "    beijing/global_server:0     port 9101",
-        "    shenzhen/worker:1     trains on gpu1",
+        "    shenzhen/worker:1     trains on gpu1, global rank 1",
         "job: batch_size = 64, lr = 0.05",
     ):
         assert line in done.stdout.splitlines()
@@ -451,21 +451,50 @@ def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_hosts_check_as_json(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "sites.toml").write_text(HUB + "ssh_port = 7\n" + A1 + 'user = "al"\n')
-    done = desk.geomx("hosts", "check", "sites.toml", "--json")
+    done = desk.geomx("hosts", "check", "--hosts", "sites.toml", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     hub, a1 = found.pop("hosts")
     assert found == {
-        "schema_version": 1, "file": "sites.toml", "topology": "central", "central": "hub",
+        "schema_version": 1, "file": "sites.toml", "algo": "fsa", "topology": "central", "central": "hub",
         "parties": {"hub": 0, "A": 1}, "job": {}, "notes": ["the central party is hub, which has no devices"],
     }  # fmt: skip
     assert hub == {
         "host": "h", "parties": ["hub"], "reached": "ssh 192.0.2.1:7", "address": "192.0.2.1", "wan_address": "",
         "servers": {"hub/global_scheduler:0": 9100, "hub/global_server:0": 9101, "hub/scheduler:0": 0},
-        "workers": {"hub/worker:0": ""}, "candidates": "9100-9163",
+        "workers": {"hub/worker:0": ""}, "candidates": "9100-9163", "ranks": {},
     }  # fmt: skip
     assert (a1["reached"], a1["workers"]) == ("ssh al@192.0.2.2", {"A/worker:0": "cpu"})
+    assert a1["ranks"] == {"A/worker:0": 0}
     assert a1["servers"] == {"A/scheduler:0": 0, "A/server:0": 0}
+
+
+@pytest.mark.processes
+def test_hosts_check_counts_for_the_algorithm_of_the_job(desk: Desk, tmp_path: Path) -> None:
+    """In HFA a central party that trains has a local server; synchronous SGD has only that of one plane."""
+    plain = 'central = "hub"\n' + HUB + 'devices = ["cpu"]\n' + A1
+    (tmp_path / "hosts.toml").write_text(plain)
+    (tmp_path / "hfa.toml").write_text(plain + '[job]\nalgo = "hfa"\n')
+
+    def servers(*words: str) -> set[str]:
+        done = desk.geomx("hosts", "check", "--hosts", *words, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        algorithms.append(found["algo"])
+        return {name for host in found["hosts"] for name in host["servers"] if "/server:" in name}
+
+    algorithms: list[str] = []
+    assert servers("hosts.toml") == {"A/server:0"}
+    assert servers("hfa.toml") == servers("hosts.toml", "--algo", "hfa") == {"A/server:0", "hub/server:0"}
+    assert servers("hfa.toml", "--algo", "sync") == {"hub/server:0"}
+    assert algorithms == ["fsa", "hfa", "hfa", "sync"]
+    assert "with --algo hfa, topology central" in desk.geomx("hosts", "check", "--hosts", "hfa.toml").stdout
+
+
+def test_parties_that_differ_only_in_case_are_noted(tmp_path: Path) -> None:
+    found = read(tmp_path, HUB + A1 + B1.replace('"B"', '"a"'))
+    assert "warning: parties A and a differ only in case; if they are one, write one name" in found.notes
+    assert not any("warning" in note for note in read(tmp_path, HUB + A1 + B1).notes)
 
 
 @pytest.mark.processes

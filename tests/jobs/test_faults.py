@@ -146,7 +146,7 @@ def test_script_that_fails_on_one_worker(start: Start, fault: str, texts: list[s
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("def (:", "SyntaxError: invalid syntax"),
+        ("exec('def (:')", "SyntaxError: invalid syntax"),
         ("print('I do not know about stores')", "still waits for workers to join"),
     ],
     ids=["no python", "no store"],

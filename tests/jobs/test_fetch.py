@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from sshd import Person, Sshd
 from geomx_cli.agent import outputs
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.prune import remove, size_of
-from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable
+from geomx_cli.commands.fetch import fetch as fetch_command
+from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, Interrupted
 from geomx_cli.core.lock import locked_folder
 from geomx_cli.hosts import Completed
 from geomx_cli.jobs.actions.fetch import Fetched, Listed, fetch, is_safe
@@ -132,6 +134,23 @@ def test_files_of_the_same_name_come_from_all_hosts_once(job: Job, tmp_path: Pat
     assert [(folder / f"{name}-worker-0/model.bin").read_bytes()[:1] for name in "AB"] == [b"A", b"B"]
     assert run(job, base)[1] == ["present"] * 4
     assert not (base / "job-1" / "outputs.part").exists()
+
+
+def test_small_files_come_first(job: Job, tmp_path: Path) -> None:
+    Path(job.hosts["A"].spec.tasks[0].env["GEOMX_OUTPUT_DIR"], "manifest.json").write_text("{}")
+    run(job, tmp_path / "here")
+    assert [asked["name"] for asked in job.hosts["A"].asked] == ["empty", "manifest.json", "model.bin"]
+
+
+def test_an_interrupted_fetch_names_the_command_that_continues_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("geomx_cli.jobs.actions.fetch.fetch", interrupted)
+    monkeypatch.setattr("geomx_cli.commands.fetch.chosen", lambda name: SimpleNamespace(id="job-1"))
+    with pytest.raises(Interrupted, match="what has arrived of job job-1 is kept") as caught:
+        fetch_command.main(["job-1", "--to", "some where"], standalone_mode=False)
+    assert caught.value.hint == "geomx fetch job-1 --to 'some where' continues"
 
 
 def test_a_broken_transfer_is_continued_and_a_changed_file_sent_anew(job: Job, tmp_path: Path) -> None:
@@ -381,6 +400,14 @@ def saved(tmp_path: Path) -> Iterator[tuple[Desk, str, list[Sshd]]]:
 
 
 @pytest.mark.processes
+def test_outputs_of_a_process_that_failed_come_with_a_warning(desk: Desk) -> None:
+    launch = desk.launch(story={"*": "forever", "A/worker:0": "spills"})
+    assert launch.finish() == 1
+    done = desk.geomx("fetch", "--to", "here")
+    assert "model.bin" in done.stdout
+    assert "warning: A/worker:0 failed (exited with status 1: OSError: [Errno 28] No space left" in done.stderr
+
+
 def test_outputs_come_back_from_two_hosts_and_are_pruned(saved: tuple[Desk, str, list[Sshd]]) -> None:
     desk, name, machines = saved
     done = desk.geomx("fetch", "--to", "res")

@@ -8,8 +8,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,11 @@ from desk import Desk, Launch
 from sshd import Person, Sshd
 
 from geomx_cli.agent import processes
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.agent.host_spec import AgentState
+from geomx_cli.core.errors import HostUnreachable, InvalidSettings
+from geomx_cli.hosts.interface import Completed
+from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.jobs.actions import attach as attaching
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob, find
 from geomx_cli.jobs.view.job_view import JobView
@@ -118,6 +124,31 @@ def test_status_explains_the_first_failure(desk: Desk) -> None:
     assert found["failure"]["process"] == "A/server:0"
     assert found["failure"]["cause"] == "exited with status 1: ValueError: the data set is not there"
     assert "A/server:0 (server 0 of party A, on host A) failed first" in desk.geomx("status").stdout
+
+
+class Cut(LocalConnector):
+    """A host that nobody can reach."""
+
+    def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
+        raise HostUnreachable(f"{self.name}: no route to host", "")
+
+
+def test_status_repeats_the_verdict_of_launch_whatever_hosts_answer(desk: Desk) -> None:
+    launch = desk.launch(story={"*": "misses A/server:0", "A/server:0": "fails"}).wait_until_running()
+    (launch.directory / "go").touch()
+    assert launch.finish() == 1
+    job, state = KnownJob.at(launch.directory), job_state.JobState.read(launch.directory)
+    assert job is not None and state is not None and state.error is not None
+    told = "\n  ".join(state.error)
+    assert "A/server:0 (server 0 of party A, on host A) failed first" in told
+    for lost in ((), ("A",), ("A", "central")):
+        hosts = {name: Cut(name) if name in lost else host for name, host in job.open_hosts().items()}
+        view = JobView.of(job, hosts)
+        assert (view.verdict, view.state, view.progress.phase) == (told, "failed", "stopped")
+        assert view.ended and view.to_json()["failure"]["process"] == "A/server:0"
+    replace(state, state="detached", result=None).write(launch.directory)  # as if nobody had followed it
+    view = JobView.of(job, {name: Cut(name) if name == "A" else host for name, host in job.open_hosts().items()})
+    assert view.verdict.startswith("host A cannot be reached: ") and "no route to host" in view.verdict
 
 
 def test_watch_ends_with_the_job(desk: Desk) -> None:
@@ -319,6 +350,45 @@ def test_attach_tells_how_a_job_ended_meanwhile(desk: Desk) -> None:
         assert done.returncode == 1
         assert "A/worker:0 (worker 0 of party A, on host A) failed first: it exited with status 1" in done.stderr
     assert in_jobs(desk) == [(launch.id, "failed", 1)]
+
+
+@pytest.mark.parametrize("ends", ["done", "failed"])
+def test_attach_to_agents_that_have_just_ended(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: str
+) -> None:
+    """They end between the reading of their status and the connection: the result is that of `attach` afterwards."""
+    story = {} if ends == "done" else {"*": "misses A/worker:0", "A/worker:0": "fails"}
+    launch = detached(desk, **story)
+    views: list[JobView] = []
+
+    def of(job: KnownJob, hosts: Any) -> JobView:
+        views.append(found := JobView.of(job, hosts))
+        if len(views) == 1:
+            (launch.directory / "go").touch()
+            launch.wait_for(lambda: not launch.pids())
+        return found
+
+    monkeypatch.setattr(attaching, "JobView", SimpleNamespace(of=of))
+    job = KnownJob.at(launch.directory)
+    assert job is not None
+    end = attaching.attach(job)
+    assert [view.over for view in views] == [False, True]
+    assert end.result["status"] == ends and (end.error is None) == (ends == "done")
+    assert "died" not in capsys.readouterr().err
+    done = desk.geomx("attach", "--json")
+    assert json.loads(done.stdout) == end.result and done.returncode == (0 if ends == "done" else 1)
+    assert in_jobs(desk) == [(launch.id, ends, done.returncode)] and not launch.pids()
+
+
+def test_attach_to_an_agent_that_was_just_killed(desk: Desk) -> None:
+    launch = detached(desk)
+    state = AgentState.read(launch.directory / "hosts" / "A")
+    assert state is not None
+    os.kill(state.agent.pid, signal.SIGKILL)
+    done = desk.geomx("attach")
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("error: ") == 1, done.stderr
+    assert "died" in done.stderr and not launch.pids()
 
 
 def test_attach_takes_over_from_a_launch_that_was_killed(desk: Desk) -> None:

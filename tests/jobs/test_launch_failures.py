@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from desk import Desk, Launch
 
-from geomx_cli.core.root_cause import Failure, blamed_peer, first_cause, peer_failed
+from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, first_cause, peer_failed
 
 pytestmark = pytest.mark.processes
 
@@ -219,6 +219,19 @@ def test_what_a_process_could_only_tell_another_one_is_its_own_account() -> None
     found = first_cause([_failure("A/server:0", 1, "B/worker:0", words)], HOSTS)
     assert found is not None
     assert (found.process, found.cause) == ("B/worker:0", f"reported to A/server:0{words}")
+
+
+def test_a_full_disk_is_that_of_the_process_that_others_blame() -> None:
+    """The one that met it ends last, as it waits for its framework, and could write neither log nor event."""
+    full = f"{FULL_DISK}/jobs (/dev/sdb1) of host A is full"
+    told = ": the script raised OSError: [Errno 28] No space left on device"
+    failures = [_failure("A/server:0", 1, "", full), _failure("A/worker:0", 9, "", full)]
+    blame = _failure("B/worker:0", 1, "A/worker:0", told)
+    found = first_cause([*failures, blame], HOSTS)
+    assert found is not None and found.process == "A/worker:0"
+    assert found.cause == f"reported to B/worker:0{told}{full}"
+    found = first_cause(failures, HOSTS)
+    assert found is not None and (found.process, found.cause) == ("A/server:0", f"exited with status 1{full}")
 
 
 def test_a_log_blames_a_peer_where_the_disk_has_no_room_for_the_event() -> None:

@@ -168,6 +168,23 @@ def chosen(asked: str, *script: str, algo: str = "fsa", topology: str = "central
     return choose(asked, script, algo, this_machine(values, range(20_001, 20_001 + ports_needed(values))))
 
 
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [
+        ("import torch.distributed as dist\nargs.global_rank = dist.get_rank()", "torch"),
+        ("from torch import distributed", "torch"),
+        ("from torch.nn.parallel import DistributedDataParallel as DDP", "torch"),
+        ("import mxnet as mx\nimport torch.distributed", "mxnet"),
+        ("import torch\nfrom torch.distributions import Normal", "mxnet"),
+    ],
+)
+def test_scripts_for_torchrun_count_all_workers(tmp_path: Path, text: str, framework: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    found = chosen("auto", "python", str(path))
+    assert (found.scope, found.framework) == ("global", framework)
+
+
 def test_the_scope_of_other_jobs() -> None:
     assert chosen("auto", "python", str(STOCK)).sentence == (
         "rank scope: global (stock.py uses no GeoMX names);"

@@ -102,18 +102,35 @@ def test_an_end_is_the_last_word() -> None:
     assert (state.state, state.status, state.ended, state.asked) == ("stopped", 9, 5.0, True)
 
 
-def test_the_accuracy_of_a_job_is_the_newest_or_that_of_the_end() -> None:
+def test_the_accuracy_of_a_job_is_the_newest_of_its_lowest_rank() -> None:
     progress = Progress.of(planned(), 0.0)
     assert progress.accuracy is None
+    low, high = sorted(progress.training_rows, key=lambda row: row.process.global_rank or 0)[:2]
+    progress.take(high.process.name, Evaluated(time=1.0, round=1, accuracy=0.25), 1.0)
+    assert progress.accuracy == 0.25
     for process, event in (
-        ("A/worker:0", Evaluated(time=2.0, round=1, accuracy=0.5)),
-        ("B/worker:0", Evaluated(time=1.0, round=1, accuracy=0.25)),
+        (low.process.name, Evaluated(time=2.0, round=1, accuracy=0.5)),
+        (high.process.name, Evaluated(time=3.0, round=2, accuracy=0.375)),
         ("nobody", Evaluated(time=9.0, round=1, accuracy=1.0)),
     ):
         progress.take(process, event, event.time)
-    assert progress.accuracy == 0.5 and progress.evaluations == [0.5, 0.25]
-    progress.take("B/worker:0", ProcessFinished(time=1.5, accuracy=0.125), 1.5)
+    assert progress.accuracy == 0.5 and progress.evaluations == [0.25, 0.5, 0.375]
+    progress.take(low.process.name, ProcessFinished(time=2.5, accuracy=0.125), 2.5)
+    progress.take(high.process.name, ProcessFinished(time=4.0, accuracy=0.75), 4.0)
     assert progress.accuracy == 0.125
+
+
+def test_workers_that_end_without_joining_have_not_finished_the_job() -> None:
+    progress = Progress.of(planned(), 0.0)
+    for row in progress.rows.values():
+        if row.process.role == "scheduler":
+            progress.take(row.process.name, StateChanged(time=1.0, state="waiting"), 1.0)
+    for row in progress.training_rows:
+        progress.end(row.process.name, 0)
+    assert progress.phase == "waiting"
+    for row in progress.rows.values():
+        progress.take(row.process.name, StateChanged(time=2.0, state="running"), 2.0)
+    assert progress.phase == "finished"
 
 
 def test_a_root_that_saves_its_optimizer_is_waited_for() -> None:

@@ -136,6 +136,34 @@ def test_a_killed_sweep_continues_with_its_job(jobs: Jobs) -> None:
     assert set(jobs.run("fsa").values()) == {"done"} and jobs.launched[2:] == [("fsa", 2)]
 
 
+@pytest.mark.parametrize("began", [False, True])
+def test_ctrl_c_while_a_job_starts(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, began: bool) -> None:
+    def launch(cell: Cell) -> Conclusion:
+        if began:
+            Jobs.launch(jobs, cell)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match=r"interrupted; job \S+ ") as raised:
+        patch.setattr(jobs, "launch", launch)
+        jobs.run("fsa")
+    assert raised.value.hint == "repeat the command to continue"
+    assert ("was not started" in raised.value.message) == (not began)
+    manifest = SweepManifest.read(jobs.folder)
+    assert manifest is not None
+    (cell, *_) = manifest.cells
+    assert (cell.state, bool(cell.job)) == (("running", True) if began else ("pending", False))
+
+
+def test_ctrl_c_while_records_are_collected(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(job: KnownJob) -> Mapping[str, Any]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="records are not collected"):
+        patch.setattr(jobs, "collect", collect)
+        jobs.run("fsa")
+    assert set(jobs.run("fsa").values()) == {"done"} and jobs.launched == [("fsa", 1), ("fsa", 2)]
+
+
 def test_a_sweep_with_other_settings_is_refused(jobs: Jobs) -> None:
     jobs.run("fsa", seeds=1)
     with pytest.raises(InvalidSettings, match=r"other settings: --lr was 0.1 and is 0.2 "):
@@ -212,9 +240,16 @@ def test_from_the_command_to_table_and_figure(desk: Desk, tmp_path: Path) -> Non
     cells = json.loads((folder / "sweep.json").read_text())["cells"]
     metadata = [json.loads((folder / cell["records"] / "job.json").read_text()) for cell in cells]
     assert [one["options"]["seed"] for one in metadata] == [1, 2]
+    assert [one["outcome"] for one in metadata] == ["done", "done"]
     again = desk.geomx(*words)
     assert again.stdout == done.stdout and again.stderr.count("done already") == 2
     assert desk.geomx("sweep", "--report", "--to", str(folder)).stdout == done.stdout
+    shown = desk.geomx("sweep", "--report", "-o", str(folder), "--json")
+    found = json.loads(shown.stdout)
+    assert (shown.returncode, found["schema_version"], found["folder"]) == (0, 1, str(folder))
+    assert [(job["seed"], job["state"]) for job in found["jobs"]] == [(1, "done"), (2, "done")]
+    assert all(Path(job["records"]).is_dir() for job in found["jobs"]) and found["figure"] == figure
+    assert [(group["n"], group["accuracy"]["n"]) for group in found["groups"]] == [(2, 2)]
     refused = desk.geomx(*words, "--lr", "0.5")
     assert refused.returncode == 3 and "--lr was 0.0 and is 0.5" in refused.stderr
     assert desk.geomx("sweep", "--report", "--seeds", "3").returncode == 2

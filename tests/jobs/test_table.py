@@ -88,6 +88,15 @@ def test_no_time_is_left_to_a_job_that_has_ended(progress: Progress) -> None:
     assert line.startswith("stopped 50%") and "left" not in line
 
 
+def test_a_job_that_has_ended_keeps_the_progress_of_the_hosts_that_answer(progress: Progress) -> None:
+    progress.ended = "stopped"
+    next(row for row in progress.training_rows if row.status is None).state = "? unreachable"
+    for row in progress.training_rows:
+        row.progress = None if row.state == "? unreachable" else 0.75
+    assert progress.done == 0.75
+    assert " ".join(shown(progress, 160, 40)[14:]).startswith("stopped 75%")
+
+
 @pytest.mark.parametrize("height", [24, 12, 8, 4])
 def test_the_table_fits_the_height(progress: Progress, height: int) -> None:
     lines = shown(progress, 80, height)

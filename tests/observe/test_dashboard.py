@@ -26,7 +26,8 @@ from geomx_cli.core.events import parse
 from geomx_cli.jobs.actions.logs import Line, LogReader
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.dashboard.comparison import Comparison
-from geomx_cli.observe.dashboard.downsampled_series import MOST, DownsampledSeries, Flow
+from geomx_cli.observe.dashboard.downsampled_series import MOST, DownsampledSeries, Flow, MeasuredSeries
+from geomx_cli.observe.dashboard.job_labels import labels
 from geomx_cli.observe.dashboard.job_model import JobModel
 from geomx_cli.observe.dashboard.log_search import LogSearch
 from geomx_cli.observe.dashboard.server import Server, remembered, started
@@ -53,6 +54,28 @@ def test_a_curve_has_few_points_and_does_not_care_for_the_order() -> None:
         summed.add(0.2, 3.0, source)
         summed.add(0.7, 5.0, source)
     assert summed.points() == [(0.5, 8.0)], "the sum over sources of their means"
+    mean = DownsampledSeries()
+    for seconds, value, source in ((0.1, 3.0, "a"), (0.2, 5.0, "b"), (0.8, 1.0, "a"), (0.4, 9.0, "a")):
+        mean.add(seconds, value, source)
+    assert mean.points() == [(0.8, 3.0)], "the mean of the newest of each"
+
+
+def test_values_of_one_source_are_those_that_were_measured() -> None:
+    few = MeasuredSeries()
+    for seconds, value in ((1.3, 0.7), (1.1, 0.5), (1.2, 0.9)):
+        few.add(seconds, value)
+    assert few.points() == [(1.1, 0.5), (1.2, 0.9), (1.3, 0.7)], "all of them, and the newest is the last"
+    many, rng = MeasuredSeries(), random.Random(1)
+    values = [(number / 7, round(rng.random(), 3)) for number in range(20000)]
+    for number, (seconds, value) in enumerate(values):
+        many.add(seconds, value)
+        assert many.points()[-1][1] == value or number % 500
+    points = many.points()
+    assert MOST / 4 <= len(points) == len(many) <= MOST
+    assert points[0][1] == values[0][1] and points[-1][1] == values[-1][1]
+    assert {value for _, value in points} <= {value for _, value in values}, "no means"
+    for extreme in (min, max):
+        assert extreme(value for _, value in points) == extreme(value for _, value in values)
 
 
 def telemetry(seconds: float, **fields: Any) -> dict[str, Any]:
@@ -89,8 +112,8 @@ def test_events_are_folded() -> None:
     rows = {row["name"]: row for row in known["processes"]}
     assert rows["A/worker:0"]["round"] == 4 and rows["A/worker:0"]["waiting"] == 0.25 and rows["A/worker:0"]["trains"]
     assert rows["B/worker:1"]["state"] == "failed" and rows["A/server:0"]["wan"] == [5000, 10]
-    assert known["curves"]["accuracy"] == {"accuracy": [[3.5, 0.6]]}
-    assert known["curves"]["loss"] == {"A/worker:0": [[2.5, 2.0]]}
+    assert known["curves"]["accuracy"] == {"accuracy": [[3.0, 0.6]]}
+    assert known["curves"]["loss"] == {"A/worker:0": [[2.0, 2.0]]}
     assert known["curves"]["wan"] == {"A": [[2.5, 3001.0], [3.5, 2000.0]]}, "all of the first, then spread over time"
     assert known["links"] == [{"from": "A", "to": "central", "bytes": 5000, "bytes_per_s": 2000}]
     (message,) = known["messages"]
@@ -114,10 +137,10 @@ def test_metrics_of_scripts_by_step() -> None:
         take(model, "B/worker:0", {**usual, "time": BEGAN + step / 1000, "step": step, **values})
     take(model, "B/worker:0", {**usual, "time": BEGAN + 2, "step": 999, "accuracy": 0.5, "metrics": {"x": math.nan}})
     known = model.snapshot()
-    assert known["curves"]["accuracy"] == {"accuracy": [(2.5, 0.5)]}
-    assert known["curves"]["loss"] == {"B/worker:0": [(0.5, 2.0)]}
+    assert known["curves"]["accuracy"] == {"accuracy": [(2.0, 0.5)]}
+    assert {value for _, value in known["curves"]["loss"]["B/worker:0"]} == {2.0} and not known["averaged"]
     points = known["metrics"]["norm"]["B/worker:0"]
-    assert points[0] == (7, 3.5) and points[-1] == (999, 995.5) and len(points) == 125
+    assert points[0] == (0, 0.0) and points[-1] == (999, 999.0) and len(points) <= MOST, "as measured"
     assert len(known["metrics"]) == 16 and "x" not in known["metrics"]
 
 
@@ -126,7 +149,7 @@ def test_many_workers_are_shown_by_party() -> None:
     for rank in range(8):
         take(model, f"A/worker:{rank}", telemetry(1, state="training", samples_per_s=10.0 * rank, loss=1.0))
     assert model.snapshot()["curves"]["speed"] == {"party A": [(1.5, 280.0)]}, "all of them together"
-    assert model.snapshot()["curves"]["loss"] == {"party A": [(1.5, 1.0)]}, "their mean"
+    assert model.snapshot()["curves"]["loss"] == {"party A": [(1.0, 1.0)]}, "their mean"
 
 
 def test_a_loss_that_is_no_number_is_shown_as_such() -> None:
@@ -136,7 +159,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such() -> None:
     take(model, "A/worker:0", telemetry(float("inf"), state="training", loss=1.0))
     known = json.loads(json.dumps(model.snapshot(), allow_nan=False))
     row = next(row for row in known["processes"] if row["name"] == "A/worker:0")
-    assert row["loss"] is None and known["curves"]["loss"] == {"A/worker:0": [[1.5, 2.0]]} and known["seconds"] == 3.0
+    assert row["loss"] is None and known["curves"]["loss"] == {"A/worker:0": [[1.0, 2.0]]} and known["seconds"] == 3.0
 
 
 def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +176,18 @@ def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPa
     take(model, "A/server:0", telemetry(3, state="serving"))
     assert {row["name"]: row["state"] for row in model.snapshot()["processes"]}["A/server:0"] == "serving"
     assert {row["state"] for row in model.snapshot(over=True)["processes"]} == {"ended"}
+
+
+def test_a_finished_worker_has_no_rate() -> None:
+    model = JobModel(planned(), BEGAN)
+    for name in ("A/worker:0", "B/worker:1"):
+        take(model, name, telemetry(1, state="training", samples_per_s=50.0))
+    take(model, "B/worker:1", {"time": BEGAN + 2, "event": "finished", "rounds": 4})
+    known = model.snapshot()
+    rates = {row["name"]: row["samples_per_s"] for row in known["processes"] if "samples_per_s" in row}
+    assert rates == {"A/worker:0": 50.0} and known["totals"]["samples_per_s"] == 50.0
+    assert {party["name"]: party["samples_per_s"] for party in known["parties"]} == {"central": 0, "A": 50, "B": 0}
+    assert model.progress.samples_per_s == 50.0
 
 
 def test_a_flow_has_all_that_was_moved_in_few_points() -> None:
@@ -250,7 +285,7 @@ def test_only_known_jobs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(offered) == 50 and "j0" not in offered
         found = comparison.overlays(["j1", "j0", "../x", "j1", *offered])
         assert list(found) == offered[:4] == opened
-        assert found["j1"]["curves"]["loss"] == {"all workers": [(1.5, 2.0), (2.5, 2.0)]} and not found["j1"]["reading"]
+        assert found["j1"]["curves"]["loss"] == {"all workers": [(1.5, 2.0), (2.0, 2.0)]} and not found["j1"]["reading"]
         for _ in range(2):  # two windows
             assert list(comparison.overlays(["j1"])) == ["j1"] and list(comparison.overlays(["j5"])) == ["j5"]
         assert opened == [*offered[:4], "j5"], "each is opened once"
@@ -259,6 +294,18 @@ def test_only_known_jobs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("geomx_cli.observe.dashboard.comparison.UNASKED", -1.0)
         assert list(comparison.overlays(["j1"])) == ["j1"] and opened == ["j1"], "others are read no longer"
     assert not opened
+
+
+def test_compared_jobs_have_labels_that_tell_them_apart() -> None:
+    def job(name: str, **options: Any) -> SimpleNamespace:
+        known = {"algo": "hfa", "lr": 0.1, "compress": "", "data_dir": name, **options}
+        return SimpleNamespace(id=name, plan=SimpleNamespace(spec=SimpleNamespace(options=known, script=())))
+
+    jobs = [job("a", seed=1), job("b", seed=2), job("c", seed=2, compress="fp16", algo="fsa")]
+    assert labels({one.id: one for one in jobs}) == {  # type: ignore[misc]
+        "a": "hfa, no compress, seed 1", "b": "hfa, no compress, seed 2", "c": "fsa, compress fp16, seed 2",
+    }  # fmt: skip
+    assert labels({one.id: one for one in jobs[:1]}) == {"a": "hfa"}  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -427,7 +474,8 @@ def page_answers(model: JobModel) -> dict[str, Any]:
     def data(given: Any) -> dict[str, Any]:
         other = {"what": "cnn by fsa", "problem": "", "reading": True, **model.overall()}
         others = {name: other for name in given.get("with", "").split(",") if name}
-        return {**job, **state, **model.snapshot(), "metrics": metrics, "overall": model.overall(), "others": others}
+        known = {**job, **state, **model.snapshot(), "metrics": metrics, "overall": model.overall(), "others": others}
+        return {**known, "labels": {"job-1": "hfa, seed 1", "job-2": "hfa, seed 2"}}
 
     return {
         "/data": data,
@@ -479,7 +527,8 @@ def test_the_page_at_all_widths(browser: Browser) -> None:
     browser.wait_for("saved.type === 'image/png'", 10)
     browser.wait_for("!!document.querySelector('#jobs input')", 10)
     browser.value("document.querySelector('#jobs input').click()")
-    browser.wait_for("document.querySelector('#loss .legend').textContent.includes('job-2')", 10)
+    browser.wait_for("document.querySelector('#loss .legend').textContent.includes('job-2: hfa, seed 2')", 10)
+    assert "job-1 (this job): hfa, seed 1" in browser.value("document.querySelector('#loss .legend').textContent")
     assert not browser.complaints
     server.close()
 

@@ -1,5 +1,6 @@
 """The data of the figures, and that every figure is drawn in every format."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from geomx_cli.observe.report.figures import Bars, Curves, Figures, Matrix, Seri
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.modes import MODES, title
 from geomx_cli.observe.report.plots import Page
+from geomx_cli.observe.report.plots import _mark as mark
 from geomx_cli.observe.report.run_folders import runs_in
 from geomx_cli.observe.report.styles import style
 from geomx_cli.observe.report.terminal import painted
@@ -106,6 +108,7 @@ def test_a_round_and_a_matrix(base: Path) -> None:
     assert timeline.workers["A/cpu1"][0] == Span(10.5, 19.5, "computes"), "which began half a second later"
     matrix = found["matrix-hfa"]
     assert isinstance(matrix, Matrix)
+    assert matrix.title.endswith("HFA (one run)")
     assert (matrix.parties, matrix.megabytes) == (["A", "central"], [[0.0, 4.0], [2.0, 0.0]])
     assert "timeline-esync" not in found and "matrix-esync" not in found, "of which nothing is known"
     missing = made(base).missing
@@ -122,6 +125,23 @@ def test_every_figure_is_drawn(base: Path, tmp_path: Path, form: str) -> None:
     assert [path.name for path in paths] == [f"{figure.name}.{form}" for figure in found.found]
     assert all(path.read_bytes().startswith(begins[form]) and path.stat().st_size > 3000 for path in paths)
     assert all(figure.title in painted(figure, axes) for figure in found.found)
+
+
+@pytest.mark.parametrize("limits", [(0.2, 0.35), (1, 9), (0.9, 4000), (3, 3.1), (1e-4, 1e5)])
+def test_marks_of_logarithmic_axes_are_few_plain_numbers(limits: tuple[float, float]) -> None:
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(3.4, 2.4), layout="constrained")
+    plot = canvas.add_subplot()
+    plot.set(xscale="log", xlim=limits)
+    mark(plot.xaxis, *limits)
+    canvas.draw_without_rendering()
+    marks = [tick for tick in plot.xaxis.get_major_ticks() if limits[0] <= tick.get_loc() <= limits[1]]
+    texts = [tick.label1.get_text() for tick in marks]
+    assert 3 <= len(texts) <= 8 and [float(text) for text in texts] == pytest.approx([tick.get_loc() for tick in marks])
+    boxes = [tick.label1.get_window_extent() for tick in marks]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+    assert not any(label.get_text() for label in plot.xaxis.get_minorticklabels())
 
 
 def test_each_algorithm_has_a_look_of_its_own() -> None:
@@ -154,8 +174,11 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
     assert lines[1].split()[:7] == ["cnn", "HFA", "1", "15.0", "s", "3", "MB"] and lines[1].split()[-1] == "job-3"
     assert "HFA-Non-IID" in lines[2] and "0.4000" in lines[2]
     assert command("draw", "-b", base, "-n", "none").returncode == 3
+    done = command("draw", base, "-o", tmp_path / "none", "--only", "accuracy,bytes", "--xlim", "50,60")
+    assert done.returncode == 3 and "note: figure bytes is empty: no point lies within --xlim" in done.stderr
+    assert not (tmp_path / "none").exists()
     done = command("draw", "-b", base, "-n", "cnn", "--terminal", "-o", "x", "--format", "svg")
-    assert done.returncode == 2 and "--output, --format: no effect with --terminal" in done.stderr
+    assert done.returncode == 2 and "--to, --format: no effect with --terminal" in done.stderr
     assert command("compare").returncode == 2 and command("compare", "nothing-like-it").returncode == 3
 
 

@@ -15,11 +15,13 @@ from geomx_cli.observe.report import RunRecords
 from geomx_cli.observe.report.averages import Curve, Mean, mean_curve, mean_of
 from geomx_cli.observe.report.axes import Axes
 from geomx_cli.observe.report.comparison import cells, compared, csv_rows
-from geomx_cli.observe.report.drawing import figures_of
-from geomx_cli.observe.report.figures import Curves, Series
-from geomx_cli.observe.report.groups import grouped
+from geomx_cli.observe.report.drawing import any_y, figures_of
+from geomx_cli.observe.report.drawing import empty as nothing_shown
+from geomx_cli.observe.report.figures import Curves, Figures, Series
+from geomx_cli.observe.report.groups import grouped, not_in_means
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.metric_curves import LOSS, metric_curve
+from geomx_cli.observe.report.plots import Page, draw
 from geomx_cli.observe.report.record import RoundRecord, WorkerRecords
 from geomx_cli.observe.report.tables import write_csv
 from geomx_cli.observe.report.terminal import painted
@@ -56,16 +58,20 @@ def test_runs_that_differ_in_their_seed_are_one_group() -> None:
     assert labels(three[0], run(seed=2, options={"compress": "fp16"}), by=("codec",)) == {
         "FSA, no compress": 1, "FSA, compress fp16": 1,
     }  # fmt: skip
+    unused = [run(seed=seed, options={"k1": k1}) for seed, k1 in ((1, 5), (2, 10))]
+    assert labels(*unused) == {"FSA": 2}, "an option of HFA has no effect on it"
+    hfa = [run("hfa", options={"k1": k1}) for k1 in (5, 10)]
+    assert labels(hfa[0], replace_job(hfa[1], "other")) == {"HFA, k1 5": 1, "HFA, k1 10": 1}
     with pytest.raises(UsageError, match="--group-by speed") as caught:
         grouped([*three, fast], ("speed",))
-    assert caught.value.hint == "they differ in lr, run, seed"
+    assert caught.value.hint == "they differ in lr, job, seed"
 
 
 def test_different_scripts_are_never_averaged() -> None:
     one, other = (run(script=["python", name], job=name) for name in ("a/train.py", "b/train.py"))
     assert labels(one, other, by=("algo",)) == {"FSA (a/train.py)": 1, "FSA (b/train.py)": 1}
     versions = [run(script=["python", "train.py"], job=str(digest), script_digest=str(digest)) for digest in (1, 1, 2)]
-    versions[1] = replace(versions[1], metadata=replace_job(versions[1], "again"))
+    versions[1] = replace_job(versions[1], "again")
     assert labels(*versions) == {"FSA (1)": 2, "FSA (2)": 1}
     arguments = [run(script=["python", "train.py", "--size", size]) for size in ("8", "16")]
     assert labels(*arguments) == {"FSA, args --size 8": 1, "FSA, args --size 16": 1}
@@ -75,9 +81,37 @@ def test_different_scripts_are_never_averaged() -> None:
     assert labels(*unknown) == {"ESync (a/cnn/esync)": 1, "ESync (b/cnn/esync)": 1}
 
 
-def replace_job(found: RunRecords, job: str) -> Metadata:
+def test_jobs_that_are_not_done_are_in_no_mean() -> None:
+    done = [run(seed=seed, job=f"done-{seed}", outcome=outcome) for seed, outcome in ((1, "done"), (2, ""))]
+    left = [run(seed=seed, job=outcome, outcome=outcome) for seed, outcome in ((3, "failed"), (4, "running"))]
+    groups = grouped([*left, *done])
+    assert {group.label: [one.name for one in group.runs] for group in groups} == {
+        "FSA": ["done-1", "done-2"], "FSA, failed (failed)": ["failed"], "FSA, running (running)": ["running"],
+    }  # fmt: skip
+    assert not_in_means(groups) == "not in the means: failed (failed), running (running)"
+    assert not_in_means(groups[:1]) == ""
+    rows = compared(groups, 0.8)
+    assert [row.n for row in rows] == [2, 0, 0]
+    accuracy = rows[0].means["accuracy"]
+    assert accuracy is not None and (accuracy.n, accuracy.value) == (2, pytest.approx(0.815))
+    assert [fields[2] for fields in csv_rows(rows, 0.8)] == ["n", 2, 0, 0]
+    assert set(csv_rows(rows, 0.8)[2][4:]) == {None, 0}, "its figures are of no mean"
+    curves = next(one for one in figures_of([*left, *done], ()).found if one.name == "accuracy")
+    assert isinstance(curves, Curves)
+    assert [(series.number, curve.n) for series, curve in curves.curves.items()] == [(0, 2), (1, 1), (2, 1)]
+    only = grouped(left, ("seed",))
+    assert [group.label for group in only] == ["FSA, seed 3, failed (failed)", "FSA, seed 4, running (running)"]
+
+
+def test_a_script_that_may_not_be_for_its_algorithm_is_marked() -> None:
+    assert labels(run("hfa", script=["python", "train.py"], warnings=["w"])) == {"HFA, see warnings": 1}
+
+
+def replace_job(found: RunRecords, job: str) -> RunRecords:
     assert found.metadata is not None
-    return Metadata(job, "central", found.metadata.options, script=found.metadata.script, script_digest="1")
+    known = found.metadata
+    metadata = Metadata(job, "central", known.options, script=known.script, script_digest=known.script_digest)
+    return replace(found, metadata=metadata)
 
 
 def test_means() -> None:
@@ -88,7 +122,7 @@ def test_means() -> None:
     apart = mean_curve([[(1.0, 0.2), (2.0, 0.5)], [(3.0, 0.6), (4.0, 0.7)]])
     assert (apart.x, apart.y, apart.n) == ([3.0], [0.6], 2), "no common x: the last points"
     two = mean_curve([[(0.0, 0.0), (4.0, 4.0)], [(1.0, 1.0), (3.0, 5.0)]])
-    assert (two.x, two.y) == ([1.0, 3.0], [1.0, 4.0]), "where both are"
+    assert (two.x, two.y, two.cut) == ([1.0, 3.0], [1.0, 4.0], True), "where both are"
 
 
 @given(st.lists(SERIES, min_size=2, max_size=4))
@@ -118,10 +152,34 @@ def test_the_loss_is_averaged_over_workers_at_the_same_times() -> None:
     assert all(loss == pytest.approx(seconds) for seconds, loss in curve)
 
 
-def test_axes_of_nothing_after_the_first_moment() -> None:
-    figure = Curves("loss", "", "", "", {Series("FSA", "fsa"): Curve([0.0], [1.0])})
-    assert Axes(logx=True).x_limits(figure) == (1.0, 2.0)
+def test_axes_without_a_point_say_why(tmp_path: Path) -> None:
+    figure = Curves("loss", "", "", "test accuracy", {Series("FSA", "fsa"): Curve([0.0], [1.0])})
     assert Axes(logx=True, xlim=(3.0, 4.0)).x_limits(figure) == (3.0, 4.0)
+    whys = {
+        Axes(): "",
+        Axes(logx=True): "no x is above 0, as a logarithmic axis (--logx) needs it",
+        Axes(xlim=(3.0, 4.0)): "no point lies within --xlim",
+        Axes(ylim=(3.0, 4.0)): "no point lies within --ylim",
+    }
+    for axes, why in whys.items():
+        assert axes.nothing(figure) == why
+        assert not why or why in painted(figure, axes)
+        assert draw(figure, tmp_path, Page("svg", axes=axes)).exists()
+    loss = replace(figure, y="loss, mean over workers")
+    axes = Axes(ylim=(3.0, 4.0), target=0.8)
+    assert axes.of(figure) == axes and axes.of(loss) == Axes(), "limits of accuracies"
+    assert not nothing_shown(Figures([loss]), axes) and any_y(Figures([loss])) and not any_y(Figures([loss, figure]))
+    assert list(nothing_shown(Figures([loss]), replace(axes, any_y=True))) == ["loss"]
+    empty = replace(figure, curves={})
+    assert Axes().nothing(empty) == Axes(logx=True).nothing(empty) == "no test accuracy was recorded"
+
+
+@given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=9), st.booleans())
+def test_limits_have_room_for_the_first_and_last_points(xs: list[float], logx: bool) -> None:
+    figure = Curves("loss", "", "", "", {Series("FSA", "fsa"): Curve(sorted(xs), [1.0] * len(xs))})
+    low, high = Axes(logx=logx).x_limits(figure)
+    seen = [x for x in xs if x > 0 or not logx]
+    assert low < high and all(low < x < high for x in seen)
 
 
 def test_a_table_with_deviations(tmp_path: Path) -> None:
@@ -148,6 +206,10 @@ def test_figures_of_groups() -> None:
     assert (fsa.n, fsa.x[0], fsa.x[-1]) == (2, 2.0, 4.0) and hfa.sd is None
     assert fsa.y[-1] == pytest.approx((0.81 + 0.63) / 2), "of the slower one at this time"
     assert "FSA (mean of 2)" in painted(accuracy, Axes(ylim=(0, 1)))
-    assert Axes(logx=True).x_limits(accuracy) == (1.0, 4.0) and Axes(xlim=(2, 3)).x_limits(accuracy) == (2, 3)
+    assert accuracy.note == "means until the first run ends" and f"({accuracy.note})" in painted(accuracy, Axes())
+    alone = figures_of([run(seed=1), run("hfa")], (), ("accuracy",)).found[0]
+    assert isinstance(alone, Curves) and not alone.note
+    assert Axes(logx=True).x_limits(accuracy) == (pytest.approx(1 / 4**0.025), pytest.approx(4 * 4**0.025))
+    assert Axes().x_limits(accuracy) == (0.0, 4.1) and Axes(xlim=(2, 3)).x_limits(accuracy) == (2, 3)
     with pytest.raises(UsageError, match="--only speed"):
         figures_of([run()], (), ("speed",))

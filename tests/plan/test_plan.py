@@ -402,6 +402,24 @@ def test_machines_of_several_parties() -> None:
     assert found.process("B/worker:0").env["GEOMX_SCHEDULER"] == "ipc:///s/B-scheduler-0.sock"
 
 
+def test_scripts_for_torchrun_find_their_ranks() -> None:
+    """Those of all parties; local ones by host, but a worker with a GPU has cuda:0 alone."""
+
+    def ranks(found: Plan) -> list[str]:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        workers = [process.env for process in found.processes if process.role == "worker"]
+        return [" ".join(env.get(name, "-") for name in names) for env in workers]
+
+    spec = replace(SPEC, script=("python3", "t.py"), env={"MASTER_ADDR": "10.9.8.7"})
+    assert ranks(make(spec, rank_scope="global")) == ["0 4 0 2", "1 4 1 2", "2 4 0 2", "3 4 1 2"]
+    assert ranks(make(spec)) == ["- - - -", "0 4 0 2", "1 4 1 2", "2 4 0 2", "3 4 1 2"], "the master does not train"
+    several = plan(wide_area(), spec)
+    assert ranks(several)[1:] == ["0 4 0 1", "1 4 0 1", "2 4 0 1", "3 4 0 1"]
+    env = make(spec).process("A/worker:0").env
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.9.8.7", "29500")
+    assert "RANK" not in make(SPEC).process("A/worker:0").env, "the bundled job"
+
+
 def test_the_central_party_dials_its_servers_by_their_near_address() -> None:
     hosts = [
         *(host for host in wide_area().hosts if host.name != "h"),

@@ -156,6 +156,23 @@ def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ..
     assert found["alpha"].memory == (75 << 20 if script else 190 << 20)
 
 
+@pytest.mark.parametrize(
+    ("version", "devices", "said"),
+    [
+        ("2.4.1", ["cpu"], ""),
+        ("2.6.0+cu126", ["gpu0"], ""),
+        ("2.3.1", ["cpu"], "/there/bin/python has torch 2.3.1, and geomx needs 2.4 or newer"),
+        ("2.13.0+cpu", ["gpu0"], "/there/bin/python has torch 2.13.0+cpu, which is built without CUDA, and is to"
+         " train on GPUs"),
+    ],
+)  # fmt: skip
+def test_the_version_of_pytorch(version: str, devices: list[str], said: str) -> None:
+    host = HOST.model_copy(update={"devices": tuple(devices)})
+    facts = changed(versions={"numpy": "2.4.0", "torch": version}, gpus=["A100"])
+    need = Requirements(processes=3, training=1, memory=GIB, modules=("zmq", "numpy", "torch"))
+    assert [check.what for check in wrong(hosts.check_host(host, facts, Skew(0, 0), need))] == [said][: bool(said)]
+
+
 def test_the_linear_network_needs_no_framework() -> None:
     inventory = star(dict.fromkeys(("hub", "alpha"), "127.0.0.1"), range(9000, 9009))
     spec = JobSpec(options={"network": "linear"})

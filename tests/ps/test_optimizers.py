@@ -13,6 +13,8 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.optim.optimizers import SUPPORTED, Optimizer, create
 
+OURS = ("torch-sgd", "adamw", "dcasgd-a", "dcasgd-mxnet")
+"""Optimizers that MXNet does not have, or computes in another way."""
 SLOT = (3, 1)
 REGULARISED = {"wd": 0.01, "clip_gradient": 0.7, "rescale_grad": 0.5}
 SGD_M, RMSPROP_C = {"momentum": 0.9}, {"centered": True, "gamma1": 0.95, "gamma2": 0.8}
@@ -91,7 +93,7 @@ def test_fp16_follows_mxnet_with_multi_precision(mx: Any, name: str, own: dict[s
     assert (mine == other).mean() > 0.99
 
 
-@pytest.mark.parametrize("name", [n for n in SUPPORTED if n not in ("adamw", "dcasgd-a", "dcasgd-mxnet")])
+@pytest.mark.parametrize("name", [n for n in SUPPORTED if n not in OURS])
 def test_defaults_are_those_of_mxnet(mx: Any, name: str) -> None:
     theirs = mx.optimizer.create(name)
     renamed = {"learning_rate": "lr", "eps": "float_stable_eps"}
@@ -119,6 +121,34 @@ def test_adamw_follows_its_formula(dtype: type, rtol: float, correct: bool) -> N
     weight, *grads = (array.astype(dtype) for array in arrays(count=11, size=1000))
     mine = walk(create("adamw", {**params, "correct_bias": correct}), weight, grads)
     np.testing.assert_allclose(mine, adamw_in_fp64(weight, grads, params, correct), rtol=rtol, atol=rtol)
+    assert mine.dtype == dtype
+
+
+def torch_sgd_in_fp64(weight: Array, grads: list[Array], p: dict[str, Any]) -> Array:
+    w, m = weight.astype(np.float64), np.zeros(weight.size)
+    for t, grad in enumerate(grads, start=1):
+        g = p["rescale_grad"] * grad.astype(np.float64) + p["wd"] * w
+        if p["momentum"]:
+            m = g if t == 1 else p["momentum"] * m + (1 - p["dampening"]) * g
+            g = g + p["momentum"] * m if p["nesterov"] else m
+        w = w - p["learning_rate"] * g
+    return w
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-13), (np.float32, 2e-6)])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
+        {"momentum": 0.9, "dampening": 0.3, "nesterov": False},
+        {"momentum": 0.9, "dampening": 0.0, "nesterov": True},
+    ],
+)
+def test_torch_sgd_follows_its_formula(dtype: type, rtol: float, own: dict[str, Any]) -> None:
+    params = {"learning_rate": 0.02, "wd": 0.1, "rescale_grad": 0.5, **own}
+    weight, *grads = (array.astype(dtype) for array in arrays(count=11, size=1000))
+    mine = walk(create("torch-sgd", params), weight, grads)
+    np.testing.assert_allclose(mine, torch_sgd_in_fp64(weight, grads, params), rtol=rtol, atol=rtol)
     assert mine.dtype == dtype
 
 
@@ -328,8 +358,7 @@ def test_unfit_arrays_are_refused_and_leave_no_state(weight: Array, grad: Array)
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    ours = ("adamw", "dcasgd-a", "dcasgd-mxnet")
-    assert set(SUPPORTED) == {"sgd", "nag", "adam", "adagrad", "rmsprop", "dcasgd", *ours}
+    assert set(SUPPORTED) == {"sgd", "nag", "adam", "adagrad", "rmsprop", "dcasgd", *OURS}
     with pytest.raises(InvalidSettings) as error:
         create("lamb", {})
     assert "'lamb'" in error.value.message

@@ -10,8 +10,10 @@ import pytest
 from cluster import Cluster
 from rounds import SCRIPT
 
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.net import shared_memory
 from geomx_cli.ps.net.shared_memory import FIRST, PLACE, SIZE, Arena, PeerArena
+from geomx_cli.ps.net.sharing import Sharing
 from geomx_cli.ps.net.wire import BadMessage
 
 ANNE, BOB = "anne", "bob"
@@ -125,6 +127,40 @@ def test_a_peer_that_is_gone_holds_nothing(arena: Arena) -> None:
     arena.forget(BOB)
     arena.forget(BOB)
     assert not arena.used
+
+
+class Peer:
+    """The link of a peer that accepts offers. lend: what the offering side lends it with."""
+
+    lend: Any = None
+
+    def control(self, topic: str, body: Any = None) -> None:
+        """Messages have no effect."""
+
+    def map(self, offer: Any) -> bool:
+        return True
+
+    def enable_shared_memory(self, lend: Any) -> None:
+        self.lend = lend
+
+
+def test_a_peer_that_has_left_may_still_free_blocks_that_others_have() -> None:
+    sharing, value = Sharing(EventLog(None)), np.zeros(50_000)
+    anne, bob = peers = Peer(), Peer()
+    links: list[Any] = list(peers)
+    for link in links:
+        sharing.allow(link)
+        sharing.offer(link)
+        sharing.receive(link, "mapped", {})
+    block = shared_memory.PLACE.unpack(anne.lend(links[0], memoryview(value).cast("B"), lasting=False))[0]
+    sharing.forget(links[0])
+    again = bob.lend(links[1], memoryview(value).cast("B"), lasting=False)
+    assert shared_memory.PLACE.unpack(again)[0] == block
+    sharing.receive(links[0], "freed", {"blocks": [block]})
+    assert anne.lend(links[0], memoryview(value).cast("B"), lasting=False) is None
+    sharing.receive(links[1], "freed", {"blocks": [block]})
+    with pytest.raises(BadMessage, match="does not have it"):
+        sharing.receive(links[1], "freed", {"blocks": [block]})
 
 
 @pytest.mark.parametrize("blocks", [None, "x", [FIRST + 1], [-1], ["x"], [[]], [None]])

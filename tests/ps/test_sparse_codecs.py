@@ -202,7 +202,7 @@ def test_rounds_of_a_warm_up() -> None:
         ("topk:0.1,fp16,int8", "does not take"),
         ("topk:0.1,pull=union,int8", "does not take"),
         ("topk:0.1+fp8", "no values of 'fp8'"),
-        ("mpq", "'' is no ratio"),
+        ("mpq", "mpq needs a ratio"),
         ("mpq:1.5", "'1.5' is no ratio"),
         ("bsc:nan", "'nan' is no ratio"),
     ],

@@ -15,6 +15,7 @@ from imports import imports
 from mxnet_scripts import HOOK, hooked, run_hooked
 
 import geomx_cli.mxnet
+import geomx_cli.torch
 from geomx_cli.runtime.training import data
 
 
@@ -23,18 +24,24 @@ def test_what_is_public() -> None:
         "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
         "report", "shard",
     ]  # fmt: skip
-    assert all(getattr(geomx_cli.mxnet, name).__doc__ for name in geomx_cli.mxnet.__all__)
+    assert geomx_cli.torch.__all__ == [
+        "GeomxError", "InvalidSettings", "finish", "global_rank", "init", "is_master", "load_data", "no_sync",
+        "num_all_workers", "report", "sampler", "shard", "wrap",
+    ]  # fmt: skip
+    for module in (geomx_cli.mxnet, geomx_cli.torch):
+        assert all(getattr(module, name).__doc__ for name in module.__all__)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "templates").glob("*.py")), ids=lambda path: path.stem)
 def test_templates_use_what_is_public(path: Path) -> None:
-    assert set(imports(path)) == {"geomx_cli.mxnet"}
+    module = geomx_cli.torch if path.stem.startswith("torch") else geomx_cli.mxnet
+    assert set(imports(path)) == {module.__name__}
     used = {
         node.attr
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "geomx"
     }
-    assert {"report"} <= used <= set(geomx_cli.mxnet.__all__) and (used == {"report"}) == (path.stem == "train")
+    assert {"report"} <= used <= set(module.__all__) and (used == {"report"}) == (path.stem == "train")
 
 
 def test_workers_share_the_data(cluster: Cluster, tmp_path: Path) -> None:
@@ -80,11 +87,12 @@ def test_mxnet_stays_mxnet_where_our_folder_is_on_the_path() -> None:
 
 @pytest.mark.processes
 def test_importing_it_does_not_import_mxnet() -> None:
-    code = "import geomx_cli.mxnet, sys; print('mxnet' in sys.modules)"
-    assert run_hooked(code, "worker").stdout == "False\n"
+    code = "import geomx_cli.mxnet, geomx_cli.torch, sys; print('mxnet' in sys.modules, 'torch' in sys.modules)"
+    assert run_hooked(code, "worker").stdout == "False False\n"
 
 
 @pytest.mark.processes
 def test_a_script_that_geomx_has_not_started_is_refused() -> None:
-    done = run_hooked("import geomx_cli.mxnet as geomx; geomx.init()", "server")
-    assert "InvalidSettings: this script was not started by geomx" in done.stderr, done
+    for name in ("mxnet", "torch"):
+        done = run_hooked(f"import geomx_cli.{name} as geomx; geomx.init()", "server")
+        assert "InvalidSettings: this script was not started by geomx" in done.stderr, done

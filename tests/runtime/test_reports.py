@@ -50,7 +50,8 @@ def test_what_is_written(log: EventLog, tmp_path: Path) -> None:
     assert 0 == first.total_time <= second.total_time <= third.total_time
     assert [event.live for event in (second, third, fourth)] == [True] * 3, "different values"
     assert not first.live, "a later one has the loss"
-    assert fourth.samples_per_s is not None and fourth.samples_per_s > 0
+    assert second.samples_per_s is not None and second.samples_per_s > 0
+    assert third.samples_per_s is None and fourth.samples_per_s is None, "no samples, no new rate"
     report(reporter, loss=1.0)
     assert len(written(tmp_path)) == 4, "nothing after the end"
 
@@ -106,6 +107,37 @@ def test_a_value_that_is_not_computed_yet_keeps_nobody_waiting(log: EventLog, tm
     assert event.loss == 0.5 and event.accuracy is None
     warnings = [parse(json.loads(line)) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert "an accuracy of 50 is ignored" in str([one for one in warnings if isinstance(one, WarningRaised)])
+
+
+def test_values_that_a_failed_job_never_computes_are_not_recorded(
+    log: EventLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As MXNet has them: the first that is read raises the failure, the others are what was in memory."""
+
+    class Lost(Later):
+        def copy(self) -> "Lost":
+            return self
+
+        def item(self) -> float:
+            if has_failed.is_set():
+                return 0.0
+            has_failed.set()
+            raise RuntimeError("siteB/worker:1 has been silent for 10 s")
+
+    has_failed = threading.Event()
+    reporter = Reporter()
+    reporter.begin(log, has_failed.is_set)
+    done = Later(0.5)
+    done.computed.set()
+    report(reporter, step=1, samples=64, loss=done)
+    reporter.flush()
+    for step in (2, 3, 4):
+        report(reporter, step=step, samples=64, loss=Lost(0.0), accuracy=Lost(0.0), my_metric=3.0)
+    report(reporter, step=5, known=1.0)
+    reporter.close()
+    found = [(event.step, event.loss, event.metrics) for event in written(tmp_path)]
+    assert found == [(1, 0.5, {}), (5, None, {"known": 1.0})]
+    assert capsys.readouterr().err == ""
 
 
 def test_values_of_a_script_that_runs_ahead_are_stamped_when_they_are_ready(

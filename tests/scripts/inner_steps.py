@@ -15,7 +15,8 @@ from geomx_cli.runtime.algorithms import diloco
 from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training.architecture import Parameter
-from geomx_cli.runtime.training.model import ModelAdapter, flat_views
+from geomx_cli.runtime.training.flat_views import flat_views
+from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.stopwatch import Stopwatch
 from geomx_cli.runtime.training.train_config import TrainConfig

@@ -40,6 +40,7 @@ class AgentConnection:
         self.host = host
         self.host_spec = host_spec
         self.over = False  # nothing is left to end: all has ended, or another process is responsible
+        self.greeted = False  # a running agent has answered
         self.seen = 0  # sequence number of the last numbered message
         self.ignored = 0
         self._inbox = inbox
@@ -61,7 +62,9 @@ class AgentConnection:
         self._begin("run")
 
     def attach(self) -> None:
-        """Connect to a running agent; one that has ended sends its final messages. Raises as `start` does."""
+        """Connect to a running agent; one that has ended sends its final messages, and `greeted` remains False. Raises
+        as `start` does, and CheckFailed if it was killed.
+        """
         self._begin("attach")
 
     @property
@@ -104,6 +107,8 @@ class AgentConnection:
             what = f"the agent on host {self.host.name} did not answer within {ANSWER_LIMIT:g} s"
             log = f"{self.host_spec.directory}/agent.log"
             raise TimedOut(what, f"see {log} there, and whether that machine is overloaded or its disk hangs")
+        if self._absent:
+            raise CheckFailed(f"no agent of the job runs on host {self.host.name}", "look for what killed it")
         if not self._heard:
             if words := self._errors():
                 hint = f"its log is {self.host_spec.directory}/agent.log"
@@ -183,6 +188,7 @@ class AgentConnection:
             self._absent = True
             return
         self._heard = time.monotonic()
+        self.greeted |= kind == "hello"
         self._answered.set()
         if self._broken:
             self._broken = 0.0

@@ -78,19 +78,25 @@ class AgentPool:
         self._interrupted = True
         self._copied.set()
 
-    def follow(self, hosts: Iterable[str]) -> None:
-        """Take over the running agents of `hosts`; one that does not run produces a Gone. Raises the hosts' errors."""
+    def follow(self, hosts: Iterable[str]) -> bool:
+        """Take over the running agents of `hosts`; one that was killed produces a Gone. Return False if one has ended
+        by itself: not its messages, but its status has all that it reported. Raises the hosts' errors.
+        """
+        connections = [self._connections[name] for name in hosts]
 
         def attach(connection: AgentConnection) -> None:
             self._begun.add(connection.host.name)
             try:
                 connection.attach()
             except CheckFailed:
+                killed.add(connection)
                 self.inbox.put((connection.host.name, Gone("died")))
 
-        everywhere(attach, [self._connections[name] for name in hosts])
+        killed: set[AgentConnection] = set()
+        everywhere(attach, connections)
         self._started = True
         self._heart.start()
+        return all(connection.greeted or connection in killed for connection in connections)
 
     def broadcast(self, message: JsonObject) -> None:
         """Send `message` to every agent; an agent that cannot be reached is detected by its silence."""

@@ -29,6 +29,7 @@ from geomx_cli.jobs.view.progress import Progress
 
 __all__ = ["attach"]
 
+_ATTEMPTS = 5
 _ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedOut, DoneInPart, Interrupted)
 
 
@@ -47,11 +48,17 @@ def attach(job: KnownJob, view: View | None = None) -> Conclusion:
     if state is not None and state.over:
         return _again(state)
     with closing(job.open_hosts()) as hosts:
-        job_view = JobView.of(job, hosts)
-        if job_view.over:
-            return job_view.conclude()
         detaches = state is not None and state.state == "detached"
-        outcome, progress = _follow(job, hosts, job_view, view or view_for(), detaches=detaches)
+        for _ in range(_ATTEMPTS):
+            job_view = JobView.of(job, hosts)
+            if job_view.over:
+                return job_view.conclude()
+            outcome, progress = _follow(job, hosts, job_view, view or view_for(), detaches=detaches)
+            if outcome is not None:
+                break
+        else:
+            what = f"job {job.id} has ended on some of its hosts, whose status does not say so"
+            raise CheckFailed(what, f"see geomx status {job.id}; geomx stop {job.id} ends what is left")
     if outcome.left:
         return Conclusion()
     outcome.problems += release(job.inventory, job.plan.job)
@@ -69,16 +76,21 @@ def _again(state: job_state.JobState) -> Conclusion:
 
 def _follow(
     job: KnownJob, hosts: Mapping[str, Connector], job_view: JobView, view: View, *, detaches: bool
-) -> tuple[Outcome, Progress]:
-    """Follow until the job ends or the user detaches; errors in ending it are among the outcome's problems."""
+) -> tuple[Outcome | None, Progress]:
+    """Follow until the job ends or the user detaches; errors in ending it are among the outcome's problems. The outcome
+    is None if an agent has ended since `job_view` was made.
+    """
     host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
     progress = Progress.of(job.plan, job_view.progress.began)
     pool = AgentPool(hosts, host_specs, view.warn)
-    outcome = Outcome(left="it could not be attached to")
+    outcome: Outcome | None = Outcome(left="it could not be attached to")
     try:
         with interrupts_to(pool.inbox):
             _replay_ended(pool, job_view)
-            pool.follow([name for name, status in job_view.hosts.items() if not status.over])
+            if not pool.follow([name for name, status in job_view.hosts.items() if not status.over]):
+                pool.leave()
+                pool.close()
+                return None, progress
             job_state.begin(job.directory)
             how = "Ctrl-C detaches" if detaches else "Ctrl-C stops it"
             view.note(f"job {job.id}: following again; {how}")

@@ -105,7 +105,7 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
                 files, left_out = transfer.listing()
                 problems.extend({"host": host.name, "problem": what} for what in left_out)
                 progress.begin(files)
-                for listed in files:
+                for listed in sorted(files, key=lambda one: one.size):  # an interrupt costs only the largest
                     try:
                         got.append(transfer.file(listed))
                         progress.end(got[-1])

@@ -142,6 +142,8 @@ class _Sweep:
         accuracy = conclusion.result.get("accuracy")
         words = [cell.state, f"job {cell.job}", took, "" if accuracy is None else f"accuracy {accuracy:.4f}", cell.why]
         self.runner.note(f"{title}: {', '.join(filter(None, words))}")
+        for warning in conclusion.result.get("warnings", ()):
+            self.runner.note(f"warning: {cell.name}: {warning}")
         if isinstance(conclusion.error, Interrupted):
             raise Interrupted(conclusion.error.message, _RESUME)
 
@@ -174,15 +176,31 @@ class _Sweep:
         self.runner.note(f"{title}: job {cell.job}")
         try:
             return self.runner.launch(cell)
-        except Interrupted as error:  # the job may still run: the next sweep follows it
-            raise Interrupted(error.message, _RESUME) from None
+        except (Interrupted, KeyboardInterrupt) as error:
+            raise self._interrupted(cell, error) from None
         except GeomxError as error:
             return Conclusion(error=error)
+
+    def _interrupted(self, cell: Cell, error: BaseException) -> Interrupted:
+        """Return the error of a launch that was interrupted. If its job has a plan it may still run, and the next sweep
+        follows it; otherwise it is to be launched again.
+        """
+        job = _job_of(cell)
+        if job is None or (job.state is not None and job.state.over):
+            name, cell.job = cell.job, cell.job if job is not None else ""
+            self._set(cell, "interrupted" if job is not None else "pending")
+            return Interrupted(f"interrupted; job {name} ({cell.name}) was not started", _RESUME)
+        how = error.message if isinstance(error, Interrupted) else f"interrupted; job {cell.job} may still run"
+        return Interrupted(how, _RESUME)
 
     def _collect(self, cell: Cell) -> None:
         """Collect the job's records. A job that is done is never run again because they are incomplete."""
         try:
             manifest = self.runner.collect(find(cell.job))
+        except (Interrupted, KeyboardInterrupt):
+            self._set(cell, "collected in part", "interrupted")
+            what = f"interrupted; job {cell.job} is done, and its records are not collected"
+            raise Interrupted(what, _RESUME) from None
         except GeomxError as error:
             self._set(cell, "collected in part", first_line(error))
             return

@@ -15,7 +15,7 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.actions.attach import attach
-from geomx_cli.jobs.store import rank_scope, user_files
+from geomx_cli.jobs.store import rank_scope, script_fit, user_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.script import check_script, with_interpreter
 from geomx_cli.jobs.store.sweep_manifest import Cell, SweepSettings
@@ -48,6 +48,7 @@ class SweepJobs:
     note: Callable[[str], None]
     _prepared: dict[str, tuple[Inventory, dict[str, Value]]] = field(default_factory=dict, init=False)
     _ignored: Mapping[str, str] = field(default_factory=dict, init=False)
+    _warnings: dict[str, str] = field(default_factory=dict, init=False)
 
     def prepare(self, algorithms: Sequence[str]) -> int:
         """Check and plan a job of each algorithm, and return the first seed. Raises InvalidSettings and UsageError as
@@ -60,8 +61,12 @@ class SweepJobs:
             inventory = with_interpreter(script, inventory)
             ranks = rank_scope.choose(str(options["rank_scope"]), script, name, inventory)
             if ranks.sentence:
-                self.note(ranks.sentence)
+                self.note(f"{name}: {ranks.sentence}")
             inventory = inventory.model_copy(update={"rank_scope": ranks.scope})
+            options = {**options, **({"framework": ranks.framework} if script else {})}
+            self._warnings[name] = script_fit.warning_of(script, options, inventory)
+            if self._warnings[name]:
+                self.note(f"warning: {self._warnings[name]}")
             try:
                 plan(choose(inventory, None), complete(replace(self.base, options=options)))
             except InvalidSettings as error:
@@ -95,7 +100,8 @@ class SweepJobs:
             chooses_ports=self.inventory_file is not None,
             view=LineView(sys.stderr),
         )
-        spec = replace(self.base, options={**options, "seed": cell.seed}, job=cell.job)
+        warning = self._warnings[cell.algo]
+        spec = replace(self.base, options={**options, "seed": cell.seed}, job=cell.job, script_warning=warning)
         return launching.launch(inventory, spec, launch_options)
 
     def attach(self, job: KnownJob) -> Conclusion:

@@ -16,10 +16,12 @@ from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
 from geomx_cli.core.untrusted import decode
 
-__all__ = ["FILE_NAME", "STATE_VERSION", "JobState", "begin", "detach", "fail", "finish"]
+__all__ = ["FILE_NAME", "STATE_VERSION", "UNDECIDED", "JobState", "begin", "detach", "fail", "finish"]
 
 STATE_VERSION = 1
 FILE_NAME = "state.json"
+UNDECIDED = ("running", "detached", "orphaned")
+"""Values of JobState.shown of a job whose end is not known."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,17 @@ class JobState:
     def over(self) -> bool:
         """Whether the job is known to have ended."""
         return self.state not in ("running", "detached")
+
+    @property
+    def error(self) -> tuple[str, str] | None:
+        """Message and hint of the error with which a job has ended, None of other jobs."""
+        words = self.result.get("error") if self.over and self.result else None
+        return None if words is None else (words["message"], words["hint"])
+
+    @property
+    def failure(self) -> Mapping[str, Any] | None:
+        """The failure that has ended the job, as in the result."""
+        return self.result.get("failure") if self.over and self.result else None
 
     def write(self, directory: Path) -> None:
         """Replace state.json atomically. Raises OSError on failure."""

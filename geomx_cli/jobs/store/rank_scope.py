@@ -1,18 +1,18 @@
-"""Chooses which workers a script's ranks count, by whether it uses names that GeoMX adds to MXNet's KVStore.
+"""Chooses which workers a script's ranks count: those of all parties, unless an MXNet script uses names that GeoMX adds
+to its KVStore.
 
-The script and its imports from its own folder are parsed, never executed.
+See script_sources.py for what is read of it.
 """
 
 import ast
-import os
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from geomx_cli.core import plugins
 from geomx_cli.inventory import Inventory, RankScope
-from geomx_cli.jobs.store.script import python_file
+from geomx_cli.jobs.store.script_sources import Source, sources_of
+from geomx_cli.runtime import frontends
 
 __all__ = ["Choice", "choose"]
 
@@ -21,16 +21,19 @@ _COMMON = frozenset(("party", "versions"))
 """Names that are common on other objects: they count only on a store."""
 _STORES = frozenset(("kv", "kvstore", "store"))
 _PACKAGE = "geomx_cli"
-_MOST_FILES, _MOST_BYTES = 200, 1 << 20
+_TORCHRUN = ("torch.distributed.", "torch.nn.parallel.DistributedDataParallel.")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """`why`: a clause for messages; "" if there was nothing to choose. `free`: the other scope is possible too."""
+    """`why`: a clause for messages; "" if there was nothing to choose. `free`: the other scope is possible too.
+    framework: that of the script, as --framework.
+    """
 
     scope: RankScope
     why: str = ""
     free: bool = True
+    framework: str = "mxnet"
 
     @property
     def sentence(self) -> str:
@@ -46,6 +49,8 @@ class Choice:
 
 def choose(asked: str, script: Sequence[str], algorithm: str, inventory: Inventory) -> Choice:
     """Choose the rank scope of a job; `asked`: "auto", "global" or "party"."""
+    if framework := _other_framework(script, inventory):
+        return Choice("party" if asked == "party" else "global", framework=framework)
     match asked:
         case "global" | "party":
             return Choice(asked)
@@ -53,64 +58,45 @@ def choose(asked: str, script: Sequence[str], algorithm: str, inventory: Invento
         return Choice("party")
     if plugins.algorithms()[algorithm].ranks_by_party:
         return Choice("party", f"scripts for {algorithm} divide by the workers of their party", free=False)
-    word, module = _python_code(script)
-    base = _folder(word, inventory)
-    if base is None or not (base / word).is_file():
-        what = f"{word} cannot be read here" if word else f"{script[0]} is no Python file"
-        return Choice("party", f"{what}, so it may use GeoMX's names")
-    path = base / word
-    found = _first_use(path, base if module else path.parent)
-    if found is None:
-        return Choice("global", f"{path.name} uses no GeoMX names")
-    return Choice("party", found)
+    found = sources_of(script, inventory)
+    if isinstance(found, str):
+        return Choice("party", f"{found}, so it may use GeoMX's names")
+    use = _first_use(found)
+    if use is None:
+        return Choice("global", f"{found[0].path.name} uses no GeoMX names")
+    return Choice("party", use)
 
 
-def _python_code(script: Sequence[str]) -> tuple[str, bool]:
-    """Return the Python file that a command runs ("" if unknown), and whether it is given as a module (-m)."""
-    if script[1:2] == ("-m",) and len(script) > 2 and script[0].rpartition("/")[2].startswith("python"):
-        return script[2].replace(".", "/") + ".py", True
-    return python_file(script) or next((word for word in script if word.endswith(".py")), ""), False
-
-
-def _folder(word: str, inventory: Inventory) -> Path | None:
-    """The job's working directory here, or on a host that copies its files from here; None if neither exists."""
-    if not word:
-        return None
-    for host in inventory.hosts:
-        if host.shares_files or not host.workdir:
-            return Path(host.workdir or Path.cwd())
-    return Path("/") if Path(word).is_absolute() else None
-
-
-def _first_use(script: Path, folder: Path) -> str | None:
+def _first_use(sources: Iterable[Source]) -> str | None:
     """Describe the first use of a GeoMX name, as in "models.py uses global_rank"; None if there is none."""
-    waiting, seen = [script], {script}
-    while waiting:
-        path = waiting.pop(0)
-        text = _text(path)
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # another Python version, or not Python
-            names = _OWN.intersection(re.findall(r"\w+", text))
-            imported: list[Path] = []
-        else:
-            names = frozenset(_names(tree))
-            imported = list(_imported(tree, path, folder))
+    for source in sources:
+        tree = source.tree
+        names = frozenset(_names(tree)) if tree is not None else _OWN.intersection(re.findall(r"\w+", source.text))
         if names:
-            return f"{path.relative_to(folder)} uses {min(names)}"
-        for other in imported:
-            if other not in seen and len(seen) < _MOST_FILES:
-                seen.add(other)
-                waiting.append(other)
+            return f"{source.name} uses {min(names)}"
     return None
 
 
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode(errors="replace")
-    except OSError:
+def _other_framework(script: Sequence[str], inventory: Inventory) -> str:
+    """Return the framework whose API of geomx a script imports, unless that is MXNet's, or "torch" for a script for
+    torchrun; "" for neither.
+    """
+    if not script or isinstance(sources := sources_of(script, inventory), str):
         return ""
+    imported = {name for source in sources if source.tree is not None for name in _imported_names(source.tree)}
+    distributed = "mxnet" not in imported and any(f"{name}.".startswith(_TORCHRUN) for name in imported)
+    others = (name for name in frontends.NAMES if name != "mxnet" and f"{_PACKAGE}.{name}" in imported)
+    return next(others, "torch" if distributed else "")
+
+
+def _imported_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules that a module may import, and the names that it imports from them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (item.name for item in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{item.name}" for item in node.names)
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
@@ -143,30 +129,3 @@ def _only_reports(tree: ast.AST, modules: Container[str | None]) -> bool:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
     ]
     return uses == len(reports) > 0 and {node.attr for node in reports} == {"report"}
-
-
-def _imported(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files in `folder` that the module at `path` imports, as far as static analysis tells."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for item in node.names:
-                yield from _files(folder, item.name.split("."))
-        elif isinstance(node, ast.ImportFrom):
-            base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
-            parts = node.module.split(".") if node.module else []
-            if base == folder or folder in base.parents:
-                yield from _files(base, parts)
-                for item in node.names:  # an imported name may be a module
-                    yield from _files(base, [*parts, item.name])
-
-
-def _files(base: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Yield the files executed by importing `parts`: the module and each package's __init__.py."""
-    place = base
-    for part in parts:
-        place = place / part
-        for path in (place.with_name(f"{part}.py"), place / "__init__.py"):
-            if os.path.isfile(path):  # noqa: PTH113
-                yield path
-        if not os.path.isdir(place):  # noqa: PTH112  # a name may be longer than Path allows
-            return

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -30,6 +31,8 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
             named = python_file(script)
             if named and (here or not Path(named).is_absolute()):
                 _check_file(named, folder)
+                if script[0] in _INTERPRETERS or script[0] == sys.executable:
+                    _check_syntax(folder / named)
 
 
 def with_interpreter(script: Sequence[str], inventory: Inventory) -> Inventory:
@@ -62,6 +65,17 @@ def _check_file(word: str, folder: Path) -> None:
         raise InvalidSettings(f"there is no {word}{where}", hint)
     if not os.access(path, os.R_OK):
         raise InvalidSettings(f"{path} cannot be read", "make it readable")
+
+
+def _check_syntax(path: Path) -> None:
+    """Check that this Python can compile a script, which another one of the same kind is to run."""
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = f"line {error.lineno}: " if error.lineno else ""
+        raise InvalidSettings(f"{path} cannot be run: {line}{error.msg}", "correct it; nothing was started") from None
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return  # its own interpreter tells
 
 
 def _check_program(word: str, folder: Path, host: Host | None) -> None:

@@ -12,7 +12,7 @@ from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.conclusion import Conclusion, conclude
-from geomx_cli.jobs.view.failure_report import failure_fields
+from geomx_cli.jobs.view.failure_report import explain, failure_fields
 from geomx_cli.jobs.view.host import HostStatus, read_all
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.outputs import model_of, summary_line
@@ -27,7 +27,9 @@ _SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class JobView:
-    """`failure`: the first one known to reachable hosts; `stopped_by`: who requested the stop, if that came before."""
+    """`failure`: as recorded at the job's end, else the first one known to reachable hosts. `stopped_by`: who requested
+    the stop, if that came before.
+    """
 
     job: KnownJob
     known: JobState | None  # the local state at that moment
@@ -51,13 +53,20 @@ class JobView:
         if _unstarted(statuses):
             cause = f"was never started: there is nothing in {job.directory_on(job.plan.hosts[0])}"
             failures.append(Failure("", job.plan.hosts[0], cause, time.monotonic(), "launch again"))
+        if any(failure.peer for failure in failures):
+            failures += _unreachable(statuses)
         done = [name for name, row in progress.rows.items() if row.status == 0]
-        failure = first_cause(failures, places, done)
+        recorded = _recorded(known)
+        failure = recorded or first_cause(failures, places, done)
         if failure is not None:
             progress.mark_first_failure(failure)
+        if known is not None and known.over:
+            progress.ended = "finished" if known.state.startswith("done") else "stopped"
         asked = [status.content["asked"] for status in statuses.values() if status.content]
         by = "" if any(not failure.peer for failure in failures) else next(filter(None, asked), "")
-        if failure is not None and failure.process and progress.rows[failure.process].asked:
+        if recorded is not None:
+            by = ""
+        elif failure is not None and failure.process and progress.rows[failure.process].asked:
             by = f"geomx stop --party {progress.rows[failure.process].process.party}"
         return cls(job, known, progress, statuses, failure, by)
 
@@ -65,6 +74,11 @@ class JobView:
     def over(self) -> bool:
         """Whether the job has ended on all its hosts. False for a job about to start."""
         return all(status.over for status in self.hosts.values()) and not self.begins
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, as its hosts say or as was recorded here."""
+        return self.over or (self.known is not None and self.known.over)
 
     @property
     def begins(self) -> bool:
@@ -92,6 +106,17 @@ class JobView:
         job = self.job.plan.job
         name, text = summary_line({"job": job, "outputs": outputs, "model": model_of(outputs, self.job.plan)})
         return f"{name}: {text}" if name else ""
+
+    @property
+    def verdict(self) -> str:
+        """What ended the job, with a hint, as was recorded at its end; "" if nothing is known to have."""
+        if self.stopped_by:
+            return f"it was stopped by {self.stopped_by}"
+        words = self.known.error if self.known is not None else None
+        if words is None and self.failure is not None:
+            error = explain(self.failure, self.job.plan)
+            words = error.message, error.hint
+        return "" if words is None else "\n  ".join(words)
 
     def outcome(self) -> Outcome:
         """The outcome; only for a job that has ended."""
@@ -140,6 +165,21 @@ def _unstarted(hosts: Mapping[str, HostStatus]) -> bool:
     return all(status.agent == "not started" for status in hosts.values())
 
 
+def _recorded(known: JobState | None) -> Failure | None:
+    """The failure that was recorded at the end of the job."""
+    if known is None or (fields := known.failure) is None:
+        return None
+    cause, hint = fields["cause"], fields["hint"]
+    return Failure(fields["process"], fields["host"], cause, time.monotonic(), hint, tail=fields["tail"])
+
+
+def _unreachable(hosts: Mapping[str, HostStatus]) -> list[Failure]:
+    """Hosts that do not answer, as causes of what processes blame on those there."""
+    hint, now = "geomx doctor checks the machine", time.monotonic()
+    lost = [one for one in hosts.values() if one.agent == "unreachable"]
+    return [Failure("", one.host, f"cannot be reached: {one.problem}", now, hint, fault="host") for one in lost]
+
+
 def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, over: bool) -> list[Failure]:
     """Merge a host's status into `progress`; return the failures it reports. `over`: nothing of the job is left."""
     content, host = status.content, status.host
@@ -174,7 +214,7 @@ def _row(row: ProcessState, hosts: Mapping[str, HostStatus]) -> dict[str, Any]:
         "round": row.round,
         "step": row.step,
         "metrics": row.metrics,
-        "samples_per_s": row.samples_per_s or 0.0,
+        "samples_per_s": row.current_rate,
         **{name: getattr(row, name) for name in names},
         "bytes": {"lan": list(row.traffic.lan), "wan": list(row.traffic.wan)},
     }

@@ -1,18 +1,20 @@
 """A job's progress: the states of its processes and their totals."""
 
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from geomx_cli.core import events
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.events import Evaluated, Event
 from geomx_cli.core.root_cause import Failure
+from geomx_cli.jobs.view.contributions import no_contribution
 from geomx_cli.jobs.view.outputs import outputs_of
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.plan import Plan
+from geomx_cli.plan import Plan, Process
 
 __all__ = ["Progress", "Totals"]
 
@@ -24,7 +26,7 @@ class Totals:
     """Totals over the job; None if unknown.
 
     `samples_per_s`: samples of all training workers divided by the longest training time of one. `encoded`,
-    `encoded_lan`: see Traffic. `outputs`: see outputs.py.
+    `encoded_lan`: see Traffic. `outputs`: see outputs.py. warnings: why the figures may not be those of the algorithm.
     """
 
     accuracy: float | None
@@ -38,6 +40,7 @@ class Totals:
     encoded: tuple[int, int]
     encoded_lan: tuple[int, int]
     outputs: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The fields, with bytes under "bytes"."""
@@ -52,7 +55,7 @@ class Progress:
     this machine's monotonic clock, as hosts' clocks may be wrong.
 
     evaluations: test accuracies, in order of arrival. failed_first: the processes whose failure ended the job, as far
-    as known.
+    as known. ended: the phase of a job that is known to have ended, though hosts may not be reachable; "" of others.
     """
 
     job: str
@@ -60,6 +63,7 @@ class Progress:
     began: float
     evaluations: list[float] = field(default_factory=list)
     failed_first: Collection[str] = ()
+    ended: Literal["", "finished", "stopped"] = ""
 
     @classmethod
     def of(cls, plan: Plan, began: float) -> "Progress":
@@ -78,16 +82,21 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """The state of the training worker that is furthest behind; "stopping" once a process has failed, then
-        "stopped" when all have ended.
+        """The state of the training worker that is furthest behind; "waiting" if all ended before they joined;
+        "stopping" once a process has failed, then "stopped" when all have ended.
         """
+        if self.ended:
+            return self.ended
         rows = self.rows.values()
         if any(row.status for row in rows) and all(row.status is not None for row in rows):
             return "stopped"
         if any(row.status and not row.asked for row in rows):
             return "stopping"
         known = [_PHASES.index(row.state) for row in self.training_rows if row.state in _PHASES]
-        return _PHASES[min(known, default=0)]
+        phase = _PHASES[min(known, default=0)]
+        # Workers that ended without joining have not finished the job: its schedulers still wait for them.
+        absent = phase == "finished" and any(row.process.role == "scheduler" and row.state == "waiting" for row in rows)
+        return "waiting" if absent else phase
 
     @property
     def over(self) -> bool:
@@ -101,11 +110,11 @@ class Progress:
 
     @property
     def done(self) -> float | None:
-        """The completed fraction of the training, in [0, 1], of the slowest worker. None if no worker reports it;
-        scripts need not.
+        """The completed fraction of the training, in [0, 1], of the slowest worker whose state is known. None if no
+        worker reports it; scripts need not.
         """
-        rows = self.training_rows
-        if all(row.progress is None for row in rows) and not all(row.status == 0 for row in rows):
+        rows = [row for row in self.training_rows if not row.state.startswith("?") or row.progress is not None]
+        if not rows or (all(row.progress is None for row in rows) and not all(row.status == 0 for row in rows)):
             return None
         return min((1.0 if row.status == 0 else row.progress or 0.0 for row in rows), default=0.0)
 
@@ -118,7 +127,7 @@ class Progress:
     @property
     def samples_per_s(self) -> float:
         """The current total rate of the training workers."""
-        return sum(row.samples_per_s or 0.0 for row in self.training_rows if row.status is None)
+        return sum(row.current_rate for row in self.training_rows)
 
     @property
     def loss(self) -> float | None:
@@ -128,9 +137,11 @@ class Progress:
 
     @property
     def accuracy(self) -> float | None:
-        """The newest accuracy reported; the final one, once known."""
+        """The newest of the training worker of the lowest global rank that reports any; without one, that of another
+        process. Records have that of the same worker (`Metadata.evaluator`).
+        """
         known = [row for row in self.rows.values() if row.accuracy is not None]
-        return max(known, key=lambda row: row.accuracy_time).accuracy if known else None
+        return min(known, key=lambda row: _rank(row.process)).accuracy if known else None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -206,7 +217,12 @@ class Progress:
             encoded=_sum(row.traffic.encoded for row in rows),
             encoded_lan=_sum(row.traffic.encoded_lan for row in rows),
             outputs=outputs_of(rows),
+            warnings=list(filter(None, [no_contribution(rows)])),
         )
+
+
+def _rank(process: Process) -> float:
+    return math.inf if process.global_rank is None else process.global_rank
 
 
 def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:

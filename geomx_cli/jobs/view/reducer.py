@@ -75,9 +75,9 @@ class ProcessState:
         return self.status is None and self.state != "not started" and not self.state.startswith("?")
 
     @property
-    def accuracy_time(self) -> tuple[bool, float]:
-        """Sort key for accuracies of several processes: the final one first, then the newest."""
-        return self.finished is not None, self._newest.get("accuracy", (0, 0.0))[1]
+    def current_rate(self) -> float:
+        """Its samples per second; 0 if unknown, and once it has finished or ended."""
+        return self.samples_per_s or 0.0 if self.status is None and self.finished is None else 0.0
 
     @property
     def telemetry_time(self) -> float:

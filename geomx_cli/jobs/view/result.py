@@ -56,6 +56,7 @@ def in_words(result: Mapping[str, Any]) -> str:
     known = result["training_s"] > 0  # scripts need not report it
     lines = [
         ("status", result["status"]),
+        ("WARNING", "; ".join(result.get("warnings", ()))),  # absent in results of an earlier version
         ("test accuracy", "" if accuracy is None else f"{accuracy:.4f}"),
         ("rounds", str(result["rounds"] or "")),
         ("samples/s", f"{result['samples_per_s']:.0f}" if result["samples_per_s"] else ""),

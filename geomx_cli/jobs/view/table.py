@@ -101,7 +101,7 @@ def _cells(row: ProcessState) -> dict[str, str]:
         "state": row.state,
         "round": str(row.round or ""),
         "step": "" if row.step is None else str(row.step),
-        "samples/s": f"{row.samples_per_s:.0f}" if row.samples_per_s else "",
+        "samples/s": f"{row.current_rate:.0f}" if row.current_rate else "",
         "loss": "" if row.loss is None else f"{row.loss:.3f}",
         "accuracy": "" if row.accuracy is None else f"{row.accuracy:.4f}",
         "LAN up/down": up_down(row.traffic.lan),

@@ -2,12 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.jobs.store.registry import KnownJob, all_jobs
 from geomx_cli.observe.dashboard.event_reader import EventReader
+from geomx_cli.observe.dashboard.job_labels import labels
 from geomx_cli.observe.dashboard.job_model import JobModel
 
 __all__ = ["MOST_COMPARED", "Comparison"]
@@ -84,6 +85,11 @@ class Comparison:
         for other in unasked:  # takes seconds
             other.close()
         return found
+
+    def labels(self, own: KnownJob, others: Iterable[str]) -> dict[str, str]:
+        """Return names that tell these jobs apart, by id; see job_labels.py."""
+        with self._lock:
+            return labels({own.id: own, **{job: self._known[job] for job in others}})
 
     def close(self) -> None:
         """Stop reading."""

@@ -1,16 +1,55 @@
 """Time series with a bounded number of points, whatever a job's duration."""
 
-__all__ = ["DownsampledSeries", "Flow", "StepSeries"]
+from bisect import insort
+from itertools import groupby
+
+__all__ = ["DownsampledSeries", "Flow", "MeasuredSeries", "StepSeries"]
 
 MOST = 480
 STEPS = 240
 FIRST_STEP = 1.0
 
 
+class MeasuredSeries:
+    """Values of one source as they were measured: all of them up to MOST. Of more, x is divided into steps, and the
+    smallest, the largest and the newest value of each step remain, and the very first. Values may arrive in any order.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._step = FIRST_STEP
+        self._values: list[tuple[float, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, x: float, value: float) -> None:
+        """Add a finite value at a time in seconds, or at a step."""
+        insort(self._values, (x, value), key=_x)
+        if len(self._values) > MOST:
+            while len(thinned := self._thinned()) > MOST // 2:
+                self._step *= 2
+            self._values = thinned
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return (x, value) pairs, ordered by x."""
+        return [(round(x, 3), _short(value)) for x, value in self._values]
+
+    def _thinned(self) -> list[tuple[float, float]]:
+        found = self._values[:1]
+        for _, step in groupby(self._values[1:], lambda point: point[0] // self._step):
+            known = list(step)
+            kept = (min(known, key=_value), max(known, key=_value), known[-1])
+            found += dict.fromkeys(point for point in known if point in kept)
+        return found
+
+
 class DownsampledSeries:
-    """Time is divided into steps, whose length doubles, merging their values, when there are too many. In a step the
-    curve has the mean of its values, and with `summed` this mean times the number of sources: exact where all sources
-    add values equally often, and bounded in size for thousands of them. Values may arrive in any order.
+    """Values of several sources. Time is divided into steps, whose length doubles, merging their values, when there are
+    too many. In a step the curve has the mean of its values, and with `summed` this mean times the number of sources:
+    exact where all sources add values equally often, and bounded in size for thousands of them. The last point of a
+    mean is that of each source's newest value, at the newest time. Values may arrive in any order.
 
     Not thread-safe.
     """
@@ -20,10 +59,13 @@ class DownsampledSeries:
         self._step = FIRST_STEP
         self._steps: dict[int, tuple[float, int, int]] = {}  # step number -> sum, count, bit set of sources
         self._sources: dict[str, int] = {}
+        self._newest: dict[str, tuple[float, float]] = {}
 
     def add(self, seconds: float, value: float, source: str) -> None:
-        """Add a value at this time."""
+        """Add a finite value at this time."""
         bit = 1 << self._sources.setdefault(source, len(self._sources))
+        if seconds >= self._newest.get(source, (0.0, 0.0))[0]:
+            self._newest[source] = seconds, value
         self._merge(int(seconds // self._step), (value, 1, bit))
         while len(self._steps) > MOST:
             self._step *= 2
@@ -33,10 +75,15 @@ class DownsampledSeries:
 
     def points(self) -> list[tuple[float, float]]:
         """Return (seconds, value) pairs, ordered by time."""
-        return [
+        found = [
             (round((number + 0.5) * self._step, 2), _short(total / count * (bits.bit_count() if self._summed else 1)))
             for number, (total, count, bits) in sorted(self._steps.items())
         ]
+        if self._newest and not self._summed:
+            values = [value for _, value in self._newest.values()]
+            newest = round(max(seconds for seconds, _ in self._newest.values()), 3)
+            found[-1] = newest, _short(sum(values) / len(values))
+        return found
 
     def _merge(self, number: int, content: tuple[float, int, int]) -> None:
         total, count, bits = self._steps.get(number, (0.0, 0, 0))
@@ -44,8 +91,8 @@ class DownsampledSeries:
 
 
 class StepSeries:
-    """Values by step, in STEPS points at most: steps are merged in groups whose size doubles. Values may arrive in any
-    order.
+    """Values of several sources by step, in STEPS points at most: steps are merged in groups whose size doubles. Values
+    may arrive in any order.
 
     Not thread-safe.
     """
@@ -107,6 +154,14 @@ class Flow:
         steps, self._steps = self._steps, {}
         for number, amount in steps.items():
             self._steps[number // 2] = self._steps.get(number // 2, 0.0) + amount
+
+
+def _x(point: tuple[float, float]) -> float:
+    return point[0]
+
+
+def _value(point: tuple[float, float]) -> float:
+    return point[1]
 
 
 def _short(value: float) -> float:

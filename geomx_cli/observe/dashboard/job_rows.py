@@ -11,14 +11,20 @@ __all__ = ["MOST_ROWS", "by_party", "row", "totals"]
 
 MOST_ROWS = 100
 MOST_PARTIES = 100
+OVER = ("finished", "failed", "stopped", "ended", "lost")
+"""States of processes that train no more, or of which nothing is known any more."""
 FIELDS = ("round", "step", "samples_per_s", "loss", "accuracy", "waiting", "progress", "left_s")
 
 
 def row(known: ProcessState, state: str) -> dict[str, Any]:
-    """Return a process's known figures; unknown ones are omitted, None stands for NaN or infinity."""
+    """Return a process's known figures; unknown ones are omitted, as its rate once it trains no more. None stands for
+    NaN or infinity.
+    """
     process = known.process
     fields = FIELDS if known.telemetry_time else ()
     values = {name: value for name in fields if (value := getattr(known, name)) is not None}
+    if state in OVER:
+        values.pop("samples_per_s", None)
     return {
         "name": process.name, "party": process.party, "role": process.role, "host": process.host,
         "trains": known.trains, "state": state, "wan": known.traffic.wan,
@@ -44,12 +50,11 @@ def by_party(rows: Iterable[ProcessState], states: Mapping[str, str]) -> list[di
 def totals(rows: Sequence[ProcessState], states: Mapping[str, str]) -> dict[str, Any]:
     """Return the whole job's processes, samples per second, done fraction and remaining seconds."""
     training = [one for one in rows if one.trains]
-    active = [one for one in training if states[one.process.name] == "training"]
     return {
         "processes": len(rows),
         "trained": any(one.trains_since is not None for one in training),
         "hosts": len({one.process.host for one in rows}),
-        "samples_per_s": sum(one.samples_per_s or 0.0 for one in active),
+        "samples_per_s": _rate(training, states),
         "progress": sum(one.progress or 0.0 for one in training) / len(training) if training else 0.0,
         "left_s": max((one.left_s or 0.0 for one in training), default=0.0),
     }
@@ -64,10 +69,15 @@ def _party(rows: Sequence[ProcessState], states: Mapping[str, str]) -> dict[str,
         "hosts": len({one.process.host for one in rows}),
         "groups": [[role, state, count] for (role, state), count in sorted(counted.items())],
         "round": max((one.round for one in training), default=0),
-        "samples_per_s": sum(one.samples_per_s or 0.0 for one in training),
+        "samples_per_s": _rate(training, states),
         "wan": [sum(one.traffic.wan[end] for one in rows) for end in (0, 1)],
         **{name: value for name, value in means.items() if value is not None},
     }
+
+
+def _rate(training: Iterable[ProcessState], states: Mapping[str, str]) -> float:
+    """Return the sum of the current rates: a worker that trains no more has none."""
+    return sum(one.samples_per_s or 0.0 for one in training if states[one.process.name] not in OVER)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from geomx_cli.jobs.store.job_state import JobState
+from geomx_cli.jobs.store.job_state import UNDECIDED, JobState
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.dashboard.event_reader import EventReader
 from geomx_cli.observe.dashboard.job_model import JobModel
@@ -11,7 +11,6 @@ from geomx_cli.observe.dashboard.job_model import JobModel
 __all__ = ["page_rows", "page_state"]
 
 VERSION = 2
-UNDECIDED = ("running", "detached", "orphaned")
 
 
 def page_state(job: KnownJob, model: JobModel, events: EventReader) -> dict[str, Any]:

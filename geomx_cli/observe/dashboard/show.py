@@ -58,7 +58,9 @@ def _answers(job: KnownJob, model: JobModel, events: EventReader, others: Compar
     def data(given: Mapping[str, str]) -> dict[str, Any]:
         wanted = [name for name in given.get("with", "").split(",") if name]
         own = model.overall() if wanted else None
-        return {**page_state(job, model, events), "overall": own, "others": others.overlays(wanted)}
+        drawn = others.overlays(wanted)
+        labels = others.labels(job, [name for name, one in drawn.items() if "curves" in one])
+        return {**page_state(job, model, events), "overall": own, "others": drawn, "labels": labels}
 
     def rows(given: Mapping[str, str]) -> dict[str, Any]:
         first = given.get("first", "0")

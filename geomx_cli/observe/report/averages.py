@@ -24,12 +24,15 @@ class Mean:
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x, of one run, or the mean of n runs with the standard deviation at each x."""
+    """y over x, of one run, or the mean of n runs with the standard deviation at each x. cut: some of them go on beyond
+    its end, where the first one ends.
+    """
 
     x: Sequence[float]
     y: Sequence[float]
     sd: Sequence[float] | None = None
     n: int = 1
+    cut: bool = False
 
 
 def mean_of(values: Iterable[float | None]) -> Mean | None:
@@ -58,4 +61,5 @@ def mean_curve(runs: Sequence[Points]) -> Curve:
         grid = grid[np.unique(np.linspace(0, len(grid) - 1, MOST_POINTS).round().astype(int))]
     matrix = np.array([np.interp(grid, [x for x, _ in points], [y for _, y in points]) for points in runs])
     means, sds = matrix.mean(axis=0), matrix.std(axis=0, ddof=1)
-    return Curve(grid.tolist(), means.tolist(), sds.tolist(), len(runs))
+    cut = any(points[-1][0] > end for points in runs)
+    return Curve(grid.tolist(), means.tolist(), sds.tolist(), len(runs), cut)

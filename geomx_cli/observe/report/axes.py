@@ -1,29 +1,59 @@
 """How the curves of a figure are shown: scales, limits and a reference line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geomx_cli.observe.report.figures import Curves
 
 __all__ = ["Axes"]
 
+_ROOM = 0.025  # of an axis, beside the first and last points
+
 
 @dataclass(frozen=True)
 class Axes:
-    """Limits are (low, high), None for those of the data. target: a horizontal line at this accuracy."""
+    """Limits are (low, high), None for those of the data. target: a horizontal line at this y. any_y: ylim and target
+    are for all figures, not for those of the test accuracy only; see `of`.
+    """
 
     logx: bool = False
     logy: bool = False
     xlim: tuple[float, float] | None = None
     ylim: tuple[float, float] | None = None
     target: float | None = None
+    any_y: bool = False
+
+    def of(self, figure: Curves) -> "Axes":
+        """Return the axes of one figure: ylim and target are left out if they are not for it."""
+        return self if self.any_y or figure.is_accuracy else replace(self, ylim=None, target=None)
 
     def x_limits(self, figure: Curves) -> tuple[float, float]:
-        """Return the limits of x: from 0, or on a logarithmic axis from the first point."""
+        """Return the limits of x: from 0, or on a logarithmic axis from the first point, to the last, with room for the
+        markers of points at the limits.
+        """
         if self.xlim is not None:
             return self.xlim
         xs = [x for curve in figure.curves.values() for x in curve.x if x > 0 or not self.logx]
-        low, high = (min(xs, default=1.0) if self.logx else 0.0), max(xs, default=1.0) or 1.0
-        return low, high if high > low else low + 1.0
+        first, last = min(xs, default=1.0), max(xs, default=1.0)
+        if self.logx:
+            room = max((last / first) ** _ROOM, 1.0 + _ROOM)
+            return first / room, last * room
+        low, high = min(first, 0.0), last if last > 0 else 1.0
+        room = _ROOM * (high - low)
+        return (low - room if first - low < room else low), high + room
+
+    def nothing(self, figure: Curves) -> str:
+        """Return why no point of the figure can be seen within these axes, as a clause; "" if one can."""
+        points = [(x, y) for curve in figure.curves.values() for x, y in zip(curve.x, curve.y, strict=True)]
+        if not points:
+            return f"no {figure.y} was recorded"
+        for is_log, axis, letter in ((self.logx, 0, "x"), (self.logy, 1, "y")):
+            if is_log and all(point[axis] <= 0 for point in points):
+                return f"no {letter} is above 0, as a logarithmic axis (--log{letter}) needs it"
+        for limits, axis, letter in ((self.x_limits(figure), 0, "x"), (self.ylim, 1, "y")):
+            points = [point for point in points if limits is None or limits[0] <= point[axis] <= limits[1]]
+            if not points:
+                return f"no point lies within --{letter}lim"
+        return ""
 
     def y_limits(self, figure: Curves) -> tuple[float, float]:
         """Return the limits of y: those of the points within the limits of x, with some room, and of the lines."""

@@ -18,6 +18,7 @@ from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.lock import locked_folder
 from geomx_cli.core.units import counted
 from geomx_cli.jobs.actions.collect import collect as collect_logs
+from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
 from geomx_cli.observe.report.metadata import Metadata
@@ -42,8 +43,9 @@ def collect(job: KnownJob, base: Path, *, layout: Layout = "runs", overwrite: bo
     folder = base / job.plan.job
     with locked_folder(base):
         _check(place, job.plan.job, overwrite=overwrite)
+        state = _state(job)
         manifest = collect_logs(job, folder)
-        records = JobRecords.read(job.plan, folder / "events")
+        records = JobRecords.read(job.plan, folder / "events", state)
         written = _write_records(records, place, layout)
     for process in job.plan.processes:
         if (folder / "events" / f"{process.file_name}.jsonl").exists():
@@ -56,12 +58,19 @@ def fetched(job: KnownJob, folder: Path) -> RunRecords:
     """Return a job's run from its hosts' current logs, copied to `folder`, which must remain while it is used. Files
     that a host could not provide are among the problems. Raises the errors of jobs.actions.collect.
     """
+    state = _state(job)
     manifest = collect_logs(job, folder / job.plan.job)
-    records = JobRecords.read(job.plan, folder / job.plan.job / "events")
+    records = JobRecords.read(job.plan, folder / job.plan.job / "events", state)
     place = folder / "records" / job.plan.job
     _write_records(records, place, "runs", empty=True)
     problems = [f"host {one['host']}: {one['problem']}" for one in manifest["problems"]]
     return replace(RunRecords.read(place), unread=(*problems, *records.problems))
+
+
+def _state(job: KnownJob) -> str:
+    """Return the job's state now: asked before its logs are copied, as a job may end meanwhile."""
+    state = JobState.read(job.directory)
+    return state.shown if state is not None else "orphaned"
 
 
 def _check(place: Path, job: str, *, overwrite: bool) -> None:

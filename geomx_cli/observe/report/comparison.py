@@ -52,12 +52,17 @@ class ComparisonRow:
         """What it trained, as in "cnn HFA, seed 2"."""
         return self.group.label if self.group.network else f"{self.group.runs[0].network} {self.group.label}"
 
+    @property
+    def n(self) -> int:
+        """How many runs its means are of; 0 for a run that is not done."""
+        return 0 if self.group.unfinished else len(self.group.runs)
+
     def to_json(self) -> dict[str, Any]:
         """The group for --json."""
         means = {name: None if one is None else _json(one) for name, one in self.means.items()}
         run = self.group.runs[0]
         return {
-            "training": self.training, "network": run.network, "mode": run.mode, "n": len(self.group.runs),
+            "training": self.training, "network": run.network, "mode": run.mode, "n": self.n,
             "jobs": [run.name for run in self.group.runs], "differs": dict(self.group.differs), **means,
         }  # fmt: skip
 
@@ -77,7 +82,9 @@ def compared(groups: Sequence[RunGroup], target: float) -> list[ComparisonRow]:
 
 
 def cells(row: ComparisonRow) -> list[str]:
-    """Return the metrics as text: mean ± standard deviation; where only some runs reached the target, how many."""
+    """Return the metrics as text: mean ± standard deviation; where only some runs reached the target, how many. Of a
+    run that is not done, what it has reached.
+    """
     return [_cell(metric, row.means[name], len(row.group.runs)) for name, metric in METRICS.items()]
 
 
@@ -91,7 +98,7 @@ def _cell(metric: Metric, mean: Mean | None, runs: int) -> str:
 
 
 def csv_rows(rows: Sequence[ComparisonRow], target: float) -> list[list[Any]]:
-    """Return heading and rows of a CSV file: mean, sd and n of each metric."""
+    """Return heading and rows of a CSV file: mean, sd and n of each metric. A run that is not done has none."""
     heading: list[Any] = ["training", "mode", "n", "jobs"]
     for name, metric in METRICS.items():
         full = name.replace("target", f"{target:g}") + (f" ({metric.unit})" if metric.unit else "")
@@ -99,9 +106,9 @@ def csv_rows(rows: Sequence[ComparisonRow], target: float) -> list[list[Any]]:
     found = [heading]
     for row in rows:
         jobs = " ".join(run.name for run in row.group.runs)
-        fields: list[Any] = [row.training, row.group.mode, len(row.group.runs), jobs]
+        fields: list[Any] = [row.training, row.group.mode, row.n, jobs]
         for name in METRICS:
-            mean = row.means[name]
+            mean = row.means[name] if row.n else None
             fields += [None, None, 0] if mean is None else [mean.value, mean.sd, mean.n]
         found.append(fields)
     return found

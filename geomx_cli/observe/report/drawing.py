@@ -7,7 +7,7 @@ from geomx_cli.core.errors import UsageError
 from geomx_cli.core.nearest import nearest
 from geomx_cli.observe.report import figures
 from geomx_cli.observe.report.axes import Axes
-from geomx_cli.observe.report.figures import Figures
+from geomx_cli.observe.report.figures import Curves, Figures
 from geomx_cli.observe.report.groups import grouped
 from geomx_cli.observe.report.metric_curves import metric_names
 from geomx_cli.observe.report.plots import Page, draw
@@ -15,7 +15,7 @@ from geomx_cli.observe.report.run_records import RunRecords
 from geomx_cli.observe.report.tables import write_figure
 from geomx_cli.observe.report.terminal import painted
 
-__all__ = ["figures_of", "in_terminal", "to_files"]
+__all__ = ["any_y", "empty", "figures_of", "in_terminal", "to_files"]
 
 
 def figures_of(
@@ -38,7 +38,19 @@ def figures_of(
     return Figures(
         [figure for figure in found.found if figure.name.startswith(wanted)],
         {name: why for name, why in found.missing.items() if name.startswith(wanted)},
+        found.groups,
     )
+
+
+def empty(found: Figures, axes: Axes) -> dict[str, str]:
+    """Return, by name, why figures show no point within these axes."""
+    curves = [figure for figure in found.found if isinstance(figure, Curves)]
+    return {figure.name: why for figure in curves if (why := axes.of(figure).nothing(figure))}
+
+
+def any_y(found: Figures) -> bool:
+    """Whether limits of y are for all figures: none of the curves is one of the test accuracy."""
+    return not any(isinstance(figure, Curves) and figure.is_accuracy for figure in found.found)
 
 
 def _known(word: str, names: Sequence[str]) -> str:

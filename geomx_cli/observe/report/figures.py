@@ -18,6 +18,7 @@ from geomx_cli.observe.report.timeline import Span, one_round
 
 __all__ = ["Bars", "Curves", "Figure", "Figures", "Matrix", "Series", "Timeline", "of"]
 
+ACCURACY = "test accuracy"
 SHORT = 180.0  # seconds; axes of shorter runs are in seconds
 
 
@@ -40,6 +41,16 @@ class Curves:
     y: str
     curves: Mapping[Series, Curve]
     level: float | None = None
+
+    @property
+    def note(self) -> str:
+        """What a reader must know of the curves; "" for nothing."""
+        return "means until the first run ends" if any(curve.cut for curve in self.curves.values()) else ""
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether y is the test accuracy."""
+        return self.y == ACCURACY
 
 
 @dataclass(frozen=True)
@@ -76,10 +87,13 @@ Figure = Curves | Bars | Timeline | Matrix
 
 @dataclass
 class Figures:
-    """`found`: the figures that there are data for. `missing`: why others, by name, cannot be made."""
+    """`found`: the figures that there are data for. `missing`: why others, by name, cannot be made. groups: those
+    that they show.
+    """
 
     found: list[Figure] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    groups: Sequence[RunGroup] = ()
 
     def add(self, name: str, figure: Figure | str, groups: Sequence[RunGroup] = ()) -> None:
         """Add a figure, or why there is none. `groups`: those that should have a series in it."""
@@ -96,7 +110,7 @@ class Figures:
 
 def of(what: str, groups: Sequence[RunGroup], metrics: Sequence[str] = ()) -> Figures:
     """Return all figures of these groups of runs. `what`: the network or script, for titles. `metrics`: of scripts."""
-    figures = Figures()
+    figures = Figures(groups=groups)
     alike = [group for group in groups if not group.mode.endswith(NON_IID)]
     unlike = [group for group in groups if group.mode.endswith(NON_IID)]
     for name, which, data in (("accuracy", alike, "i.i.d."), ("accuracy-niid", unlike, "non-i.i.d.")):
@@ -138,20 +152,20 @@ def _series(group: RunGroup) -> Series:
 def _accuracy(
     name: str, title: str, x: str, curves: Mapping[Series, Curve] | str, level: float | None = None
 ) -> Curves | str:
-    return curves if isinstance(curves, str) else Curves(name, title, x, "test accuracy", curves, level)
+    return curves if isinstance(curves, str) else Curves(name, title, x, ACCURACY, curves, level)
 
 
 def _curves(groups: Sequence[RunGroup], x: Callable[..., float | None]) -> dict[Series, Curve] | str:
     """Return the accuracies of each group over `x` of a run and its seconds, or why there are none."""
     found: dict[Series, Curve] = {}
-    why = "no run has evaluated the model"
+    why = "no test accuracy was recorded"
     for group in groups:
         points = [
             [(at, accuracy) for seconds, accuracy in run.evaluator.accuracies if (at := x(run, seconds)) is not None]
             for run in group.runs
         ]
         if any(run.evaluator.accuracies for run in group.runs) and not any(points):
-            why = "no run that evaluated the model has recorded its traffic between parties"
+            why = "no run with a test accuracy has recorded its traffic between parties"
         if known := [one for one in points if one]:
             found[_series(group)] = mean_curve(known)
     return found or why
@@ -185,7 +199,7 @@ def _standalone(groups: Sequence[RunGroup]) -> float | None:
     """Return the final accuracy of a single worker, if that was tried too."""
     standalone = [name for name, algorithm in plugins.algorithms().items() if algorithm.standalone]
     for group in groups:
-        if group.mode.removesuffix(NON_IID) in standalone:
+        if group.mode.removesuffix(NON_IID) in standalone and not group.unfinished:
             last = [run.evaluator.accuracies[-1][1] for run in group.runs if run.evaluator.accuracies]
             return mean.value if (mean := mean_of(last)) is not None else None
     return None
@@ -222,4 +236,6 @@ def _matrix(what: str, group: RunGroup) -> Matrix | str:
         [sum(traffic.get(sender, {}).get(receiver, 0) for traffic in known) / len(known) / 1e6 for receiver in parties]
         for sender in parties
     ]
-    return Matrix(f"matrix-{group.name}", f"Traffic between parties: {what}, {group.label}", parties, rows)
+    of_which = f"mean of {len(known)} runs" if len(known) > 1 else "one run"
+    title = f"Traffic between parties: {what}, {group.label} ({of_which})"
+    return Matrix(f"matrix-{group.name}", title, parties, rows)

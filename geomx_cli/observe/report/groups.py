@@ -1,19 +1,23 @@
 """Groups of runs, over which reports average."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import UsageError
 from geomx_cli.core.process_name import file_name
 from geomx_cli.observe.report.modes import place_of, title
 from geomx_cli.observe.report.run_records import RunRecords
 
-__all__ = ["RunGroup", "grouped", "settings"]
+__all__ = ["RunGroup", "grouped", "not_in_means", "settings"]
 
 _ALIASES = {"codec": "compress", "job": "run", "mode": "algo"}
+_NAMES = {"compress": "codec", "run": "job"}  # as users write them
 _IGNORED_SETTINGS = ("seed", "data_dir", "run", "algo")  # these do not divide runs into groups unless asked for
 _LONGEST = 40
+UNSURE = "see warnings"
+"""In labels of runs whose figures may not be those of their algorithm."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class RunGroup:
     """Runs of one script (or network of the bundled training) under one mode.
 
     differs: the values of the settings by which it differs from other groups of its mode; number: its place among
-    them. network: set if the groups are of several.
+    them. network: set if the groups are of several. unfinished: of a run that is not done, which is a group by itself;
+    see RunRecords.unfinished.
     """
 
     mode: str
@@ -30,12 +35,15 @@ class RunGroup:
     runs: tuple[RunRecords, ...]
     network: str = ""
     suffix: str = ""
+    unfinished: str = ""
 
     @property
     def label(self) -> str:
         """As in "HFA, seed 2"."""
         words = {name.replace("_", "-"): value for name, value in self.differs.items()}
         parts = [f"{name} {_short(value)}" if value else f"no {name}" for name, value in words.items()]
+        if any(run.warnings for run in self.runs):
+            parts.append(UNSURE)
         text = ", ".join([title(self.mode), *parts]) + self.suffix
         return f"{self.network}: {text}" if self.network else text
 
@@ -49,7 +57,7 @@ class RunGroup:
 
 def grouped(runs: Iterable[RunRecords], by: Sequence[str] = ()) -> list[RunGroup]:
     """Divide runs into groups by their mode and the settings `by`; without any by all in which runs of a mode differ,
-    except the seed.
+    except the seed. A run that is not done is a group by itself, after all others.
 
     Runs of different scripts, versions of a script, networks or modes are never in one group, nor are runs of which no
     settings are known. A run that is there twice counts once. Raises UsageError for a setting that no run has.
@@ -64,15 +72,27 @@ def grouped(runs: Iterable[RunRecords], by: Sequence[str] = ()) -> list[RunGroup
     networks = {run.network for run in unique}
     if len(networks) > 1:
         found = [replace(group, network=group.runs[0].network) for group in found]
-    return _unique(found)
+    return _unique(sorted(found, key=lambda group: bool(group.unfinished)))
+
+
+def not_in_means(groups: Iterable[RunGroup]) -> str:
+    """Return the sentence that names runs that are not done, as in "not in the means: 20260729-17 (failed)"; "" if all
+    are.
+    """
+    left = [f"{run.name} ({group.unfinished})" for group in groups if group.unfinished for run in group.runs]
+    return f"not in the means: {', '.join(left)}" if left else ""
 
 
 def settings(run: RunRecords) -> dict[str, str]:
-    """Return what runs can be grouped by: the options, arguments of the script, topology and job of a run."""
+    """Return what runs can be grouped by: the options that affect its algorithm, arguments of the script, topology and
+    job of a run.
+    """
     if run.metadata is None:
         return {"run": run.name}
     _, arguments = _split(run.metadata.script)
-    known = {name: str(value) for name, value in run.metadata.options.items()}
+    options = run.metadata.options
+    algorithm = str(options.get("algo", ""))
+    known = {name: str(value) for name, value in options.items() if plugins.affects(name, algorithm)}
     more = {"algo": run.mode, "topology": run.metadata.topology, "run": run.name}
     return {**known, **more, "args": " ".join(arguments)}
 
@@ -83,7 +103,8 @@ def _check(wanted: Sequence[str], runs: Sequence[RunRecords]) -> None:
         if not any(name in one for one in known):
             keys = sorted({key for one in known for key in one})
             differing = [key for key in keys if len({one.get(key) for one in known}) > 1]
-            hint = f"they differ in {', '.join(differing)}" if differing else "all settings are equal"
+            written = (_NAMES.get(key, key).replace("_", "-") for key in differing)
+            hint = f"they differ in {', '.join(written)}" if differing else "all settings are equal"
             raise UsageError(f"--group-by {name}: no run has such a setting", hint)
 
 
@@ -113,9 +134,20 @@ def _divided(runs: Sequence[RunRecords], wanted: Sequence[str]) -> list[RunGroup
         found.setdefault(tuple(one.get(name, "") for name in keys), []).append(run)
     ordered = sorted(found.items(), key=lambda item: [(len(value), value) for value in item[0]])  # 2 before 10
     return [
-        RunGroup(alike[0].mode, number, dict(zip(keys, values, strict=True)), tuple(alike))
-        for number, (values, alike) in enumerate(ordered)
+        part
+        for values, alike in ordered
+        for part in _by_outcome(RunGroup(alike[0].mode, 0, dict(zip(keys, values, strict=True)), tuple(alike)))
     ]
+
+
+def _by_outcome(group: RunGroup) -> Iterator[RunGroup]:
+    """Yield the group's finished runs, and each other one by itself."""
+    if done := tuple(run for run in group.runs if not run.unfinished):
+        yield replace(group, runs=done)
+    for run in group.runs:
+        if run.unfinished:
+            suffix = f", {run.name} ({run.unfinished})"
+            yield replace(group, runs=(run,), unfinished=run.unfinished, suffix=suffix)
 
 
 def _unique(groups: Sequence[RunGroup]) -> list[RunGroup]:
@@ -124,8 +156,8 @@ def _unique(groups: Sequence[RunGroup]) -> list[RunGroup]:
     numbers = Counter[str]()
     found = []
     for group in groups:
-        alike = labels[group.label] > 1
-        found.append(replace(group, number=numbers[group.mode], suffix=f" ({group.runs[0].name})" if alike else ""))
+        suffix = f" ({group.runs[0].name})" if labels[group.label] > 1 else group.suffix
+        found.append(replace(group, number=numbers[group.mode], suffix=suffix))
         numbers[group.mode] += 1
     return found
 

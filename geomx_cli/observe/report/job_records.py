@@ -12,6 +12,8 @@ from typing import Any
 
 from geomx_cli.core import plugins
 from geomx_cli.core.process_name import file_name
+from geomx_cli.jobs.store.job_state import UNDECIDED
+from geomx_cli.jobs.view.contributions import no_contribution
 from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.process_log import ProcessLog
@@ -34,15 +36,17 @@ def mode_of(options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class JobRecords:
-    """`logs`: the log of each process of the plan, by name."""
+    """`logs`: the log of each process of the plan, by name. state: the job's state as known here, "" if it is not."""
 
     plan: Plan
     logs: Mapping[str, ProcessLog]
+    state: str = ""
 
     @classmethod
-    def read(cls, plan: Plan, events: Path) -> "JobRecords":
+    def read(cls, plan: Plan, events: Path, state: str = "") -> "JobRecords":
         """Read the event logs in a folder."""
-        return cls(plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one) for one in plan.processes})
+        logs = {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one) for one in plan.processes}
+        return cls(plan, logs, state)
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
@@ -68,12 +72,31 @@ class JobRecords:
             recorded=self._recorded(),
             network=network_of(self.plan), mode=mode_of(self.plan.spec.options),
             script=list(self.plan.spec.script), script_digest=self.plan.spec.script_digest,
+            outcome=self._outcome(), evaluator=self._evaluator(), warnings=self._warnings(),
         )  # fmt: skip
 
     @property
     def problems(self) -> list[str]:
         """A sentence per damaged event of a training worker."""
         return [problem for name in self.places for problem in self.logs[name].problems]
+
+    def _warnings(self) -> list[str]:
+        idle = no_contribution(log.state for log in self.logs.values())
+        return list(filter(None, (self.plan.spec.script_warning, f"job {self.plan.job}: {idle}" if idle else "")))
+
+    def _evaluator(self) -> str:
+        """Return the worker of the lowest global rank that reports accuracies, as Progress.accuracy; "" for none."""
+        found = (place for name, place in self.places.items() if self.logs[name].state.accuracy is not None)
+        return "/".join(next(found, ()))
+
+    def _outcome(self) -> str:
+        """Return how the job ended; of one whose end nobody has seen, as its event logs have it."""
+        if self.state not in UNDECIDED:
+            return self.state
+        if any(log.state.failure for log in self.logs.values()):
+            return "failed"
+        done = all(self.logs[process.name].state.finished is not None for process in self._training())
+        return "done" if done else "running" if self.state == "detached" else self.state
 
     def _recorded(self) -> dict[str, float]:
         largest: dict[str, float] = {}

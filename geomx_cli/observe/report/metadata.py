@@ -24,7 +24,9 @@ class Metadata(msgspec.Struct):
     seconds, wan_bytes: cumulative bytes between parties by seconds after training began, including the first weights.
     starts: each worker's (HOST/DEVICE) start in seconds after the first. evaluation_on_clock: whether the workers'
     times include evaluations. recorded: the algorithm's own metrics of the last round, the maximum over the workers; in
-    the file they have their own names, and are not read back. None, or an empty text, means unknown.
+    the file they have their own names, and are not read back. outcome: how the job ended ("done", "done in part",
+    "failed", "interrupted"), or its state when the records were made. warnings: why its figures may not be those of its
+    mode. evaluator: the worker (HOST/DEVICE) whose accuracies are the job's. None, or an empty text, means unknown.
     """
 
     job: str
@@ -40,6 +42,9 @@ class Metadata(msgspec.Struct):
     mode: str = ""
     script: list[str] = []
     script_digest: str = ""
+    outcome: str = ""
+    warnings: list[str] = []
+    evaluator: str = ""
     schema_version: int = 1
 
     @staticmethod

@@ -1,5 +1,6 @@
 """Draws figures to files with matplotlib."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ __all__ = ["Page", "draw"]
 
 DPI = 150
 MOST_MARKERS = 12
+_FEWEST_MARKS = 3
 _NAMED = 8  # characters; above, the labels of several bars are tilted
 
 
@@ -57,7 +59,14 @@ def draw(figure: Figure, folder: Path, page: Page) -> Path:
 
 
 def _curves(plot: "Plot", figure: Curves, page: Page) -> None:
-    """Draw the curves; where a later one covers an earlier one exactly, it is dashed, so that both can be seen."""
+    """Draw the curves; where a later one covers an earlier one exactly, it is dashed, so that both can be seen. Without
+    a point to show, write why.
+    """
+    axes = page.axes.of(figure)
+    if why := axes.nothing(figure):
+        plot.set_axis_off()
+        plot.text(0.5, 0.5, why, transform=plot.transAxes, ha="center", va="center", wrap=True)
+        return
     drawn: list[tuple[Any, Any]] = []
     for index, (series, curve) in enumerate(figure.curves.items()):
         look = style(series.mode, series.number)
@@ -77,17 +86,38 @@ def _curves(plot: "Plot", figure: Curves, page: Page) -> None:
             plot.fill_between(curve.x, low, high, color=look.colour, alpha=0.18, linewidth=0)
     if figure.level is not None:
         plot.axhline(figure.level, color="black", linestyle="--", linewidth=1, label="standalone")
-    axes = page.axes
     if axes.target is not None:
         plot.axhline(axes.target, color="grey", linestyle=":", linewidth=1.2, label=f"target {axes.target:g}")
+    note = f"\n({figure.note})" if figure.note else ""
     plot.set(
-        xlabel=figure.x, ylabel=figure.y, xscale="log" if axes.logx else "linear",
+        xlabel=figure.x + note, ylabel=figure.y, xscale="log" if axes.logx else "linear",
         yscale="log" if axes.logy else "linear", ylim=axes.y_limits(figure),
     )  # fmt: skip
-    left, right = axes.x_limits(figure)
-    plot.set_xlim(left, right if axes.xlim or axes.logx else right * 1.02)
+    plot.set_xlim(*axes.x_limits(figure))
+    for is_log, axis, limits in ((axes.logx, plot.xaxis, plot.get_xlim()), (axes.logy, plot.yaxis, plot.get_ylim())):
+        if is_log:
+            _mark(axis, *limits)
     plot.grid(alpha=0.3)
     plot.legend(fontsize="small")
+
+
+def _mark(axis: Any, low: float, high: float) -> None:
+    """Mark a logarithmic axis with plain numbers, in the coarsest division that has three of them; if none has, as a
+    linear one.
+    """
+    from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter
+
+    locator: Locator
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        if sum(low <= digit * power <= high for digit in digits for power in powers) >= _FEWEST_MARKS:
+            locator = LogLocator(subs=digits, numticks=7)
+            break
+    else:
+        locator = MaxNLocator(5)
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _bars(plot: "Plot", figure: Bars, _: Page) -> None:
@@ -98,10 +128,11 @@ def _bars(plot: "Plot", figure: Bars, _: Page) -> None:
         places = [place + number for number in range(len(bars))]
         means = [mean for _, mean in bars]
         values, sds = [mean.value for mean in means], [mean.sd or 0.0 for mean in means]
-        drawn = plot.bar(places, values, 0.85, color=look.colour, hatch=look.hatch, edgecolor="white")
-        if any(sds):
-            plot.errorbar(places, values, yerr=sds, color="grey", fmt="none", capsize=3, linewidth=1)
-        if len(bars) == 1:
+        error: dict[str, Any] = {"yerr": sds, "ecolor": "grey", "capsize": 3, "error_kw": {"elinewidth": 1}}
+        drawn = plot.bar(
+            places, values, 0.85, color=look.colour, hatch=look.hatch, edgecolor="white", **(error if any(sds) else {})
+        )
+        if len(bars) == 1:  # above the error bar
             plot.bar_label(drawn, [_number(mean.value) for mean in means], fontsize="small", padding=2)
         ticks.append(sum(places) / len(places))
         labels.append(series.label)

@@ -42,7 +42,8 @@ def one_run(base: Path, network: str, mode: str, name: str = "") -> Path:
     matching = [path for path in found if path.name.startswith(name)]
     if len(matching) > 1:
         names = ", ".join(path.name for path in matching)
-        raise InvalidSettings(f"{folder} has {len(matching)} runs", f"choose one with --run: {names}")
+        hint = f"geomx compare {folder} shows all of them; or choose one with --run: {names}"
+        raise InvalidSettings(f"{folder} has {len(matching)} runs", hint)
     if not matching:
         raise InvalidSettings(f"{folder} has no run {name!r}", nearest(name, [path.name for path in found]))
     return matching[0]

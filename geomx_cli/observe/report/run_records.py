@@ -14,6 +14,7 @@ from geomx_cli.observe.report.record import SUFFIX, RoundRecord, WorkerRecords, 
 __all__ = ["OnProgress", "RunRecords"]
 
 MANY = 8
+FINISHED = ("", "done", "done in part")
 OnProgress = Callable[[int, int], None]
 
 
@@ -65,8 +66,24 @@ class RunRecords:
         return self.metadata.job if self.metadata is not None else str(self.folder)
 
     @property
+    def unfinished(self) -> str:
+        """How the job ended if not by completing its training, as "failed", or that it runs; else, or if that is
+        unknown, "". Reports average only over finished runs.
+        """
+        outcome = self.metadata.outcome if self.metadata is not None else ""
+        return "" if outcome in FINISHED else outcome
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why its figures may not be those of its mode."""
+        return self.metadata.warnings if self.metadata is not None else []
+
+    @property
     def evaluator(self) -> WorkerRecords:
-        """The worker that evaluates."""
+        """The worker whose accuracies are the run's: that of the metadata, else the one with most."""
+        host, _, device = (self.metadata.evaluator if self.metadata is not None else "").partition("/")
+        if (named := self.workers.get(host, {}).get(device)) is not None:
+            return named
         return max(self.each(), key=lambda worker: len(worker.accuracies))
 
     def bytes_by(self, seconds: float) -> int | None:

@@ -34,7 +34,7 @@ class Reached:
 class Summary:
     """seconds: of the worker that trained longest. samples_per_s: of all workers. busy: fraction of its training that a
     worker computed, averaged over all; bytes: what all workers sent, and received; wan_bytes: what was sent between the
-    parties. None means unknown: it is not in the records.
+    parties; outcome: see Metadata. None, and an outcome of "", means unknown: it is not in the records.
 
     With `parity` samples_per_s is computed as ESync's plotting tool does it, and so is traffic, in MiB/s: ResNet-18's
     size times rounds, pushes only, over the time of one worker; else traffic is bytes in both directions per second, in
@@ -56,6 +56,7 @@ class Summary:
     target: float
     reached: Reached | None
     parity: bool
+    outcome: str = ""
 
     @classmethod
     def of(cls, run: RunRecords, target: float, *, parity: bool) -> "Summary":
@@ -78,6 +79,7 @@ class Summary:
             samples_per_s=rate, traffic=traffic,
             busy=sum(busy) / len(busy) if busy else None,
             bytes=total, wan_bytes=run.metadata.total if run.metadata is not None else None,
+            outcome=run.metadata.outcome if run.metadata is not None else "",
             target=target, accuracy=evaluator.accuracies[-1][1] if evaluator.accuracies else None, parity=parity,
             reached=None if first is None
             else Reached(*first, run.bytes_by(first[0]), _wan_bytes(run, first[0])),
@@ -90,6 +92,7 @@ class Summary:
             "schema_version": SUMMARY_VERSION,
             "parity": self.parity,
             **{name: fields[name] for name in ("network", "mode", "rounds", "samples", "seconds", "samples_per_s")},
+            "outcome": self.outcome or None,
             "traffic": self.traffic,
             "busy": self.busy,
             "bytes": {**_both_ways(self.bytes), "wan": self.wan_bytes},
@@ -100,6 +103,7 @@ class Summary:
                 for host, devices in run.workers.items()
             },
             "problems": run.problems,
+            "warnings": run.warnings,
         }
 
 

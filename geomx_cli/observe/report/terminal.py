@@ -28,10 +28,16 @@ def _curves(figure: Curves, axes: Axes) -> Iterator[str]:
         import plotille
     except ImportError:
         raise InvalidSettings("curves in a terminal need plotille", "pip install 'geomx-cli[draw]'") from None
+    axes = axes.of(figure)
+    if why := axes.nothing(figure):
+        yield f"({why})"
+        return
     canvas: Any = plotille.Figure()
     canvas.width, canvas.height, canvas.with_colors = WIDTH, HEIGHT, False
     canvas.register_label_formatter(float, _label)
     canvas.x_label, canvas.y_label = figure.x, figure.y
+    if figure.note:
+        yield f"({figure.note})"
     canvas.set_x_limits(*axes.x_limits(figure))
     canvas.set_y_limits(*axes.y_limits(figure))
     for (series, curve), marker in zip(figure.curves.items(), itertools.cycle(MARKERS), strict=False):

@@ -184,7 +184,8 @@ class Compression:
         return self._feedback.setdefault(where.id, ErrorFeedback())
 
     def _codec_at(self, where: SliceRound) -> Codec | None:
-        return codec_at(self._codec, where.size, where.round)
+        is_float = DTYPES[where.dtype].kind == "f"
+        return codec_at(self._codec, where.size, where.round) if is_float else None
 
     @staticmethod
     def _sends_changes(codec: Codec | None) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from geomx_cli.core.typed import to_type
 from geomx_cli.ps.net.wire import BadMessage
 
 __all__ = ["Body", "checked_answer", "checked_request"]
@@ -186,7 +187,7 @@ def _checked(kinds: Mapping[str, type], topic: str, body: Body) -> Body:
     if topic not in kinds:
         return body
     try:
-        found: Body = msgspec.convert(body, kinds[topic], builtin_types=(bytes,))  # else text may be bytes in base64
+        found: Body = to_type(body, kinds[topic], types=(bytes,))  # else text may be bytes in base64
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadMessage(str(error)) from None
     return found

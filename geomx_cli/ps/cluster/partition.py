@@ -28,7 +28,7 @@ SLICES_PER_ROOT = 8
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor by name: `size` elements of `dtype` ("float32", "float64" or "float16"), in rows of `row` elements."""
+    """A tensor by name: `size` elements of `dtype` (wire.DTYPE_NAMES), in rows of `row` elements."""
 
     name: str
     size: int

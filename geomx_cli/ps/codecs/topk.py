@@ -53,13 +53,14 @@ class TopK(SelectingCodec):
 
     def __init__(self, argument: str, what: str) -> None:
         ratio, *words = argument.replace("+", ",").split(",")
-        self._what = f"{what}:{argument}"
+        self._what = f"{what}:{argument}" if argument else what
         try:
             self._ratio = float(ratio)
         except ValueError:
             self._ratio = 0.0
         if not 0 < self._ratio <= 1:
-            raise InvalidSettings(f"{self._what}: {ratio!r} is no ratio", f"write {what}:0.01 for 1 %")
+            wrong = f"{self._what}: {ratio!r} is no ratio" if ratio else f"{self._what} needs a ratio"
+            raise InvalidSettings(wrong, f"write {what}:0.01 for 1 %")
         values = words.pop(0) if words and "=" not in words[0] else ""
         if (values or "fp16") not in _VALUES:
             raise InvalidSettings(f"{self._what}: no values of {values!r}", f"choose from {', '.join(_VALUES)}")

@@ -23,6 +23,7 @@ class Sharing:
         self._has_no_arena = self._was_full = False
         self._allowed: set[Link] = set()
         self._offered: set[Link] = set()
+        self._gone: set[Link] = set()
 
     def allow(self, link: Link) -> None:
         """Mark a link over a unix socket that is not an emulated wide-area link."""
@@ -52,12 +53,14 @@ class Sharing:
         elif topic == "mapped":
             if link in self._offered:
                 link.enable_shared_memory(self.lend)
-        elif self._arena is not None:
+        elif self._arena is not None and link not in self._gone:
             self._arena.freed(link, body.get("blocks"))
 
     def lend(self, link: Link, payload: memoryview, *, lasting: bool) -> bytes | None:
         """The place of a copy of the payload in shared memory; None if there is no room. See Arena.put."""
         assert self._arena is not None
+        if link in self._gone:
+            return None
         place = self._arena.put(link, payload, lasting=lasting)
         if place is None and not self._was_full:
             self._was_full = True
@@ -66,6 +69,9 @@ class Sharing:
         return place
 
     def forget(self, link: Link) -> None:
-        """Release everything lent to a lost peer."""
+        """Release everything lent to a peer that has left or is lost. It may still be freeing blocks, which others may
+        have by then: that has no effect, and it is lent nothing more.
+        """
+        self._gone.add(link)
         if self._arena is not None:
             self._arena.forget(link)

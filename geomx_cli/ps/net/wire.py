@@ -15,6 +15,7 @@ import msgspec
 __all__ = [
     "DIGEST_SIZE",
     "DTYPE_NAMES",
+    "FLOAT_NAMES",
     "ITEM_SIZES",
     "MAX_CODEC",
     "MAX_ELEMENTS",
@@ -36,7 +37,7 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 6
+VERSION = 7
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
@@ -47,8 +48,10 @@ DIGEST_SIZE = 16
 """Bytes of the digest of a slice."""
 MAX_HYPER = 16
 """Hyper-parameters in one message."""
-DTYPE_NAMES = ("float32", "float64", "float16")
-ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2}
+FLOAT_NAMES = ("float32", "float64", "float16")
+DTYPE_NAMES = (*FLOAT_NAMES, "uint8")
+"""uint8: bytes, of which a round has those of one member, or which are 0 in all but one. They are never encoded."""
+ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2, "uint8": 1}
 
 MAX_ROUNDS_AHEAD = 64
 """Rounds of one key that a worker may have begun beyond the last one whose result it has."""

@@ -2,10 +2,10 @@
 
 An optimizer is sent as its name and a flat mapping of hyper-parameters. Names, defaults and formulas are those of
 `mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains identically whether
-servers or workers update; `adamw` is that of `torch.optim`, and those that compensate for delay are in `dcasgd.py`. In
-the formulas w is the weight, g the gradient times `rescale_grad`, lr and wd the learning rate and weight decay times
-the multipliers, and t counts the updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no
-limit.
+servers or workers update; `adamw` and `torch-sgd` are those of `torch.optim`, and those that compensate for delay are
+in `dcasgd.py`. In the formulas w is the weight, g the gradient times `rescale_grad`, lr and wd the learning rate and
+weight decay times the multipliers, and t counts the updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`,
+0 or less means no limit.
 """
 
 import math
@@ -21,6 +21,7 @@ from geomx_cli.ps.optim.hyper_parameters import Field, Value, fields_of, rate_fi
 from geomx_cli.ps.optim.kernels import add_decay, average, average_of_square, average_square, clip, product, rest
 from geomx_cli.ps.optim.optimizer import Call, Optimizer
 from geomx_cli.ps.optim.schedules import Schedule
+from geomx_cli.ps.optim.torch_sgd import TorchSgd
 
 __all__ = ["SUPPORTED", "Optimizer", "create"]
 
@@ -276,7 +277,7 @@ class RmsProp(Optimizer):
         np.add(old, delta, out=new)
 
 
-_KINDS = (Sgd, Nag, Adam, AdamW, AdaGrad, RmsProp, Dcasgd, DcasgdAdaptive, DcasgdMxnet)
+_KINDS = (Sgd, TorchSgd, Nag, Adam, AdamW, AdaGrad, RmsProp, Dcasgd, DcasgdAdaptive, DcasgdMxnet)
 _CLASSES: dict[str, type[Optimizer]] = {kind.name: kind for kind in _KINDS}
 SUPPORTED: tuple[str, ...] = tuple(_CLASSES)
 

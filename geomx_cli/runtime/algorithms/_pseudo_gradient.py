@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = ["PseudoGradient"]
@@ -19,11 +19,10 @@ class PseudoGradient:
     training thread only.
     """
 
-    def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
-        from geomx_cli.runtime.training.local_steps import LocalSteps
+    def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
-        self.steps = LocalSteps(model, config)
+        self.steps = model.local_steps(config)
         self.tensors = range(len(model.names))
         self._rounds = TensorRounds(client, model)
         self._model = model

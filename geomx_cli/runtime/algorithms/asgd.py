@@ -6,8 +6,8 @@ MixedSync in one plane without local servers, where each worker is a party by it
 from geomx_cli.runtime.algorithms.mixed import refuses, server, server_optimizer, variant, variants, worker
 
 __all__ = [
-    "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "variant",
-    "variants", "worker",
+    "asynchronous", "exchanges", "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer",
+    "title", "variant", "variants", "worker",
 ]  # fmt: skip
 
 name = "async"
@@ -16,3 +16,5 @@ look = ("#0072B2", "^", "\\\\")
 options = ()
 shared_options = ("max_staleness",)
 forced_options = {"topology": "flat"}
+exchanges = "gradients"
+asynchronous = True

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.optim.optimizers import Optimizer
-    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -109,7 +109,7 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
     return "nag", {"learning_rate": config.number("outer_lr"), "momentum": config.number("outer_momentum")}
 
 
-def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "DilocoWorker":
+def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "DilocoWorker":
     """The worker part."""
     return DilocoWorker(PseudoGradient(client, model, config), config)
 

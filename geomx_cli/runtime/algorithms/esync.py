@@ -21,14 +21,14 @@ from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.algorithms._esync_state import StateServer
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.diloco import MeanServer
-from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.optim.optimizers import Optimizer
-    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -160,7 +160,7 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
     return "sgd", {"learning_rate": config.number("global_lr")}
 
 
-def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "EsyncWorker":
+def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "EsyncWorker":
     """The worker part."""
     from dataclasses import replace
 
@@ -170,7 +170,7 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "E
     return EsyncWorker(client, PseudoGradient(client, model, config))
 
 
-class EsyncWorker(WorkerAlgorithm):
+class EsyncWorker(DrainableWorkerAlgorithm):
     """Local steps until the state server ends them; then a round.
 
     Fast workers finish their data long before the slowest and continue: if only the slowest contributed to the last
@@ -204,6 +204,14 @@ class EsyncWorker(WorkerAlgorithm):
             return False
         self._pseudo_gradient.push(self._tensors)
         return True
+
+    def drain(self) -> None:
+        """Take no more steps: push those since the last round, or abstain if there are none."""
+        self._esync.leave()
+        if self._pseudo_gradient.steps.count:
+            self._pseudo_gradient.push(self._tensors)
+        else:
+            self._pseudo_gradient.abstain(self._tensors)
 
     def synchronise(self) -> None:
         """Receive the new weights and begin the next round."""

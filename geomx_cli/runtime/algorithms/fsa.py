@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.net.payload import Content
     from geomx_cli.ps.net.rows import Rows
     from geomx_cli.ps.optim.optimizers import Optimizer
-    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -28,6 +28,7 @@ title = "FSA"
 look = ("#D55E00", "D", "++")
 options: tuple[Option, ...] = ()
 shared_options = ("max_staleness",)  # for scripts that ask for dist_async
+exchanges = "gradients"
 
 
 def refuses(spec: object) -> str | None:
@@ -116,7 +117,7 @@ def _optimizer_params(config: "TrainConfig") -> dict[str, float]:
     return config.optimizer_params | {name: value for name, value in own.items() if name in config.optimizer_params}
 
 
-def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "FsaWorker":
+def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "FsaWorker":
     """The worker part."""
     optimizer = None
     if config.optimizer_on == "worker":
@@ -138,7 +139,7 @@ class FsaWorker(FiniteWorkerAlgorithm):
     def __init__(
         self,
         client: "Client",
-        model: "ModelAdapter",
+        model: "ModelWeights",
         workers: int,
         share: float = 1.0,
         optimizer: "Optimizer | None" = None,

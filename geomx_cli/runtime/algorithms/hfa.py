@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.ps.pending_exchange import PendingExchange
-    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -58,7 +58,8 @@ def refuses(spec: "Spec") -> str | None:
     """Local steps between rounds need an optimizer on the workers."""
     if str(spec.options["optimizer"]).startswith("dcasgd"):
         return "its optimizer runs on the workers, where no delay is to be compensated for"
-    if spec.script and spec.options["rank_scope"] == "global":
+    divides = spec.script and spec.options["framework"] == "mxnet"
+    if divides and spec.options["rank_scope"] == "global":
         return "a script divides its weights by the workers of its party, and --rank-scope global counts all"
     return _refuses_lan(str(spec.options["compress_lan"]))
 
@@ -163,7 +164,7 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
     return None
 
 
-def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "HfaWorker":
+def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "HfaWorker":
     """The worker part."""
     return HfaWorker(client, model, config)
 
@@ -171,8 +172,7 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "H
 class HfaWorker(FiniteWorkerAlgorithm):
     """Every K1 local steps: push weights, pull the party's mean or the next milestone."""
 
-    def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
-        from geomx_cli.runtime.training.local_steps import LocalSteps
+    def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
         self.separate_comm_phase = True
@@ -183,7 +183,7 @@ class HfaWorker(FiniteWorkerAlgorithm):
         self._usual = self.steps_per_round * config.batch_size
         self._client = client
         self._model = model
-        self._steps = LocalSteps(model, config)
+        self._steps = model.local_steps(config)
         self._rounds = TensorRounds(client, model)
         self._shares_statistics = bool(config.options["sync_stats"])
         self._statistics: dict[str, tuple[Array, PendingExchange]] = {}

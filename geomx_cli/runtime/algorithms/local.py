@@ -8,7 +8,7 @@ from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.optim.optimizers import Optimizer
-    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -30,7 +30,7 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
     return None
 
 
-def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "LocalWorker":
+def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "LocalWorker":
     """The worker part."""
     return LocalWorker(client, model, config)
 
@@ -38,12 +38,11 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "L
 class LocalWorker(FiniteWorkerAlgorithm):
     """Local steps; each is a round that exchanges nothing but the stop vote."""
 
-    def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
-        from geomx_cli.runtime.training.local_steps import LocalSteps
+    def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
 
         self._client = client
         self._model = model
-        self._steps = LocalSteps(model, config)
+        self._steps = model.local_steps(config)
 
     @property
     def optimizer(self) -> "Optimizer | None":

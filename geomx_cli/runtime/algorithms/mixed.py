@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
-    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = [
-    "look", "name", "options", "refuses", "server", "server_optimizer", "title", "variant", "variants", "worker",
+    "asynchronous", "exchanges", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "variant",
+    "variants", "worker",
 ]  # fmt: skip
 
 name = "mixed"
 title = "MixedSync"
 look = ("#56B4E9", "P", "..")
+exchanges = "gradients"
+asynchronous = True
 variants = {"dcasgd": ("DCASGD", ("#009E73", "v", "--"))}
 options = (
     Option(
@@ -73,7 +76,7 @@ class MixedServer(FsaServer):
 # The worker part for the bundled training job.
 
 
-def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "MixedWorker":
+def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "MixedWorker":
     """The worker part."""
     workers = 1 if client.flat else client.num_workers
     return MixedWorker(client, model, workers, workers / client.num_all_workers)

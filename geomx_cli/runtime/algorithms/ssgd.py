@@ -5,10 +5,14 @@ FSA in one plane without local servers, as in plain parameter servers.
 
 from geomx_cli.runtime.algorithms.fsa import refuses, server, server_optimizer, worker
 
-__all__ = ["forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "worker"]
+__all__ = [
+    "exchanges", "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "title",
+    "worker",
+]  # fmt: skip
 
 name = "sync"
 title = "Sync"
 look = ("#E69F00", "s", "//")
 options = ()
 forced_options = {"topology": "flat"}
+exchanges = "gradients"

@@ -4,6 +4,7 @@ import; importing one loads neither the framework nor numpy.
 
 import importlib
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
@@ -12,12 +13,16 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.network import Network
 
 __all__ = [
-    "NAMES", "Frontend", "ScriptFrontend", "ScriptSession", "ScriptStore", "find",
-    "loaded", "of_framework", "prepare_imports",
+    "HOOKED", "NAMES", "Frontend", "ScriptFrontend", "ScriptSession", "ScriptStore", "find", "loaded", "of_module",
+    "prepare_imports",
 ]  # fmt: skip
 
-NAMES = ("numpy", "mxnet")
+NAMES = ("numpy", "mxnet", "torch")
 """The names of all front ends."""
+HOOKED: Mapping[str, str] = {
+    "mxnet": "mxnet", "torch.distributed.distributed_c10d": "torch", "torch.optim.optimizer": "torch",
+}  # fmt: skip
+"""Modules of frameworks that scripts import, and the front ends that hook them."""
 
 
 class Frontend(Protocol):
@@ -39,13 +44,13 @@ class Frontend(Protocol):
 
 
 class ScriptFrontend(Frontend, Protocol):
-    """Additional interface of a front end with a framework: a store for scripts."""
+    """Additional interface of a front end in HOOKED: a store for scripts of the framework."""
 
     def prepare_import(self) -> None:
         """Prepare the process for importing the framework."""
 
-    def attach(self, framework: Any, session: "ScriptSession") -> None:
-        """Install our store in the framework, which a script is importing. `session` connects at its first use."""
+    def attach(self, module: Any, session: "ScriptSession") -> None:
+        """Hook a module in HOOKED, which a script is importing or has imported; `session` connects at its first use."""
 
 
 class ScriptStore(Protocol):
@@ -68,8 +73,18 @@ class ScriptSession(Protocol):
 
     store: ScriptStore | None
 
+    @property
+    def num_all_workers(self) -> int:
+        """Number of training workers of the job, also before `connect`; 0 if that is unknown then."""
+
+    def attach(self) -> None:
+        """Leave the job when the script ends. Idempotent."""
+
     def connect(self) -> "Client":
         """Join the job. Raises GeomxError on failure."""
+
+    def warn(self, message: str) -> None:
+        """Write a warning to the event log and to stderr; also before `connect`."""
 
 
 def find(name: str) -> Frontend:
@@ -77,10 +92,9 @@ def find(name: str) -> Frontend:
     return cast(Frontend, importlib.import_module(f"{__name__}.{name}"))
 
 
-def of_framework(module: str) -> ScriptFrontend | None:
-    """Return the front end of a framework, by its module name; None for any other module."""
-    found = find(module) if module in NAMES else None
-    return cast(ScriptFrontend, found) if found is not None and found.framework else None
+def of_module(module: str) -> ScriptFrontend | None:
+    """Return the front end that hooks this module of a framework; None if none does."""
+    return cast(ScriptFrontend, find(HOOKED[module])) if module in HOOKED else None
 
 
 def loaded() -> bool:
@@ -90,6 +104,5 @@ def loaded() -> bool:
 
 def prepare_imports() -> None:
     """Prepare the import of every framework, before running code that may import one."""
-    for name in NAMES:
-        if (found := of_framework(name)) is not None:
-            found.prepare_import()
+    for name in set(HOOKED.values()):
+        cast(ScriptFrontend, find(name)).prepare_import()

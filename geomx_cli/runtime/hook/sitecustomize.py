@@ -1,4 +1,4 @@
-"""Loaded through PYTHONPATH before a worker's script: prepares MXNet for it and reports its failure.
+"""Loaded through PYTHONPATH before a worker's script: prepares its framework and reports its failure.
 
 Runs in every Python process of the worker, including those unrelated to training. So its imports are cheap, and it
 runs the `sitecustomize` that it shadows.

@@ -48,7 +48,7 @@ def _network(config: "TrainConfig") -> "Network":
     from geomx_cli.runtime.training import data, networks
 
     shape, classes = data.shape_of(config.data, config.data_dir)
-    return networks.find(config.network, shape, classes)
+    return networks.find(config.network, shape, classes, config.text("framework"))
 
 
 def _values(config: "TrainConfig", network: "Network") -> "dict[str, Array]":
@@ -133,7 +133,7 @@ def _save(
     about = {
         "job": client.settings.job,
         "network": config.network,
-        "framework": networks.framework(config.network) or "numpy",
+        "framework": networks.needs(config.network, config.text("framework")) or "numpy",
         "algorithm": config.algorithm,
         "step": loop.steps,
         "rounds": part.rounds,

@@ -23,7 +23,8 @@ from safetensors.numpy import save as as_safetensors
 from geomx_cli import __version__
 from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import TrainingFailed
-from geomx_cli.runtime.training.model import ModelAdapter, flat_views
+from geomx_cli.runtime.training.flat_views import flat_views
+from geomx_cli.runtime.training.model import ModelAdapter
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array

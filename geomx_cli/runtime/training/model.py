@@ -3,57 +3,43 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy as np
 
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.training.architecture import Architecture
+from geomx_cli.runtime.training.flat_views import flat_views
+from geomx_cli.runtime.training.local_steps import LocalSteps, OptimizerSteps
 from geomx_cli.runtime.training.samples import Batch
 
-__all__ = ["ModelAdapter", "flat_views"]
+if TYPE_CHECKING:
+    from geomx_cli.runtime.training.train_config import TrainConfig
+
+__all__ = ["ModelAdapter", "ModelWeights"]
 
 
-def flat_views(vector: Floats, sizes: Sequence[int]) -> list[Floats]:
-    """Return consecutive views of these sizes into a 1-D array."""
-    return np.split(vector, np.cumsum(sizes)[:-1])
-
-
-class ModelAdapter(ABC):
-    """The interface of a model for algorithms and the training loop; each framework derives a class from it.
+class ModelWeights(ABC):
+    """The interface of a model for algorithms: its weights, and the steps between two exchanges of them.
 
     Tensors are passed as float32 numpy arrays: all of a model's as one vector, of shape (n,), in the order of `names`,
-    or a single one by its index, as 1-D. Weights start at zero. A framework may compute asynchronously: a method that
-    does not return values may return before the work is done, and later calls see its effect. For the training thread
-    only.
+    or a single one by its index, as 1-D. A framework may compute asynchronously: a method that does not return values
+    may return before the work is done, and later calls see its effect. For the training thread only.
 
-    names: the trained tensors, from the input to the output. sizes: their numbers of elements.
+    names: the keys of the trained tensors, from the input to the output. sizes: their numbers of elements.
     """
 
-    def __init__(self, network: Architecture) -> None:
-        self.network = network
-        self.names = tuple(parameter.name for parameter in network.parameters)
-        self.sizes = tuple(parameter.size for parameter in network.parameters)
+    def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        self.names, self.sizes = tuple(names), tuple(sizes)
 
     @property
     def size(self) -> int:
         """Number of elements of all trained tensors."""
         return sum(self.sizes)
 
-    def warm_up(self, samples: int) -> None:  # noqa: B027 - not all frameworks need to
-        """Prepare for batches of `samples` samples, if the first step would take longer than others."""
-
     @abstractmethod
-    def forward_backward(self, batch: Batch, scale: float) -> SupportsFloat:
-        """Run both passes: gradients become `scale` times those of the batch's mean loss, which is returned."""
-
-    @abstractmethod
-    def wait_for_gradients(self) -> None:
-        """Wait for the backward pass."""
-
-    @abstractmethod
-    def read_gradient(self, index: int, out: Floats) -> None:
-        """Copy one tensor's gradient; waits for that one only."""
+    def local_steps(self, config: "TrainConfig") -> LocalSteps:
+        """Return the steps of this worker's own optimizer."""
 
     @abstractmethod
     def read_weights(self, out: Floats) -> None:
@@ -67,12 +53,41 @@ class ModelAdapter(ABC):
     def write_weight(self, index: int, value: Floats) -> None:
         """Set the weights of one tensor; `value` may be modified once this returns."""
 
+    @abstractmethod
+    def read_gradient(self, index: int, out: Floats) -> None:
+        """Copy one tensor's gradient; waits for that one only."""
+
     def read_statistics(self) -> dict[str, Floats]:
         """Return copies of the running means and variances of batch normalization, which have no gradients, by name."""
         return {}
 
     def write_statistics(self, values: Mapping[str, Floats]) -> None:  # noqa: B027 - not all networks have them
         """Set the running means and variances."""
+
+
+class ModelAdapter(ModelWeights):
+    """The interface of a model for the bundled training loop; each framework derives a class from it. Weights start at
+    zero.
+    """
+
+    def __init__(self, network: Architecture) -> None:
+        super().__init__([item.name for item in network.parameters], [item.size for item in network.parameters])
+        self.network = network
+
+    def local_steps(self, config: "TrainConfig") -> LocalSteps:
+        """See ModelWeights: those of the servers' implementation of the optimizer."""
+        return OptimizerSteps(self, config)
+
+    def warm_up(self, samples: int) -> None:
+        """Prepare for batches of `samples` samples, if the first step would take longer than others."""
+
+    @abstractmethod
+    def forward_backward(self, batch: Batch, scale: float) -> SupportsFloat:
+        """Run both passes: gradients become `scale` times those of the batch's mean loss, which is returned."""
+
+    @abstractmethod
+    def wait_for_gradients(self) -> None:
+        """Wait for the backward pass."""
 
     @abstractmethod
     def count_correct(self, batch: Batch) -> int:

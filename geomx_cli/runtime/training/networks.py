@@ -16,42 +16,47 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.architecture import Shape
     from geomx_cli.runtime.training.network import Network
 
-__all__ = ["check", "find", "framework", "names"]
+__all__ = ["check", "find", "names", "needs"]
 
-_OWN = "mxnet"  # a user's own network is a gluon block
+_DEFAULT = "mxnet"
 
 
 def names() -> tuple[str, ...]:
     """Return the names of the built-in networks."""
-    return tuple(name for frontend in frontends.NAMES for name in frontends.find(frontend).networks)
+    return tuple(dict.fromkeys(name for frontend in frontends.NAMES for name in frontends.find(frontend).networks))
 
 
-def check(name: str) -> None:
-    """Raises InvalidSettings for an unknown network; a user's own is checked only when used."""
-    _frontend(name)
+def check(name: str, framework: str = _DEFAULT) -> None:
+    """Raises InvalidSettings for a network that is unknown, or that --framework does not have; a user's own is checked
+    only when used.
+    """
+    _frontend(name, framework)
 
 
-def framework(name: str) -> str:
+def needs(name: str, framework: str = _DEFAULT) -> str:
     """Return the module that workers need besides numpy to train a network; "" for none. Raises as `check` does."""
-    return _frontend(name).framework
+    return _frontend(name, framework).framework
 
 
-def find(name: str, shape: "Shape" = (1, 28, 28), classes: int = 10) -> "Network":
+def find(name: str, shape: "Shape" = (1, 28, 28), classes: int = 10, framework: str = _DEFAULT) -> "Network":
     """Return the network for images of `shape`: channels, height, width. The tensors of linear, cnn and cnn-bn are
     defined without a framework, so the master worker, which only sends initial weights to the global servers, needs
     none.
 
     Raises InvalidSettings for an unknown network, unsupported images, and a user's function that fails.
     """
-    return _frontend(name).network(name, shape, classes)
+    return _frontend(name, framework).network(name, shape, classes)
 
 
-def _frontend(name: str) -> Frontend:
+def _frontend(name: str, framework: str) -> Frontend:
     """Return the front end that trains a network."""
     for each in map(frontends.find, frontends.NAMES):
-        if name in each.networks:
+        if name in each.networks and each.framework in ("", framework):
             return each
-    if not is_own(name):
-        hint = f"{nearest(name, names())}, or write MODULE:FUNCTION for one of your own"
-        raise InvalidSettings(f"--network {name}: there is no such network", hint)
-    return frontends.find(_OWN)
+    if is_own(name):
+        return frontends.find(framework)
+    if name in names():
+        hint = f"with it choose one of {', '.join(frontends.find(framework).networks)}, or another --framework"
+        raise InvalidSettings(f"--network {name}: there is none for --framework {framework}", hint)
+    hint = f"{nearest(name, names())}; MODULE:FUNCTION is one of your own"
+    raise InvalidSettings(f"--network {name}: there is no such network", hint)

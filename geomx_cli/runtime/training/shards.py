@@ -9,7 +9,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.training.catalog import BY_CLASS, BY_PARTY, DIRICHLET, IID, check_split
 from geomx_cli.runtime.training.samples import Samples
 
-__all__ = ["shard"]
+__all__ = ["choose", "shard"]
 
 TRIES = 100
 Indices = npt.NDArray[np.int64]
@@ -29,22 +29,30 @@ def shard(
 
     Raises InvalidSettings if there are fewer samples than workers, or a worker would get none.
     """
+    which = choose(samples.labels, samples.classes, rank, count, split, seed, party)
+    return Samples(samples.images[which].copy(), samples.labels[which].copy(), samples.classes, split == BY_CLASS)
+
+
+def choose(
+    labels: npt.NDArray[Any], classes: int, rank: int, count: int, split: str, seed: int, party: range | None
+) -> Indices | slice:
+    """Return the indices of the samples that `shard` gives to a worker; see there. labels: 1-D, each below `classes`;
+    for "iid" only their number counts.
+    """
     alpha = check_split(split, flat=party is None)
-    size = len(samples) // count
+    size = len(labels) // count
     if size == 0:
-        raise InvalidSettings(
-            f"{count} workers cannot share {len(samples)} samples", "start fewer workers or give more data"
-        )
+        hint = "start fewer workers or give more data"
+        raise InvalidSettings(f"{count} workers cannot share {len(labels)} samples", hint)
     if split == IID:
-        return _take(samples, slice(rank * size, (rank + 1) * size))
+        return slice(rank * size, (rank + 1) * size)
     if split == BY_CLASS:
-        ordered = np.argsort(samples.labels, kind="stable")
-        return _take(samples, ordered[rank * size : (rank + 1) * size], in_order=True)
+        return np.argsort(labels, kind="stable")[rank * size : (rank + 1) * size]
     if split == BY_PARTY:
         assert party is not None
-        ordered = np.argsort(samples.labels, kind="stable")[party.start * size : party.stop * size]
-        return _take(samples, np.sort(ordered[rank - party.start :: len(party)]))
-    return _take(samples, _dirichlet_split(samples.labels, samples.classes, alpha, count, seed)[rank])
+        ordered = np.argsort(labels, kind="stable")[party.start * size : party.stop * size]
+        return np.sort(ordered[rank - party.start :: len(party)])
+    return _dirichlet_split(labels, classes, alpha, count, seed)[rank]
 
 
 def _dirichlet_split(labels: npt.NDArray[Any], classes: int, alpha: float, count: int, seed: int) -> list[Indices]:
@@ -60,7 +68,3 @@ def _dirichlet_split(labels: npt.NDArray[Any], classes: int, alpha: float, count
             return [np.flatnonzero(owners == rank) for rank in range(count)]
     hint = "give a larger ALPHA, another --seed, fewer workers or more data"
     raise InvalidSettings(f"--split {DIRICHLET}:{alpha:g}: of {count} workers one always gets no samples", hint)
-
-
-def _take(samples: Samples, which: Indices | slice, *, in_order: bool = False) -> Samples:
-    return Samples(samples.images[which].copy(), samples.labels[which].copy(), samples.classes, in_order)

@@ -28,6 +28,7 @@ Progress = Callable[[str, int, int], None]
 _CONNECT_LIMIT = 5.0
 _DOWNLOAD_LIMIT = 900.0
 _APT_LIMIT = 300.0
+_UPDATE_LIMIT = 45.0  # where a mirror answers, the lists come within seconds
 _PIECE = 1 << 18
 _SMALL = 1 << 17
 _MOST_BYTES = 256 << 20  # per file, compressed and decompressed
@@ -165,9 +166,9 @@ def _from_debian(source: Source, scratch: Path, progress: Progress) -> None:
         except SourceError:
             # Without package lists, as in many containers, apt knows no package: have it download them to a private
             # directory.
-            progress("apt-get update, into a directory of our own", 0, 0)
+            progress(f"apt-get update into a private directory, {_UPDATE_LIMIT:.0f} s at most", 0, 0)
             private = _private_apt(work)
-            _run(work, "apt-get", *private, "update")
+            _run(work, "apt-get", *private, "update", limit=_UPDATE_LIMIT)
             _run(work, "apt-get", *private, "download", source.package)
         package = next(work.glob(f"{source.package}_*.deb"), None)
         if package is None:
@@ -181,7 +182,8 @@ def _from_debian(source: Source, scratch: Path, progress: Progress) -> None:
 
 
 def _private_apt(work: Path) -> list[str]:
-    options = ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User="]
+    options = ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=", "-o", "Acquire::Retries=0"]
+    options += ["-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10"]
     for directory, path in (
         ("State::lists", "lists"),
         ("Cache", "cache"),
@@ -192,7 +194,7 @@ def _private_apt(work: Path) -> list[str]:
     return options
 
 
-def _run(work: Path, *command: str) -> None:
+def _run(work: Path, *command: str, limit: float = _APT_LIMIT) -> None:
     try:
         done = subprocess.run(
             command,
@@ -200,13 +202,13 @@ def _run(work: Path, *command: str) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_APT_LIMIT,
+            timeout=limit,
             check=False,
         )
     except FileNotFoundError:
         raise SourceError(f"this machine has no {command[0]}") from None
     except subprocess.TimeoutExpired:
-        raise SourceError(f"{command[0]} was not done within {_APT_LIMIT:.0f} s") from None
+        raise SourceError(f"{command[0]} was not done within {limit:.0f} s") from None
     if done.returncode != 0:
         lines = done.stdout.decode(errors="replace").strip().splitlines()
         problems = [line for line in lines if line.startswith("E:")] or lines[-1:]

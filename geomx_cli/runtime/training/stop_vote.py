@@ -1,11 +1,14 @@
 """Lets all workers end in the same round, though each knows only its own data, and only global rank 0 the time."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
 
@@ -13,6 +16,7 @@ __all__ = ["STOP", "StopVote", "Vote"]
 
 STOP = "geomx.stop"
 """Name of the key for the vote: one float32, initially 0."""
+_DIGITS = 256
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,9 @@ class StopVote:
     the weight of the round is that of the unfinished workers. For the training thread only.
     """
 
-    def __init__(self, client: "Client", priority: int) -> None:
+    def __init__(self, client: "Client", priority: int, key: str = STOP) -> None:
         self._client = client
+        self._key = key
         self._priority = priority
         self._value = np.zeros(1, np.float32)
         self._exchange: PendingExchange | None = None
@@ -42,10 +47,38 @@ class StopVote:
     def begin(self, *, stop: bool, unfinished: bool) -> None:
         """Vote in the round that has begun; returns at once."""
         source = np.full(1, np.inf if stop else 0, np.float32) if stop or unfinished else None
-        self._exchange = self._client.exchange(STOP, source, self._value, priority=self._priority)
+        self._exchange = self._client.exchange(self._key, source, self._value, priority=self._priority)
+
+    @property
+    def pending(self) -> "Future[None]":
+        """Done when `result` returns at once."""
+        assert self._exchange is not None
+        return self._exchange.done
 
     def result(self) -> Vote:
         """Wait for the round's result. Raises the client's error after the job has failed."""
+        self.pending.result()
         assert self._exchange is not None
-        self._exchange.done.result()
         return Vote(not np.isfinite(self._value[0]), round(self._exchange.weight))
+
+    def elect(self, candidate: int | None, count: int) -> int:
+        """Return the highest of the workers' candidates, each below `count`; blocks. All workers call it, between
+        rounds, and at least one has a candidate.
+
+        The weight of a round is the sum of 4^digit, from which the highest digit is read; it fits a float.
+        """
+        found, unit = 0, 1
+        while unit * _DIGITS < count:
+            unit *= _DIGITS
+        while True:
+            stands = candidate is not None and candidate // (unit * _DIGITS) * unit * _DIGITS == found
+            weight = 4.0 ** (candidate // unit % _DIGITS) if stands and candidate is not None else 0.0
+            source = np.zeros(1, np.float32) if weight else None
+            exchange = self._client.exchange(
+                self._key, source, self._value, priority=self._priority, weight=weight or 1.0
+            )
+            exchange.done.result()
+            found += int(math.log2(exchange.weight) // 2) * unit
+            if unit == 1:
+                return found
+            unit //= _DIGITS

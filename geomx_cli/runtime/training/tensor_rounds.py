@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.runtime.training.model import flat_views
+from geomx_cli.runtime.training.flat_views import flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
-    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.model import ModelWeights
 
 __all__ = ["TensorRounds", "pull_weights"]
 
 
-def pull_weights(client: "Client", model: "ModelAdapter") -> None:
+def pull_weights(client: "Client", model: "ModelWeights") -> None:
     """Write the servers' weights to the model: those that TensorRounds.pull returns, with the same errors."""
     pulled = TensorRounds(client, model)
     pulled.pull()
@@ -30,7 +30,7 @@ class TensorRounds:
     methods raise the client's error after the job has failed.
     """
 
-    def __init__(self, client: "Client", model: "ModelAdapter") -> None:
+    def __init__(self, client: "Client", model: "ModelWeights") -> None:
         self.vector = np.zeros(model.size, np.float32)
         self.buffers = flat_views(self.vector, model.sizes)
         self._names = model.names

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["Algorithm", "FiniteWorkerAlgorithm", "WorkerAlgorithm"]
+__all__ = ["Algorithm", "DrainableWorkerAlgorithm", "FiniteWorkerAlgorithm", "WorkerAlgorithm"]
 
 
 class WorkerAlgorithm(ABC):
@@ -87,8 +87,8 @@ class WorkerAlgorithm(ABC):
         """Leave the final global weights in the model; no round follows."""
 
 
-class FiniteWorkerAlgorithm(WorkerAlgorithm):
-    """Its workers stop taking batches once they have completed their epochs, or all stop. Then `drain` and
+class DrainableWorkerAlgorithm(WorkerAlgorithm):
+    """Its workers can take part in rounds without batches: those of scripts do once their script ends. Then `drain` and
     `synchronise` alternate until no worker has anything to contribute.
     """
 
@@ -97,8 +97,12 @@ class FiniteWorkerAlgorithm(WorkerAlgorithm):
         """Without a batch: begin a round with the steps not yet exchanged, or abstain from it."""
 
 
+class FiniteWorkerAlgorithm(DrainableWorkerAlgorithm):
+    """Its workers also stop taking batches in the bundled loop, once they have completed their epochs, or all stop."""
+
+
 class Algorithm(Protocol):
-    """The parts of an algorithm's module that the training job uses."""
+    """The parts of an algorithm's module that training uses."""
 
     def server_optimizer(self, config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
         """Return name and hyper-parameters of the roots' optimizer; None for none."""

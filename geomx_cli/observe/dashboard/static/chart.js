@@ -2,14 +2,14 @@
 
 import { csv, png } from "./chart_files.js";
 import { make, setText } from "./dom.js";
-import { figure } from "./format.js";
+import { decimals, figure } from "./format.js";
 import { aligned, AXES, over, smoothed } from "./series.js";
 import { colour, onTheme } from "./theme.js";
 
 const COLOURS = 12, HEIGHT = 170, MOST_TABLE_ROWS = 20;
 
 export class Chart {
-  // range: of the values, if fixed; scale: from bytes to what the title says.
+  // range: of the values, if fixed, or a function of the plot, their minimum and maximum; scale: from bytes to what the title says.
   constructor(parent, id, title, { range = null, scale = 1, digits = 3 } = {}) {
     Object.assign(this, { title, range, scale, digits, lines: [], data: [[]], axis: "time", weight: 0, names: "", plot: null });
     this.hidden = new Set();
@@ -30,15 +30,18 @@ export class Chart {
     onTheme(() => this.plot && this.plot.redraw());
   }
 
-  // lines: [{name, points: [[seconds, value], ...], axes, dashed}]; why: what to say if there is nothing to draw.
-  show(lines, axis, weight, why) {
+  // lines: [{name, points: [[seconds, value], ...], axes, dashed}]; why: what to say if there is nothing to draw; how: what
+  // to know about the values.
+  show(lines, axis, weight, why, how = "") {
     const known = lines.map(line => ({ ...line, points: over(axis, line.axes, line.name, line.points) }))
                        .filter(line => line.points.length);
     for (const part of [this.canvas, this.legend, this.table, this.files]) part.hidden = !known.length;
     this.empty.hidden = known.length > 0;
     setText(this.empty, why);
-    this.note.hidden = !known.length || !weight;
-    setText(this.note, `Smoothed: exponential moving average, weight ${weight.toFixed(2)}. Faint: as measured.`);
+    const smooth = weight ? `Smoothed: exponential moving average, weight ${weight.toFixed(2)}. Faint: without.` : "";
+    const note = [how, smooth].filter(Boolean).join(" ");
+    this.note.hidden = !known.length || !note;
+    setText(this.note, note);
     if (!known.length) return;
     const names = JSON.stringify([known.map(line => line.name), axis, weight > 0]);
     const [xs, ...rows] = aligned(known);
@@ -60,13 +63,13 @@ export class Chart {
       width: kind === "raw" ? 1 : 1.5, stroke: () => colour(`curve-${index % COLOURS}`),
       dash: line.dashed || index >= COLOURS ? [6, 4] : [], points: kind === "raw" && this.weight ? { show: false } : { size: 4 },
     })));
-    const text = AXES[this.axis].text, axis = { stroke: () => colour("soft"), grid: { stroke: () => colour("grid"), width: 1 },
+    const { steps, marks } = AXES[this.axis], axis = { stroke: () => colour("soft"), grid: { stroke: () => colour("grid"), width: 1 },
                                                  ticks: { stroke: () => colour("grid"), width: 1 }, font: "11px system-ui" };
     this.plot = new uPlot({
       width: this.canvas.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false },
       scales: { x: { time: false }, y: this.range ? { range: this.range } : {} },
-      axes: [{ ...axis, values: (_, ticks) => ticks.map(text), size: 30, space: 70 },
-             { ...axis, size: 56, values: (_, ticks) => ticks.map(tick => Number(tick.toPrecision(6)).toLocaleString("en")) }],
+      axes: [{ ...axis, incrs: steps, values: (_, ticks) => marks(ticks), size: 30, space: 70 },
+             { ...axis, size: 56, values: (_, ticks) => decimals(ticks) }],
       series: [{}, ...series],
       hooks: { setCursor: [plot => this.setLegend(plot.cursor.idx)] },
     }, [[], ...series.map(() => [])], this.canvas);

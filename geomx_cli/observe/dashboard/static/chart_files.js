@@ -4,7 +4,7 @@ import { make, save } from "./dom.js";
 import { AXES } from "./series.js";
 import { colour } from "./theme.js";
 
-// Values as measured, also if the page shows them smoothed.
+// Values without smoothing, also if the page shows them smoothed.
 export function csv(chart) {
   const [xs, ...rows] = chart.data, titles = [AXES[chart.axis].title, ...chart.lines.map(line => line.name)];
   const lines = [titles.map(quoted), ...xs.map((x, index) => [x, ...rows.map(row => row[index] ?? "")])];

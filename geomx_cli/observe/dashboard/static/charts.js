@@ -5,7 +5,7 @@ import { get } from "./dom.js";
 
 const MOST_LINES = 12;
 const KINDS = [
-  ["accuracy", "Test accuracy", { range: [0, 1], digits: 4 }],
+  ["accuracy", "Test accuracy", { range: within, digits: 4 }],
   ["loss", "Loss", {}],
   ["speed", "Samples per second", { digits: 4 }],
   ["waiting", "Part of the time spent waiting", { range: [0, 1], digits: 2 }],
@@ -19,18 +19,19 @@ export class Charts {
   }
 
   show(known, axis, weight) {
-    for (const [name, chart] of this.charts) chart.show(lines(known, name), axis, weight, why(known, name, axis));
+    for (const [name, chart] of this.charts) chart.show(lines(known, name), axis, weight, why(known, name, axis), how(known, name));
     this.showMetrics(known, weight);
   }
 
   // What scripts report of their own: {metric: {process: [[step, value], ...]}}, over their own steps.
   showMetrics(known, weight) {
+    const how = known.averaged ? "Means over workers and groups of steps." : "";
     for (const [metric, processes] of Object.entries(known.metrics || {})) {
       if (!this.metrics.has(metric)) {
         this.metrics.set(metric, new Chart(get("charts"), `metric-${this.metrics.size}`, metric, { digits: 4 }));
       }
       const found = Object.entries(processes).slice(0, MOST_LINES).map(([name, points]) => ({ name, points, axes: null }));
-      this.metrics.get(metric).show(found, "step", weight, "the script has not reported it yet");
+      this.metrics.get(metric).show(found, "step", weight, "the script has not reported it yet", how);
     }
   }
 }
@@ -41,8 +42,24 @@ function lines(known, name) {
   if (!others.length) {
     return Object.entries(known.curves[name]).map(([group, points]) => ({ name: group, points, axes: known.axes }));
   }
-  const jobs = [[`${known.job} (this job)`, known.overall], ...others];
-  return jobs.flatMap(([job, { curves, axes }]) => Object.values(curves[name]).map(points => ({ name: job, points, axes, dashed: job in known.others })));
+  const jobs = [[known.job, known.overall], ...others];
+  const label = job => [job === known.job ? `${job} (this job)` : job, known.labels[job]].filter(Boolean).join(": ");
+  return jobs.flatMap(([job, { curves, axes }]) => Object.values(curves[name]).map(points => ({ name: label(job), points, axes, dashed: job in known.others })));
+}
+
+// The range of values between 0 and 1, with some room.
+function within(_, low, high) {
+  if (low == null) return [0, 1];
+  const room = Math.max(0.05 * (high - low), 0.002);
+  return [Math.max(0, low - room), Math.min(1, high + room)];
+}
+
+// Which values are none that a worker has measured.
+function how(known, name) {
+  const others = Object.values(known.others).filter(other => other.curves);
+  const averaged = others.length ? [known.overall, ...others].some(one => one.averaged) : known.averaged;
+  if (!averaged || !["loss", "waiting", "speed"].includes(name)) return "";
+  return name === "speed" ? "Sums over workers, of means over time." : "Means over workers and time; the newest of their newest values.";
 }
 
 function why(known, name, axis) {

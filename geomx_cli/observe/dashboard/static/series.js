@@ -1,12 +1,16 @@
 // Curves as pure data: over another axis, aligned for a chart, smoothed.
 
-import { clock, size, whole } from "./format.js";
+import { clock, decimals, size, sizes, whole } from "./format.js";
 
+const WHOLE = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map(digit => digit * 10 ** power)).flat();
+const CLOCK = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200].concat(WHOLE.map(days => 86400 * days));
+
+// steps: possible distances of marks; marks: their texts, no two of them alike.
 export const AXES = {
-  time: { title: "time", text: clock },
-  rounds: { title: "rounds", text: whole },
-  bytes: { title: "bytes between parties", text: size },
-  step: { title: "step", text: whole },
+  time: { title: "time", text: clock, steps: CLOCK, marks: ticks => ticks.map(clock) },
+  rounds: { title: "rounds", text: whole, steps: WHOLE, marks: decimals },
+  bytes: { title: "bytes between parties", text: bytes => size(bytes), steps: WHOLE, marks: sizes },
+  step: { title: "step", text: whole, steps: WHOLE, marks: decimals },
 };
 
 const ALL = "all workers";

@@ -38,8 +38,9 @@ def prepare_import() -> None:
     load.prepare_import()
 
 
-def attach(framework: Any, session: "ScriptSession") -> None:
+def attach(module: Any, session: "ScriptSession") -> None:
     """Make `mx.kv.create` return our store; see ScriptFrontend.attach."""
     from geomx_cli.runtime.frontends.mxnet import registration
 
-    registration.register(framework, session)
+    registration.register(module, session)
+    session.attach()

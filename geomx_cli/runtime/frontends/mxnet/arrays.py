@@ -11,7 +11,7 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import DTYPE_NAMES
+from geomx_cli.ps.net.wire import FLOAT_NAMES
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.kvstore import row_of
 
@@ -44,9 +44,9 @@ class Arrays:
                 value = self._native.value(array)
             except TypeError as error:
                 raise InvalidSettings(str(error)) from None
-            if value.form not in _FORMS or value.dtype not in DTYPE_NAMES:
+            if value.form not in _FORMS or value.dtype not in FLOAT_NAMES:
                 what = value.form if value.form not in _FORMS else value.dtype
-                hint = f"use a dense or row-sparse array of {', '.join(DTYPE_NAMES)}"
+                hint = f"use a dense or row-sparse array of {', '.join(FLOAT_NAMES)}"
                 raise InvalidSettings(f"a value of {what} cannot travel", hint)
             found.append(value)
         return found

@@ -4,7 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.core.errors import GeomxError
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
 from geomx_cli.runtime.frontends.mxnet.profiler import refuse_servers
@@ -74,6 +75,7 @@ def _observe_trainers(trainer: Any) -> None:
 def _make(mx: Any, session: "ScriptSession", kind: str) -> KVStore:
     try:
         client = session.connect()
+        _check_ranks(client.settings.text("algo"), client.settings.text("rank_scope"))
         if client.is_master and "_async" in kind and client.settings.text("algo") == "fsa":
             client.control.train_asynchronously()
     except GeomxError as error:
@@ -81,3 +83,9 @@ def _make(mx: Any, session: "ScriptSession", kind: str) -> KVStore:
     store_class = type("GeomxKVStore", (KVStore, mx.kvstore.KVStore), {})
     store: KVStore = store_class(mx, client, kind)
     return store
+
+
+def _check_ranks(algorithm: str, rank_scope: str) -> None:
+    if rank_scope == "global" and plugins.algorithms()[algorithm].ranks_by_party:
+        what = f"a script divides its weights by the workers of its party in {algorithm}, and GEOMX_RANK_SCOPE=global"
+        raise InvalidSettings(f"{what} counts those of all", "leave GEOMX_RANK_SCOPE out")

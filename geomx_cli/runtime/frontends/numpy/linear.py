@@ -9,7 +9,8 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.training.architecture import Parameter, Shape
-from geomx_cli.runtime.training.model import ModelAdapter, flat_views
+from geomx_cli.runtime.training.flat_views import flat_views
+from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.samples import Batch
 

@@ -1,0 +1,27 @@
+"""Which workers of a script have contributed to no round of the job."""
+
+from collections.abc import Iterable
+
+from geomx_cli.core.units import some_of
+from geomx_cli.jobs.view.reducer import ProcessState
+
+__all__ = ["no_contribution"]
+
+_MOST = 3
+
+
+def no_contribution(rows: Iterable[ProcessState]) -> str:
+    """Return the warning of training workers whose script has ended without a contribution; "" for none.
+
+    A script that only reads is no case: none of its workers contributes, and none reports training. A worker that
+    pulls repeatedly beside others that train may evaluate.
+    """
+    training = [row for row in rows if row.trains]
+    ends = {row.process.name: row.finished.contribution for row in training if row.finished is not None}
+    others = any(end == "rounds" for end in ends.values())
+    idle = [name for name, end in ends.items() if end == "alone" or (others and end == "none")]
+    if not idle:
+        return ""
+    if len(ends) == len(training) and all(end in ("alone", "none") for end in ends.values()):
+        return "no gradients were exchanged: each worker trained alone"
+    return f"{some_of(idle, _MOST)} contributed to no round"

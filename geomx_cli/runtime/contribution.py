@@ -1,0 +1,33 @@
+"""Whether a script's worker has contributed to the training, and the warning of one that has trained alone."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from geomx_cli.core.events import Contribution
+    from geomx_cli.ps.client import Client
+
+__all__ = ["of"]
+
+_ALONE = (
+    "this worker has contributed to no round: what it has trained, it has trained alone; push gradients (or, in hfa,"
+    " weights)"
+)
+
+
+def of(client: "Client", *, trained: bool) -> "Contribution":
+    """Return what a script's worker has contributed at its end, and warn on stderr if it has trained alone.
+
+    trained: whether the script has reported training. See ProcessFinished for the values; "" for a master that does
+    not train, and for a script that has declared no key. Call before the client leaves.
+    """
+    tensors = list(client.tensors.values())
+    if not client.trains or not tensors:
+        return ""
+    if any(tensor.round for tensor in tensors):
+        return "rounds"
+    pulls = max(tensor.pulls for tensor in tensors)
+    if trained or not pulls:
+        print(f"warning: {_ALONE}", file=sys.stderr, flush=True)  # launch warns once, for all workers
+        return "alone"
+    return "reads" if pulls > 1 else "none"

@@ -1,0 +1,46 @@
+"""The front end for PyTorch: a script's optimizer made distributed, and models for the bundled job."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends import ScriptSession
+    from geomx_cli.runtime.training.architecture import Shape
+    from geomx_cli.runtime.training.network import Network
+
+__all__ = ["attach", "framework", "network", "networks", "prepare_import"]
+
+framework = "torch"
+networks = ("cnn", "cnn-bn", "resnet18-v1")
+
+
+def network(name: str, shape: "Shape", classes: int) -> "Network":
+    """See Frontend.network. All but cnn and cnn-bn import PyTorch.
+
+    MODULE:FUNCTION is called with the number of classes and returns a Module that maps such images to logits.
+    """
+    if name in ("cnn", "cnn-bn"):
+        from geomx_cli.runtime.frontends.torch import cnn
+
+        return cnn.network(shape, classes, normalised=name == "cnn-bn")
+    from geomx_cli.runtime.frontends.torch.load import load_torch
+
+    load_torch()
+    from geomx_cli.runtime.frontends.torch import module_networks
+
+    return module_networks.network(name, shape, classes)
+
+
+def prepare_import() -> None:
+    """See ScriptFrontend.prepare_import; there is nothing to prepare."""
+
+
+def attach(module: Any, session: "ScriptSession") -> None:
+    """Make torch.distributed use the job's servers, and watch optimizers; see ScriptFrontend.attach."""
+    if module.__name__ == "torch.optim.optimizer":
+        from geomx_cli.runtime.frontends.torch import step_watch
+
+        step_watch.watch(module, session)
+        return
+    from geomx_cli.runtime.frontends.torch import distributed
+
+    distributed.register(module, session)

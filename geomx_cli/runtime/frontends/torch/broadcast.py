@@ -1,0 +1,43 @@
+"""Copies bytes and tensors from one worker to all others, exactly: initial values are never encoded."""
+
+import numpy as np
+
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.cluster.partition import Tensor
+
+__all__ = ["Broadcast"]
+
+
+class Broadcast:
+    """From the worker of global rank `source`, by default the one that provides the initial values. Blocks; all workers
+    make the same calls. Raises the client's error after the job has failed. is_source: whether that is this worker.
+    """
+
+    def __init__(self, client: Client, source: int | None = None) -> None:
+        self._client = client
+        self._source = client.late_source if source is None else source
+        self.is_source = client.is_master if self._source is None else client.global_rank == self._source
+
+    def arrays(self, values: dict[str, Array]) -> None:
+        """Declare keys of these names and write the source's values to all workers' arrays: 1-D, contiguous, of
+        float16, float32 or float64, of the same sizes everywhere.
+        """
+        client = self._client
+        client.declare([Tensor(name, value.size, str(value.dtype)) for name, value in values.items()])
+        client.init(values, source=self._source)
+        if not self.is_source:
+            for future in [client.pull(name, value) for name, value in values.items()]:
+                future.result()
+
+    def data(self, name: str, content: bytes) -> bytes:
+        """Return the source's `content`, of any length, on all workers. The keys NAME and NAME.size must be new."""
+        size = np.array([len(content)], np.float64)
+        self.arrays({f"{name}.size": size})
+        length = int(size[0])
+        padded = np.zeros(-(-length // 4) * 4, np.uint8)
+        if self.is_source:
+            padded[:length] = np.frombuffer(content, np.uint8)
+        if length:
+            self.arrays({name: padded.view(np.float32)})
+        return padded[:length].tobytes()

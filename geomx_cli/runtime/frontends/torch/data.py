@@ -1,0 +1,83 @@
+"""This worker's part of a PyTorch data set."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, Sampler, Subset, TensorDataset
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.arrays import Array
+from geomx_cli.runtime.training import data, shards
+from geomx_cli.runtime.training.catalog import IID
+
+__all__ = ["ShardSampler", "TensorDataset", "load", "shard"]
+
+
+def load(name: str, split: Literal["train", "test"], data_dir: str | Path) -> TensorDataset:
+    """See geomx_cli.torch.load_data."""
+    images, labels = data.load(name, split, data_dir).take(slice(None))
+    return TensorDataset(torch.from_numpy(images), torch.from_numpy(labels).long())
+
+
+def shard(dataset: Any, rank: int, count: int, split: str, seed: int, party: range | None) -> Any:
+    """See geomx_cli.torch.shard; the part of worker `rank` of `count`. party: the ranks of its party, None if flat."""
+    size = length(dataset)
+    if split == IID:
+        order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, size]))).permutation(size)
+        part = shards.choose(order, 1, rank, count, split, seed, party)
+        return Subset(dataset, order[part].tolist())
+    labels = _labels(dataset, size)
+    part = shards.choose(labels, int(labels.max()) + 1, rank, count, split, seed, party)
+    return Subset(dataset, np.arange(size)[part].tolist())
+
+
+def length(dataset: Any) -> int:
+    """The number of samples. Raises InvalidSettings for a data set without indices."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        hint = "let each worker read its own part, by geomx.global_rank() and geomx.num_all_workers()"
+        raise InvalidSettings(f"{type(dataset).__name__} has no indices to divide among the workers", hint)
+    return len(dataset)
+
+
+def _labels(dataset: Any, size: int) -> Array:
+    """The data set's labels, of shape (size,)."""
+    found = getattr(dataset, "targets", getattr(dataset, "labels", None))
+    if found is None and (tensors := getattr(dataset, "tensors", None)):
+        found = tensors[-1]
+    labels = np.asarray(found)
+    if labels.shape != (size,) or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
+        what = f"{type(dataset).__name__} has no labels to divide it by"
+        raise InvalidSettings(what, 'give it an attribute `targets`, one integer for each sample, or split="iid"')
+    return labels
+
+
+class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # torch is not installed where mypy runs
+    """A worker's indices, others in each epoch: with `shuffle` all workers draw one permutation and each takes its
+    part. Equally many for all; fewer than one for each worker are left out of an epoch.
+    """
+
+    def __init__(self, dataset: Any, rank: int, count: int, *, shuffle: bool, seed: int) -> None:
+        self._size = length(dataset)
+        self._rank, self._count = rank, count
+        self._shuffle, self._seed = shuffle, seed
+        self._epoch = 0
+        if len(self) == 0:
+            hint = "start fewer workers or give more data"
+            raise InvalidSettings(f"{count} workers cannot share {self._size} samples", hint)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the next epoch, for a script that resumes; each iteration advances it."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._size // self._count
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator()
+        generator.manual_seed(self._seed * 1_000_003 + self._epoch)
+        self._epoch += 1
+        order = torch.randperm(self._size, generator=generator) if self._shuffle else torch.arange(self._size)
+        return iter(order[self._rank : len(self) * self._count : self._count].tolist())

@@ -1,0 +1,128 @@
+"""Futures of a process group: chained ones, and those that PyTorch waits for."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch._C._distributed_c10d import Work
+
+__all__ = ["PendingWork", "after", "pass_on"]
+
+_Result = TypeVar("_Result")
+
+
+def after(futures: Sequence["Future[Any]"], action: Callable[[], _Result]) -> "Future[_Result]":
+    """A future that is done when all of `futures` are, of which there is at least one, and `action` has run, in the
+    thread that completes the last one. It gets the result of `action`, or the exception of any of them.
+    """
+    done: Future[_Result] = Future()
+    lock = threading.Lock()
+    missing = len(futures)
+
+    def count(_: "Future[Any]") -> None:
+        nonlocal missing
+        with lock:
+            missing -= 1
+            if missing:
+                return
+        try:
+            for future in futures:
+                future.result()
+            done.set_result(action())
+        except Exception as error:
+            done.set_exception(error)
+
+    for future in list(futures):
+        future.add_done_callback(count)
+    return done
+
+
+def pass_on(source: "Future[_Result]", target: "Future[_Result]") -> None:
+    """Complete `target` as `source` is."""
+
+    def complete(_: "Future[_Result]") -> None:
+        try:
+            target.set_result(source.result())
+        except Exception as error:
+            target.set_exception(error)
+
+    source.add_done_callback(complete)
+
+
+class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not installed where mypy runs
+    """A collective operation in progress, for the tensors that it changes.
+
+    ready: the results are here; `store` then writes them to the tensors, and `done` is completed. `wait` and PyTorch's
+    futures raise the client's error, which names the process at fault, after the job has failed; then the tensors'
+    values are undefined.
+    """
+
+    def __init__(self, ready: "Future[Any]", tensors: Sequence[Any], store: Callable[[], None]) -> None:
+        super().__init__()
+        gpus = list({tensor.device for tensor in tensors if tensor.is_cuda})
+        self.done: Future[None] = Future()
+        self._tensors = list(tensors)
+        stored = torch.futures.Future(devices=gpus or None)
+        self._future = stored.then(_outcome(self.done, self._tensors))
+        ready.add_done_callback(_storing(store, self.done, stored, self._tensors, gpus))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the results; on a GPU the current stream waits for them. The job's limits apply, not `timeout`."""
+        self.done.result()
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the tensors. Within C++ an error becomes a RuntimeError with its text."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether it has succeeded or failed."""
+        return self.done.done()
+
+    def is_success(self) -> bool:
+        """Whether it has succeeded."""
+        return self.done.done() and self.done.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Why it has failed, if it has."""
+        return self.done.exception() if self.done.done() else None
+
+    def result(self) -> list[Any]:
+        """The tensors."""
+        return self._tensors
+
+    def synchronize(self) -> None:
+        """See `wait`."""
+        self.wait()
+
+
+def _outcome(done: "Future[None]", tensors: list[Any]) -> Callable[[Any], Any]:
+    """What a future of PyTorch becomes: `set_exception` of these reaches C++ as a value and not as an error."""
+
+    def outcome(_: Any) -> list[Any]:
+        done.result()
+        return tensors
+
+    return outcome
+
+
+def _storing(
+    store: Callable[[], None], done: "Future[None]", stored: Any, tensors: list[Any], gpus: Sequence[Any]
+) -> Callable[["Future[Any]"], None]:
+    def complete(ready: "Future[Any]") -> None:
+        try:
+            ready.result()
+            # Waiters of the tensors' future wait for what is queued on this stream.
+            with torch.cuda.stream(torch.cuda.Stream(gpus[0]) if gpus else None):
+                store()
+                done.set_result(None)
+                stored.set_result(tensors)
+        except Exception as error:
+            done.set_exception(error)
+            stored.set_result(None)
+
+    return complete

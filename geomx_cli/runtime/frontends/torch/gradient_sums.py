@@ -1,0 +1,112 @@
+"""The sums that a backward pass begins: the buckets of DistributedDataParallel, and those of synchronised layers."""
+
+import threading
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from geomx_cli.runtime.frontends.torch.futures import PendingWork, after, pass_on
+from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
+    from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
+    from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds
+
+__all__ = ["GradientSums"]
+
+_LARGE = 8192
+"""Elements up to which a tensor in a backward pass may be statistics of a layer, which must not be encoded."""
+
+
+class GradientSums:
+    """Sums that begin within a backward pass; called in autograd's threads.
+
+    A tensor's key tells its position in the pass, so that a codec's residual belongs to one bucket. The end of the
+    pass waits for all of them, and raises the client's error itself: an error that PyTorch's C++ code raised would have
+    lost its type, and its wait cannot be interrupted.
+    """
+
+    def __init__(self, rounds: "GroupRounds", check: "BatchCheck") -> None:
+        self._rounds = rounds
+        self._check = check
+        self._lock = threading.Lock()
+        self._pass = -1
+        self._position = 0
+        self._works: list[PendingWork] = []
+        self._copies: dict[Any, DeviceCopies] = {}
+
+    def takes(self, tensor: Any) -> bool:
+        """Whether `begin` is to sum this tensor: a large one, within a backward pass."""
+        return int(tensor.numel()) > _LARGE and _in_pass()
+
+    def begin(self, tensor: Any, divisor: int) -> PendingWork:
+        """Sum the tensor in place, and divide the sum. One that is contiguous, of float32 and on the CPU is not copied.
+        """
+        position = self._enter()
+        staging, summed, copies = Staging(), Future[None](), self._copies_for(tensor.device)
+
+        def send(elements: "Array") -> None:
+            try:
+                if position == 0:
+                    self._check.observe(elements)
+                done = self._rounds.sum(f"backward/{position}", elements)
+                if divisor > 1:
+                    done = after([done], partial(_divide, elements, divisor))
+                pass_on(done, summed)
+            except Exception as error:  # in a thread of `copies` nobody else would take it
+                summed.set_exception(error)
+
+        staging.load(tensor, copies, send)
+        return self._keep(PendingWork(summed, [tensor], lambda: staging.store(tensor, copies)))
+
+    def observe(self, elements: "Array") -> None:
+        """Note the elements of a small tensor before they are summed."""
+        if _in_pass() and self._enter() == 0:
+            self._check.observe(elements)
+
+    def in_pass(self, work: PendingWork) -> PendingWork:
+        """Have the end of the backward pass in progress, if there is one, wait for `work`; returns it."""
+        if not _in_pass():
+            return work
+        self._enter()
+        return self._keep(work)
+
+    def _keep(self, work: PendingWork) -> PendingWork:
+        with self._lock:
+            self._works.append(work)
+        return work
+
+    def _enter(self) -> int:
+        """The next position in the pass."""
+        current = torch._C._current_graph_task_id()
+        with self._lock:
+            if current != self._pass:
+                self._pass, self._position, self._works = current, 0, []
+                torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+            position, self._position = self._position, self._position + 1
+        return position
+
+    def _at_end(self) -> None:
+        with self._lock:
+            works, self._works = self._works, []
+        for work in works:
+            work.done.result()
+
+    def _copies_for(self, device: Any) -> DeviceCopies | None:
+        if device.type != "cuda":
+            return None
+        if device not in self._copies:
+            self._copies[device] = DeviceCopies(device)
+        return self._copies[device]
+
+
+def _in_pass() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _divide(elements: "Array", divisor: int) -> None:
+    np.divide(elements, divisor, out=elements)

@@ -1,0 +1,94 @@
+"""The rounds of which the collectives of a process group consist: sums of elements, and exact copies of bytes.
+
+All workers begin the same rounds in the same order. Keys are named after what a round does and how large it is, so that
+their number stays bounded: sizes are rounded up, by at most an eighth if they are large.
+"""
+
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.runtime.frontends.torch.futures import after
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.pending_exchange import PendingExchange
+
+__all__ = ["GroupRounds", "size_class"]
+
+_SMALLEST = 64
+_TABLE = 65_536
+"""Bytes of all workers that are gathered in one round; more are gathered in a round for each worker."""
+
+
+class GroupRounds:
+    """The rounds of the process group number `group`. Methods return at once, but for the first round of a key, and may
+    be called from any thread as long as the order is the same in all workers. Futures fail with the client's error if
+    the job does, and with TrainingFailed if a worker has left the job and so does not take part.
+
+    large: rounds so far with more than single figures.
+    """
+
+    def __init__(self, client: "Client", group: int) -> None:
+        self._client = client
+        self._prefix = f"c10d/{group}"
+        self._lock = threading.Lock()
+        self.workers = client.num_all_workers
+        self.rank = client.global_rank
+        self.large = 0
+
+    def sum(self, name: str, elements: "Array") -> "Future[None]":
+        """Replace the elements (1-D, float32 or float64) by their sums over all workers. `--compress` applies."""
+        exchange = self._exchange(f"{name}/{elements.dtype}/{elements.size}", elements, elements)
+        return self._complete(exchange, self.workers)
+
+    def broadcast(self, source: int, data: "Array | None", size: int) -> "Future[Array]":
+        """Return the `size` bytes (1-D, uint8) of the worker of rank `source` in all workers; the others give None."""
+        buffer = np.zeros(size_class(size), np.uint8)
+        if data is not None:
+            buffer[:size] = data
+        exchange = self._exchange(f"copy/{source}/{buffer.size}", buffer if self.rank == source else None, buffer)
+        return after([self._complete(exchange, 1)], lambda: buffer[:size])
+
+    def gather(self, data: "Array", kind: str = "table") -> "Future[Array]":
+        """Return the bytes of all workers (1-D, uint8, of the same size in all) in all workers, by rank: of shape
+        (workers, size).
+        """
+        size, room = data.size, size_class(data.size)
+        if room * self.workers <= _TABLE or kind != "table":
+            table = np.zeros((self.workers, room), np.uint8)
+            table[self.rank, :size] = data
+            exchange = self._exchange(f"{kind}/{room}", table.reshape(-1), table.reshape(-1))
+            return after([self._complete(exchange, self.workers)], lambda: table[:, :size])
+        rows = [self.broadcast(rank, data if rank == self.rank else None, size) for rank in range(self.workers)]
+        return after(rows, lambda: np.stack([row.result() for row in rows]))
+
+    def _exchange(self, name: str, source: "Array | None", out: "Array") -> "PendingExchange":
+        key = f"{self._prefix}/{name}"
+        with self._lock:
+            if key not in self._client.tensors:
+                self._client.declare([Tensor(key, out.size, str(out.dtype))])
+            self.large += out.size > _SMALLEST * self.workers
+            return self._client.exchange(key, source, out)
+
+    def _complete(self, exchange: "PendingExchange", contributions: int) -> "Future[None]":
+        def check() -> None:
+            if exchange.weight != contributions:
+                what = f"{exchange.weight:g} of {contributions} workers took part in a collective operation"
+                hint = "all workers must call the same ones: give them equally many batches (DistributedSampler, Join)"
+                raise TrainingFailed(f"{what}: the others have ended", hint)
+
+        return after([exchange.done], check)
+
+
+def size_class(size: int) -> int:
+    """`size` rounded up: to a power of two from 64 to 4096, then by at most an eighth."""
+    if size <= 4096:
+        return max(_SMALLEST, 1 << max(0, size - 1).bit_length())
+    step: int = 1 << (size.bit_length() - 4)
+    return -(-size // step) * step

@@ -1,0 +1,41 @@
+"""The part in the job of a script that uses torch.distributed."""
+
+from typing import TYPE_CHECKING
+
+from geomx_cli.runtime.base_store import BaseStore
+from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.frontends import ScriptSession
+
+__all__ = ["GroupStore"]
+
+
+class GroupStore(BaseStore):
+    """See ScriptStore. All of the script's process groups share one client."""
+
+    def __init__(self, client: "Client", session: "ScriptSession") -> None:
+        super().__init__(client, "torch.distributed")
+        self._session = session
+        self._groups: list[GeomxProcessGroup] = []
+
+    @property
+    def failure(self) -> BaseException | None:
+        """See ScriptStore."""
+        return self._client.failure
+
+    @property
+    def calls(self) -> int:
+        """See ScriptStore; the rounds begun so far with more than single figures."""
+        return sum(group.rounds.large for group in self._groups)
+
+    def new_group(self) -> GeomxProcessGroup:
+        """A process group; all workers make the same ones in the same order."""
+        group = GeomxProcessGroup(self._client, self._session, len(self._groups))
+        self._groups.append(group)
+        return group
+
+    def settle(self) -> None:
+        """See ScriptStore."""
+        self._client.settle()

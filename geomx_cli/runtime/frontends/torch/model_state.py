@@ -1,0 +1,150 @@
+"""The tensors of a script's model: which are trained, and copying all of them from one worker to the others."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.arrays import Array
+from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
+
+__all__ = ["EXCHANGED", "ModelState"]
+
+EXCHANGED: Mapping[Any, Any] = {
+    torch.float32: torch.float32, torch.float64: torch.float64, torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}  # fmt: skip
+"""The dtypes of trained tensors, and those in which their contributions travel."""
+
+
+class ModelState:
+    """The tensors of `model` by name, each once, also if modules share it.
+
+    trained: those that `optimizer` updates, of a floating dtype. others: frozen parameters, and `buffers`. prefix: of
+    the names of keys. Raises InvalidSettings for parameters of the optimizer that the model does not have, and those
+    that cannot be exchanged.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, prefix: str = "") -> None:
+        self.prefix = prefix
+        self._optimizer = optimizer
+        updated = {id(item): None for group in optimizer.param_groups for item in group["params"]}
+        self._updated = len(updated)
+        self._frozen: dict[str, Any] = {}
+        self.trained: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
+        for name, parameter in model.named_parameters():
+            trains = parameter.requires_grad and id(parameter) in updated
+            (self.trained if trains else self.others)[name] = parameter
+            if id(parameter) in updated and not trains:
+                self._frozen[name] = parameter
+            updated.pop(id(parameter), None)
+        self.buffers = {name: tensor for name, tensor in model.named_buffers() if tensor.numel()}
+        self.others |= self.buffers
+        if updated:
+            what = f"{len(updated)} parameters of the optimizer are not in the model"
+            raise InvalidSettings(what, "pass wrap the module that has all of them, and create the optimizer from it")
+        if not self.trained:
+            raise InvalidSettings("the optimizer updates no parameter of the model", "unfreeze some before wrap")
+        for name, parameter in self.trained.items():
+            if parameter.dtype not in EXCHANGED:
+                what = f"parameter {name} is of {_plain(parameter.dtype)}"
+                raise InvalidSettings(what, "train parameters of float32, float64, float16 or bfloat16")
+
+    def check_unchanged(self) -> None:
+        """Raise InvalidSettings if the optimizer now updates parameters that are not exchanged."""
+        hint = "call wrap after the last change of the model and of the optimizer's groups"
+        if sum(len(group["params"]) for group in self._optimizer.param_groups) != self._updated:
+            raise InvalidSettings("the optimizer has other parameters than when it was wrapped", hint)
+        for name, parameter in self._frozen.items():
+            if parameter.grad is not None:
+                raise InvalidSettings(f"parameter {name} has a gradient, and was frozen when it was wrapped", hint)
+
+    def begin(self, broadcast: Broadcast) -> None:
+        """Copy all tensors from the worker that provides the initial values, which then are the values of the keys of
+        trained tensors; blocks.
+
+        Raises InvalidSettings, naming the tensor, if this worker's differ from that worker's in name, dtype or shape,
+        or its optimizer in class, groups or state.
+        """
+        mine = self._manifest()
+        theirs = json.loads(broadcast.data(f"{self.prefix}geomx.manifest", json.dumps(mine).encode()))
+        _compare(mine, theirs)
+        values = {name: _elements(tensor) for name, tensor in self.trained.items()}
+        broadcast.arrays({f"{self.prefix}{name}": value for name, value in values.items()})
+        for name, value in values.items():
+            _fill(self.trained[name], torch.from_numpy(value))
+        self._copy(broadcast, "geomx.others", self.others)
+
+    def conclude(self, broadcast: Broadcast, *, trained: bool) -> None:
+        """Copy all other tensors, and with `trained` all, from one worker to the others; once, at the end."""
+        self._copy(broadcast, "geomx.final", {**(self.trained if trained else {}), **self.others})
+
+    def _copy(self, broadcast: Broadcast, name: str, tensors: Mapping[str, Any]) -> None:
+        if not tensors:
+            return
+        content = b"".join(_bytes(tensor) for tensor in tensors.values()) if broadcast.is_source else b""
+        received, start = broadcast.data(f"{self.prefix}{name}", content), 0
+        if broadcast.is_source:
+            return
+        for tensor in tensors.values():
+            end = start + tensor.numel() * tensor.element_size()
+            if tensor.numel():
+                flat = torch.frombuffer(bytearray(received[start:end]), dtype=tensor.dtype)
+                _fill(tensor, flat)
+            start = end
+
+    def _manifest(self) -> dict[str, Any]:
+        tensors = {
+            name: [kind, _plain(tensor.dtype), list(tensor.shape)]
+            for kind, group in (("trained", self.trained), ("not trained", self.others))
+            for name, tensor in group.items()
+        }
+        groups = [len(group["params"]) for group in self._optimizer.param_groups]
+        optimizer = [type(self._optimizer).__name__, groups, len(self._optimizer.state)]
+        return {"tensors": tensors, "optimizer": optimizer}
+
+
+def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raise InvalidSettings for the first difference."""
+    hint = "build the same model and optimizer in every worker, from the same options"
+    for name in dict.fromkeys((*theirs["tensors"], *mine["tensors"])):
+        own, other = (_described(side["tensors"].get(name)) for side in (mine, theirs))
+        if own != other:
+            raise InvalidSettings(f"tensor {name} is {own} here and {other} in the worker that sets the weights", hint)
+    if list(mine["tensors"]) != list(theirs["tensors"]):
+        raise InvalidSettings("the model's tensors have another order than in the worker that sets the weights", hint)
+    (kind, groups, state), (their_kind, their_groups, their_state) = mine["optimizer"], theirs["optimizer"]
+    if (kind, groups) != (their_kind, their_groups):
+        what = f"the optimizer is {kind} with groups of {groups} here, and {their_kind} with {their_groups}"
+        raise InvalidSettings(f"{what} in the worker that sets the weights", hint)
+    if state != their_state:
+        what = f"the optimizer has state of {state} parameters here, and of {their_state} in the worker that sets the"
+        raise InvalidSettings(f"{what} weights", "load the same checkpoint in every worker, or in none")
+
+
+def _described(entry: Any) -> str:
+    return f"{entry[0]}, {entry[1]} of shape {tuple(entry[2])}" if entry else "missing"
+
+
+def _elements(tensor: Any) -> Array:
+    """A 1-D copy in CPU memory, in the dtype in which its contributions travel, which holds each of its values."""
+    copied = tensor.detach().to("cpu", EXCHANGED[tensor.dtype], copy=True, memory_format=torch.contiguous_format)
+    array: Array = copied.reshape(-1).numpy()
+    return array
+
+
+def _bytes(tensor: Any) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+def _fill(tensor: Any, flat: Any) -> None:
+    tensor.copy_(flat.reshape(tensor.shape))
+
+
+def _plain(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")

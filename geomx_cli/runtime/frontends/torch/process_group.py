@@ -1,0 +1,220 @@
+"""The process group of scripts written for torchrun: collectives over the job's servers instead of NCCL or gloo."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.distributed import ProcessGroup, ReduceOp
+
+from geomx_cli.runtime.frontends.torch import reductions
+from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
+from geomx_cli.runtime.frontends.torch.futures import PendingWork, after
+from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums
+from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, size_class
+from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED
+from geomx_cli.runtime.frontends.torch.refusals import Refusals
+from geomx_cli.runtime.frontends.torch.tensor_bytes import check_dense, of_bytes, read_bytes, write_bytes
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.frontends import ScriptSession
+
+__all__ = ["NAME", "GeomxProcessGroup"]
+
+NAME = "geomx"
+"""What torch.distributed.get_backend returns."""
+
+
+class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ignore]
+    """All training workers, by global rank. `rounds`: what it exchanges.
+
+    Every operation returns at once with a PendingWork, whose `wait` raises the client's error after the job has failed.
+    Sums and means of floats are added by the servers, in rank order; `--compress` applies to those of a backward pass
+    with more than 8192 elements, as DistributedDataParallel's buckets. Everything else is exact: bytes are copied, and
+    other reductions computed by each worker. At the end of a backward pass all sums that it began are complete.
+    """
+
+    def __init__(self, client: "Client", session: "ScriptSession", group: int) -> None:
+        super().__init__(client.global_rank, client.num_all_workers)
+        self.rounds = GroupRounds(client, group)
+        self._gradients = GradientSums(self.rounds, BatchCheck(session, self.rounds))
+        self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
+
+    def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
+        """The name of the backend."""
+        return NAME
+
+    # Reductions.
+
+    def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> PendingWork:
+        """Reduce each tensor in place. Raises InvalidSettings for an unsupported operation."""
+        operation = ReduceOp.SUM if opts is None else opts.reduceOp
+        return _joined([self._reduce(tensor, tensor, operation) for tensor in tensors], tensors)
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> PendingWork:
+        """See `allreduce`."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Sequence[Any], opts: Any) -> PendingWork:
+        """Reduce into the tensors of one worker; those of the others stay as they are."""
+        receives = opts.rootRank == self.rank()
+        works = [self._reduce(tensor, tensor if receives else None, opts.reduceOp) for tensor in tensors]
+        return _joined(works, tensors)
+
+    def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
+        """Reduce lists of a tensor for each worker; each keeps its own."""
+        works = []
+        for output, parts in zip(outputs, inputs, strict=True):
+            whole = torch.cat([part.detach().reshape(-1) for part in parts])
+            works.append(self._reduce_part(output, whole, opts))
+        return _joined(works, outputs)
+
+    def reduce_scatter_single(self, output: Any, whole: Any, opts: Any) -> PendingWork:
+        """Reduce a tensor of a part for each worker; each keeps its own."""
+        return self._reduce_part(output, whole.detach().clone().reshape(-1), opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _reduce_part(self, output: Any, whole: Any, opts: Any) -> PendingWork:
+        reduced = self._reduce(whole, whole, opts.reduceOp)
+        first = self.rank() * output.numel()
+
+        def keep() -> None:
+            output.detach().copy_(whole[first : first + output.numel()].view(output.shape))
+
+        return PendingWork(reduced.done, [output], keep)
+
+    def _reduce(self, tensor: Any, out: Any | None, operation: Any) -> PendingWork:
+        """Reduce `tensor` over all workers, to `out` if given."""
+        name = reductions.name_of(operation, tensor.dtype)
+        outs = [] if out is None else [out]
+        if not tensor.numel():
+            return _done(outs)
+        adds = name in ("SUM", "AVG") and tensor.dtype in EXCHANGED and tensor.layout == torch.strided
+        divisor = self.size() if name == "AVG" else 1
+        if adds and out is tensor and self._gradients.takes(tensor):
+            return self._gradients.begin(tensor, divisor)
+        if adds and not self._encodes:
+            return self._padded_sum(tensor, outs, divisor)
+        gathered = self.rounds.gather(read_bytes(tensor))
+
+        def store() -> None:
+            rows = [of_bytes(np.ascontiguousarray(row), tensor.dtype) for row in gathered.result()]
+            result = reductions.combine(name, rows)
+            for each in outs:
+                each.detach().copy_(result.view(each.shape))
+
+        return self._gradients.in_pass(PendingWork(gathered, outs, store))
+
+    def _padded_sum(self, tensor: Any, outs: Sequence[Any], divisor: int) -> PendingWork:
+        size, kind = tensor.numel(), EXCHANGED[tensor.dtype]
+        whole = torch.zeros(size_class(size), dtype=kind)
+        whole[:size].copy_(tensor.detach().reshape(-1))
+        elements = whole.numpy()
+        self._gradients.observe(elements)
+        summed = self.rounds.sum("sum", elements)
+
+        def store() -> None:
+            result = whole[:size].div_(divisor) if divisor > 1 else whole[:size]
+            for each in outs:
+                each.detach().copy_(result.view(each.shape))
+
+        return self._gradients.in_pass(PendingWork(summed, outs, store))
+
+    # Copies.
+
+    def broadcast(self, tensors: Sequence[Any], opts: Any) -> PendingWork:
+        """Copy the tensors of the worker of rank opts.rootRank to all."""
+        works = []
+        for tensor in tensors:
+            if opts.rootRank == self.rank():
+                works.append(self._receive(opts.rootRank, read_bytes(tensor), None, _bytes(tensor)))
+            else:
+                works.append(self._receive(opts.rootRank, None, tensor, _bytes(tensor)))
+        return _joined(works, tensors)
+
+    def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
+        """Copy a tensor from one worker to each."""
+        (output,) = outputs
+        own = np.concatenate([read_bytes(part) for part in inputs[0]]) if opts.rootRank == self.rank() else None
+        return self._receive(opts.rootRank, own, output, _bytes(output) * self.size(), self.rank() * _bytes(output))
+
+    def _receive(self, source: int, own: Any, out: Any | None, size: int, first: int = 0) -> PendingWork:
+        """Copy `size` bytes of one worker, of which those from `first` on become `out`."""
+        outs = [] if out is None else [out]
+        if not size:
+            return _done(outs)
+        received = self.rounds.broadcast(source, own, size)
+
+        def store() -> None:
+            for each in outs:
+                write_bytes(each, received.result()[first : first + _bytes(each)])
+
+        return PendingWork(received, outs, store)
+
+    def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> PendingWork:
+        """Copy a tensor of each worker to all."""
+        works = [self._gather(given, found) for given, found in zip(inputs, outputs, strict=True)]
+        return _joined(works, [tensor for found in outputs for tensor in found])
+
+    allgather_coalesced = allgather
+
+    def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> PendingWork:
+        """Copy a tensor of each worker to all, one after another into one tensor."""
+        if not given.numel():
+            return _done([output])
+        gathered = self.rounds.gather(read_bytes(given))
+        return PendingWork(gathered, [output], lambda: write_bytes(output, gathered.result().reshape(-1)))
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> PendingWork:
+        """See `all_gather_single`."""
+        works = [self.all_gather_single(output, given) for output, given in zip(outputs, inputs, strict=True)]
+        return _joined(works, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> PendingWork:
+        """Copy a tensor of each worker to one of them."""
+        return self._gather(inputs[0], outputs[0] if opts.rootRank == self.rank() else [])
+
+    def _gather(self, given: Any, outs: Sequence[Any]) -> PendingWork:
+        if not given.numel():
+            return _done(outs)
+        gathered = self.rounds.gather(read_bytes(given))
+
+        def store() -> None:
+            for each, row in zip(outs, gathered.result(), strict=False):
+                write_bytes(each, np.ascontiguousarray(row))
+
+        return PendingWork(gathered, outs, store)
+
+    def barrier(self, opts: Any = None) -> PendingWork:
+        """Complete once all workers have called this."""
+        return PendingWork(self.rounds.gather(np.ones(1, np.uint8)), [], lambda: None)
+
+
+def _bytes(tensor: Any) -> int:
+    check_dense(tensor)
+    size: int = tensor.numel() * tensor.element_size()
+    return size
+
+
+def _done(tensors: Sequence[Any]) -> PendingWork:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return PendingWork(done, tensors, lambda: None)
+
+
+def _joined(works: Sequence[PendingWork], tensors: Sequence[Any]) -> PendingWork:
+    """One operation of several."""
+    if len(works) == 1:
+        return works[0]
+    if not works:
+        return _done(tensors)
+    return PendingWork(after([work.done for work in works], lambda: None), tensors, lambda: None)

@@ -1,0 +1,40 @@
+"""Reduction operations of torch.distributed, computed by each worker from the elements of all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from geomx_cli.core.errors import InvalidSettings
+
+__all__ = ["combine", "name_of"]
+
+_OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
+}  # fmt: skip
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def name_of(operation: Any, dtype: Any) -> str:
+    """The name of a ReduceOp, as "SUM". Raises InvalidSettings for one that is not supported for the dtype."""
+    for name in _OPERATIONS:
+        if operation == getattr(ReduceOp, name):
+            if name == "AVG" and not (dtype.is_floating_point or dtype.is_complex):
+                raise InvalidSettings(f"ReduceOp.AVG of {dtype}", "use ReduceOp.SUM, and divide")
+            return name
+    text = str(operation).rpartition(".")[2]
+    raise InvalidSettings(f"ReduceOp {text} is not supported under geomx launch", f"use {', '.join(_OPERATIONS)}")
+
+
+def combine(name: str, values: Sequence[Any]) -> Any:
+    """Reduce tensors (1-D, on the CPU) of all workers in rank order; float16 and bfloat16 are summed in float32."""
+    dtype = values[0].dtype
+    apply, wide = _OPERATIONS[name], _WIDE.get(dtype, dtype)
+    result = values[0].to(wide)
+    for value in values[1:]:
+        result = apply(result, value.to(wide)).to(wide)
+    if name == "AVG":
+        result = result / len(values)
+    return result.to(dtype)

@@ -1,0 +1,73 @@
+"""A torch.optim optimizer as one that the global servers run: name and hyper-parameters."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from geomx_cli.core.errors import InvalidSettings
+
+__all__ = ["group_of", "hyper_parameters", "server_optimizer"]
+
+Hyper = dict[str, float]
+
+
+def _sgd(group: Mapping[str, Any]) -> tuple[str, Hyper]:
+    names = {"momentum": "momentum", "dampening": "dampening", "nesterov": "nesterov", "weight_decay": "wd"}
+    return "torch-sgd", {name: group[key] for key, name in names.items()}
+
+
+def _adam(group: Mapping[str, Any]) -> tuple[str, Hyper]:
+    if group["weight_decay"] and not group.get("decoupled_weight_decay"):
+        hint = "use torch.optim.AdamW, or weight_decay=0"
+        raise InvalidSettings("the global servers have no Adam with weight_decay as a part of the gradient", hint)
+    return _adamw(group)
+
+
+def _adamw(group: Mapping[str, Any]) -> tuple[str, Hyper]:
+    if group["amsgrad"]:
+        raise InvalidSettings("the global servers have no Adam with amsgrad", "use amsgrad=False")
+    beta1, beta2 = group["betas"]
+    return "adamw", {"wd": group["weight_decay"], "beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+
+
+_KINDS: Mapping[type, Callable[[Mapping[str, Any]], tuple[str, Hyper]]] = {
+    torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adamw,
+}  # fmt: skip
+_HINT = "use SGD, Adam or AdamW of torch.optim, or an algorithm whose workers run the optimizer, as --algo hfa"
+
+
+def server_optimizer(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
+    """Return its name (see ps/optim/optimizers.py) and the hyper-parameters of its first group.
+
+    Raises InvalidSettings for an optimizer that the servers do not compute alike.
+    """
+    kind = type(optimizer)
+    if kind not in _KINDS:
+        raise InvalidSettings(f"the global servers cannot run {kind.__name__}", _HINT)
+    if optimizer.state:
+        what = f"this {kind.__name__} has state, and its state is with the global servers, which start without"
+        raise InvalidSettings(what, "create it anew, or train with an algorithm whose workers run the optimizer")
+    for group in optimizer.param_groups:
+        for setting in ("maximize", "fused", "differentiable"):
+            if group.get(setting):
+                raise InvalidSettings(f"the global servers cannot run {kind.__name__} with {setting}=True", _HINT)
+        if group.get("nesterov") != optimizer.param_groups[0].get("nesterov"):
+            raise InvalidSettings("the groups differ in nesterov", "use the same in all")
+    name, params = _KINDS[kind](optimizer.param_groups[0])
+    return name, {"learning_rate": float(optimizer.param_groups[0]["lr"]), **params}
+
+
+def hyper_parameters(optimizer: Any, group: Mapping[str, Any]) -> Hyper:
+    """Return a group's current hyper-parameters, which contributions carry."""
+    _, params = _KINDS[type(optimizer)](group)
+    numbers = {name: float(value) for name, value in params.items() if not isinstance(value, bool)}
+    return {"learning_rate": float(group["lr"]), **numbers}
+
+
+def group_of(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
+    """Return the group that has a parameter."""
+    found: Mapping[str, Any] = next(
+        group for group in optimizer.param_groups if any(item is parameter for item in group["params"])
+    )
+    return found

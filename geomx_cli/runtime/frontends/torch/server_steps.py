@@ -1,0 +1,123 @@
+"""Steps of an optimizer on the global servers: parties do not wait for each other (mixed, async)."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
+from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
+from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
+from geomx_cli.runtime.frontends.torch.server_optimizer import group_of, hyper_parameters
+from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
+from geomx_cli.runtime.pushed_hyper import PushedHyper
+from geomx_cli.runtime.training.stop_vote import STOP, StopVote
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.pending_exchange import PendingExchange
+
+__all__ = ["ServerSynchroniser"]
+
+
+@dataclass(eq=False, slots=True)
+class _Slot:
+    """A trained tensor, its key, and what is sent and received. hidden: its gradient, within a step."""
+
+    key: str
+    parameter: Any
+    group: Any
+    priority: int
+    values: Any
+    elements: "Array"
+    exchange: "PendingExchange | None" = None
+    hidden: Any = None
+
+
+class ServerSynchroniser(Synchroniser):
+    """Each step of the optimizer is a round of the party: it sends the gradients, after the script has clipped or
+    unscaled them, with the groups' current hyper-parameters, and continues from the servers' weights.
+
+    The script's optimizer finds no gradients meanwhile, so its own step changes nothing, nor its state. The job's
+    failures are raised from `optimizer.step`.
+    """
+
+    def __init__(self, client: "Client", state: ModelState, optimizer: Any, params: dict[str, Any]) -> None:
+        self._client = client
+        self._state = state
+        self._optimizer = optimizer
+        self._slots = []
+        for index, (name, parameter) in enumerate(state.trained.items()):
+            values = torch.empty(parameter.shape, dtype=EXCHANGED[parameter.dtype], pin_memory=parameter.is_cuda)
+            group = group_of(optimizer, parameter)
+            key = f"{state.prefix}{name}"
+            self._slots.append(_Slot(key, parameter, group, -index, values, values.view(-1).numpy()))
+        self._hyper = PushedHyper()
+        self._hyper.begin(params, 0)
+        workers = 1 if client.flat else client.num_workers
+        self._share, self._workers = workers / client.num_all_workers, workers
+        self._vote = StopVote(client, -len(self._slots), f"{state.prefix}{STOP}")
+        self._completion = CompletionClient(client)
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook: begin the round."""
+        self.check_step(self._state)
+        self.rounds += 1
+        scale = self._share / self._workers  # the sum over all workers is the mean
+        for slot in reversed(self._slots):
+            slot.hidden, slot.parameter.grad = slot.parameter.grad, None
+            if slot.hidden is None:
+                self._exchange(slot, None)
+            else:
+                slot.values.copy_(slot.hidden)
+                slot.elements *= slot.elements.dtype.type(scale)
+                self._exchange(slot, slot.elements)
+        self._vote.begin(stop=False, unfinished=True)
+
+    def _exchange(self, slot: _Slot, source: "Array | None") -> None:
+        hyper = self._hyper.news(slot.key, hyper_parameters(self._optimizer, slot.group)) if source is not None else {}
+        slot.exchange = self._client.exchange(slot.key, source, slot.elements, priority=slot.priority, hyper=hyper)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook: continue from the servers' weights."""
+        self._receive()
+        for slot in self._slots:
+            slot.parameter.grad, slot.hidden = slot.hidden, None
+        self._workers = max(1, self._vote.result().unfinished)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def _receive(self) -> None:
+        for slot in self._slots:
+            assert slot.exchange is not None
+            slot.exchange.done.result()
+            slot.exchange = None
+            slot.parameter.copy_(slot.values)
+
+    def finishing(self) -> Iterator["Future[None]"]:
+        """See Synchroniser: abstain from the rounds of the party's other workers."""
+        while not self.ended:
+            for slot in self._slots:
+                self._exchange(slot, None)
+            self._vote.begin(stop=False, unfinished=False)
+            yield self._vote.pending
+            self._receive()
+            self.ended = self._vote.result().unfinished == 0
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def conclude(self) -> None:
+        """See Synchroniser: once all parties are finished, all workers take the global servers' weights."""
+        self._completion.leave()
+        while not self._completion.complete(stop=False):
+            time.sleep(INTERVAL)
+        pulls = [self._client.pull(slot.key, slot.elements, priority=slot.priority) for slot in self._slots]
+        for slot, pull in zip(self._slots, pulls, strict=True):
+            pull.result()
+            slot.parameter.copy_(slot.values)
+        self._state.conclude(Broadcast(self._client), trained=False)

@@ -1,0 +1,40 @@
+"""What `wrap` attaches to an optimizer: an algorithm's rounds in a script's own training loop."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch.model_state import ModelState
+
+__all__ = ["Synchroniser"]
+
+
+class Synchroniser(ABC):
+    """Base class, one for each wrapped optimizer. For the training thread.
+
+    rounds: begun by this worker. accumulating: within `no_sync`. ended: after `finishing`, when the optimizer cannot
+    step any more.
+    """
+
+    rounds = 0
+    accumulating = False
+    ended = False
+
+    @abstractmethod
+    def finishing(self) -> Iterator["Future[None]"]:
+        """Contribute what is left, and take part in the other workers' rounds until all are finished.
+
+        Yields what it waits for. Raises the client's error after the job has failed.
+        """
+
+    @abstractmethod
+    def conclude(self) -> None:
+        """After `finishing` of all synchronisers: leave the same tensors in all workers; blocks."""
+
+    def check_step(self, state: ModelState) -> None:
+        """Raise InvalidSettings after the end, and if the optimizer is not as it was wrapped."""
+        state.check_unchanged()
+        if self.ended:
+            what = "this worker has finished: the other workers no longer train with it"
+            raise InvalidSettings(what, "call geomx.finish after the last step")

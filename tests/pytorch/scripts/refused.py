@@ -1,0 +1,39 @@
+"""What torch.distributed cannot do under geomx launch is refused by name."""
+
+import contextlib
+import sys
+
+import torch
+import torch.distributed as dist
+
+from geomx_cli.core.errors import InvalidSettings
+
+
+@contextlib.contextmanager
+def refused(part: str):
+    try:
+        yield
+    except InvalidSettings as error:
+        assert part in str(error), error
+    else:
+        raise AssertionError(part)
+
+
+if sys.argv[1] == "hfa":
+    with refused("--algo hfa"):
+        dist.init_process_group("nccl")
+    sys.exit()
+with refused("rank=7"):
+    dist.init_process_group("nccl", rank=7)
+dist.init_process_group("nccl", init_method="tcp://127.0.0.1:1")
+with refused("[0]"):
+    dist.new_group([0])
+with refused("all_to_all"):
+    dist.all_to_all_single(torch.zeros(4), torch.ones(4))
+with refused("torch.distributed.send"):
+    dist.send(torch.zeros(4), 1 - dist.get_rank())
+with refused("AVG of torch.int64"):
+    dist.all_reduce(torch.ones(2, dtype=torch.int64), dist.ReduceOp.AVG)
+with refused("sparse"):
+    dist.broadcast(torch.eye(3).to_sparse(), 0)
+dist.barrier()

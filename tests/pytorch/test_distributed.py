@@ -1,0 +1,129 @@
+"""Scripts written for torchrun: torch.distributed over the job's servers, compared with gloo."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cluster import Cluster, clean_environment, free_ports
+from workers import SCRIPTS, Workers
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def gloo(tmp_path: Path) -> Iterator[Any]:
+    """Runs a script with gloo in so many workers, without geomx's hook, in the folder that it returns."""
+    folder = tmp_path / "gloo"
+    folder.mkdir()
+    cluster = Cluster(folder, imported="torch")
+
+    def run(script: str, *arguments: str, count: int = 4) -> Path:
+        (port,) = free_ports(1)
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+        for rank in range(count):
+            env = {**shared, "RANK": str(rank), "PYTHONPATH": clean_environment()["PYTHONPATH"]}
+            cluster.start(f"w{rank}", [sys.executable, str(SCRIPTS / script), *arguments], env)
+        cluster.finish(250)
+        return folder
+
+    yield run
+    cluster.stop()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+def test_ddp_trains_as_with_gloo(workers: Workers, gloo: Any, dtype: str, near: float) -> None:
+    """The same weights after 20 steps, from the same start, of rank 0; batch normalisation's statistics are its too."""
+    arguments = ["20"] if dtype == "float32" else ["20", dtype]
+    folder = gloo("ddp.py", *arguments)
+    workers.start("ddp.py", *arguments, count=4, parties=(2, 2))
+    workers.finish(250)
+    ours = [workers.saved(rank) for rank in range(4)]
+    with np.load(folder / "0.npz") as file:
+        theirs = dict(file)
+    assert (str(theirs.pop("backend")), str(ours[0].pop("backend"))) == ("gloo", "geomx")
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[0][name], value, rtol=near, atol=near, err_msg=name)
+        if "running" not in name and "batches" not in name:
+            assert all(np.array_equal(one[name], ours[0][name]) for one in ours), name
+
+
+@pytest.mark.timeout(300)
+def test_collectives_of_gloo_are_as_the_script_expects(gloo: Any) -> None:
+    folder = gloo("collectives.py")
+    assert all("all are right" in (folder / f"w{rank}.out").read_text() for rank in range(4))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("compress", ["", "int8"])
+def test_collectives(workers: Workers, compress: str) -> None:
+    """Exact also where gradients are encoded."""
+    env = {"GEOMX_COMPRESS": compress, "GEOMX_COMPRESS_MIN": "1"} if compress else {}
+    workers.start("collectives.py", count=4, parties=(2, 2), env=env)
+    workers.finish(250)
+    assert all("all are right" in workers.cluster.output(name) for name in ("Aw0", "Aw1", "Bw0", "Bw1"))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("algorithm", ["fsa", "hfa"])
+def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: str) -> None:
+    env = {"GEOMX_ALGO": algorithm} if algorithm != "fsa" else {}
+    workers.start("refused.py", algorithm, count=2, env=env)
+    workers.finish(100)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("where", ["wait", "backward"])
+def test_a_killed_worker_is_named(workers: Workers, where: str) -> None:
+    workers.start("lost.py", "killed", where, count=2)
+    statuses = workers.cluster.wait(100)
+    first, second = sorted((workers.cluster.output(name), name) for name in ("w0", "w1"))
+    survivor = second if "step 5" in second[0] else first
+    assert "step 5: PeerLost: " in survivor[0] and statuses[survivor[1]] == 1, workers.cluster.outputs()
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_ends_earlier_is_an_error(workers: Workers) -> None:
+    """Not a smaller mean, and not a hang."""
+    workers.start("lost.py", "ended", "backward", count=2)
+    workers.cluster.wait(100)
+    assert "1 of 2 workers took part in a collective operation" in workers.cluster.outputs()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("single", "each worker trains a model of its own"), ("same", "workers 0 and 1 train on the same batches")],
+)
+def test_training_that_is_not_together_is_said(workers: Workers, how: str, said: str) -> None:
+    workers.start("alone.py", how, count=2)
+    for name in ("w0", "w1"):  # servers whose workers never join wait longer
+        assert workers.cluster.processes[name].wait(100) == 0
+    outputs = [workers.cluster.output(name) for name in ("w0", "w1")]
+    assert [text.count(said) for text in sorted(outputs, key=len)] == ([1, 1] if how == "single" else [0, 1]), outputs
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("amp", [False, True], ids=["float32", "amp"])
+def test_an_example_for_torchrun_runs_unchanged_under_launch(tmp_path: Path, amp: bool) -> None:
+    """The same checkpoint and figures from both."""
+    arguments = [str(SCRIPTS / "imagenet.py"), *(["--amp"] if amp else [])]
+    (port,) = free_ports(1)
+    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    launch = ["geomx_cli", "launch", "--local", "--parties", "2", "--workers", "1", "--", "python"]
+    found = []
+    for command in (torchrun, launch):
+        path = tmp_path / f"{command[0]}.pt"
+        argv = [sys.executable, "-m", *command, *arguments, "--output", str(path)]
+        env = clean_environment() | {"XDG_STATE_HOME": str(tmp_path)}
+        run = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+        assert run.returncode == 0, run.stdout + run.stderr
+        found.append(torch.load(path))
+    for name, value in found[0]["model"].items():
+        torch.testing.assert_close(found[1]["model"][name], value, rtol=1e-4, atol=1e-5)
+    assert found[0]["optimizer"]["param_groups"] == found[1]["optimizer"]["param_groups"]

@@ -1,0 +1,40 @@
+"""The end of training: two models of each worker, different numbers of steps, and all workers end with the same."""
+
+import numpy as np
+import pytest
+import torch
+from workers import Workers
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("buffers", "master", "env"),
+    [
+        ("local", True, {"GEOMX_COMPRESS": "topk:0.2", "GEOMX_COMPRESS_LAN": "bf16"}),
+        ("mean", False, {"GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K1": "2", "MXNET_KVSTORE_HFA_K2": "2"}),
+        ("local", False, {"GEOMX_ALGO": "mixed"}),
+    ],
+    ids=["fsa", "hfa", "mixed"],
+)
+def test_all_workers_have_the_same_models(workers: Workers, buffers: str, master: bool, env: dict[str, str]) -> None:
+    """With codecs, and beside a master that does not train, which leaves at once."""
+    workers.start("pair.py", buffers, "7", "4", "2", parties=(1, 2), master=master, env=env)
+    workers.finish()
+    if master:
+        assert "this master worker does not train, and ends here" in workers.cluster.output("master")
+    first, *others = (workers.saved(rank) for rank in range(3))
+    assert len(first) == 9
+    for name, tensor in first.items():
+        assert np.isfinite(tensor).all() and all(np.array_equal(tensor, other[name]) for other in others), name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_gradients_of_a_gpu(workers: Workers) -> None:
+    """As on the CPU, through pinned memory."""
+    found = []
+    for device in ("cpu", "cuda"):
+        workers.start("steps.py", "10", env={"TEST_DEVICE": device})
+        workers.finish()
+        found.append(workers.saved(0))
+    np.testing.assert_allclose(found[0]["weight"], found[1]["weight"], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,69 @@
+"""Failures: what scripts see, and that no worker is left waiting."""
+
+import signal
+
+import numpy as np
+import pytest
+from cluster import until
+from reference import Dense
+from workers import Workers
+
+pytestmark = pytest.mark.processes
+
+
+def statuses(workers: Workers) -> dict[str, int]:
+    """Exit statuses of all workers."""
+    return {name: status for name, status in workers.cluster.wait(60).items() if name.startswith("w")}
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("shape", "InvalidSettings: tensor weight is trained, float32 of shape (6, 12) here and trained, float32 of"
+         " shape (5, 12) in the worker that sets the weights | build the same model"),
+        ("state", "InvalidSettings: the optimizer is Adam with groups of [2] here, and SGD with [2] in the worker"),
+    ],
+)  # fmt: skip
+def test_models_that_differ_are_refused(workers: Workers, how: str, said: str) -> None:
+    workers.start("breaks.py", how)
+    assert all(statuses(workers).values()), workers.cluster.outputs()
+    assert said in workers.cluster.output("w1"), workers.cluster.outputs()
+    assert said.partition(" | ")[0].partition(": ")[2] in workers.cluster.output("w0"), workers.cluster.outputs()
+
+
+def test_a_script_that_raises_ends_the_others(workers: Workers) -> None:
+    workers.start("breaks.py", "raises")
+    assert statuses(workers) == {"w0": 1, "w1": 1}, workers.cluster.outputs()
+    assert "ValueError: no such sample" in workers.cluster.output("w1")
+    assert "PeerLost: the script raised ValueError: no such sample | " in workers.cluster.output("w0")
+
+
+def test_a_worker_killed_within_a_round_ends_the_others(workers: Workers) -> None:
+    workers.start("breaks.py", "killed")
+    until((workers.cluster.directory / "ready").exists, state=workers.cluster.outputs)
+    workers.cluster.processes["w1"].kill()
+    assert statuses(workers)["w0"] == 1, workers.cluster.outputs()
+    said = next(line for line in workers.cluster.output("w0").splitlines() if line.startswith("PeerLost: "))
+    assert said.partition(" | ")[2], said
+
+
+def test_workers_may_take_different_numbers_of_steps(workers: Workers) -> None:
+    """The mean is that of the workers that still train; all end with the model of those that trained longest."""
+    workers.start("steps.py", "3", "7", "5", parties=(1, 2))
+    workers.finish()
+    found = [workers.saved(rank) for rank in range(3)]
+    assert [len(one["gradients"]) for one in found] == [3, 7, 5]
+    alone = Dense()
+    for step in range(7):
+        alone.step([rank for rank, steps in enumerate((3, 7, 5)) if step < steps], step)
+    for one in found:
+        assert np.array_equal(one["weight"], found[0]["weight"])
+    np.testing.assert_allclose(found[0]["weight"], alone.weight, rtol=1e-4, atol=1e-6)
+
+
+def test_ctrl_c_ends_a_job_started_by_hand(workers: Workers) -> None:
+    workers.start("breaks.py", "killed")
+    until((workers.cluster.directory / "ready").exists, state=workers.cluster.outputs)
+    workers.cluster.processes["w0"].send_signal(signal.SIGINT)  # it waits in backward for the other
+    assert workers.cluster.processes["w0"].wait(60) != 0, workers.cluster.outputs()
+    assert "KeyboardInterrupt" in workers.cluster.output("w0"), workers.cluster.outputs()

@@ -1,0 +1,39 @@
+"""fsa and sync in scripts: after `backward` all workers have the mean gradient."""
+
+import numpy as np
+import pytest
+from reference import Dense
+from workers import Workers
+
+STEPS = 20
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("parties", [(), (2, 2)], ids=["sync", "fsa"])
+def test_four_workers_train_as_one_on_all_their_batches(workers: Workers, parties: tuple[int, ...]) -> None:
+    workers.start("steps.py", str(STEPS), count=4, parties=parties)
+    workers.finish()
+    alone = Dense()
+    for step in range(STEPS):
+        alone.step(list(range(4)), step)
+    found = [workers.saved(rank) for rank in range(4)]
+    for one in found:
+        assert np.array_equal(one["weight"], found[0]["weight"]) and np.array_equal(one["bias"], found[0]["bias"])
+        assert np.array_equal(one["gradients"], found[0]["gradients"])
+    np.testing.assert_allclose(found[0]["weight"], alone.weight, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found[0]["bias"], alone.bias, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.processes
+def test_what_scripts_do_in_their_loops(workers: Workers) -> None:
+    """See scripts/features.py, which compares with training in one process; here workers are compared."""
+    workers.start("features.py")
+    workers.finish()
+    first, second = (workers.saved(rank) for rank in range(2))
+    parts = [set(one.pop("part").tolist()) for one in (first, second)]
+    assert not parts[0] & parts[1] and [len(part) for part in parts] == [10, 10]
+    drawn = [one.pop("drawn").reshape(2, 10) for one in (first, second)]
+    for epoch in range(2):
+        assert len({*drawn[0][epoch].tolist(), *drawn[1][epoch].tolist()}) == 20
+    assert not np.array_equal(*drawn[0])
+    assert len(first) == 6 and all(np.array_equal(first[name], second[name]) for name in first), first.keys()

@@ -1,0 +1,137 @@
+"""`geomx launch` with PyTorch: a single-process script made distributed by three lines, and the bundled job."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cluster import ROOT
+from idx import write_data
+from safetensors.numpy import load_file
+from workers import SCRIPTS
+
+from geomx_cli.core import starter
+
+pytestmark = pytest.mark.processes
+
+
+def geomx(
+    *words: str, cwd: Path, python: str = sys.executable, limit: float = 120
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command, with the tested geomx."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
+    env = {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    argv = [python, "-m", "geomx_cli", *words]
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=limit, check=False)
+
+
+def distributed(folder: Path) -> Path:
+    """The plain script with the three lines."""
+    text = (SCRIPTS / "plain.py").read_text()
+    for before, line in (
+        ("    train_data, test_data", "    geomx.init()\n"),
+        ("    train_loader =", "    train_data = geomx.shard(train_data)\n"),
+        ("    scheduler =", "    optimizer = geomx.wrap(model, optimizer)\n"),
+    ):
+        assert text.count(before) == 1
+        text = text.replace(before, line + before)
+    text = text.replace("import torch\n", "import geomx_cli.torch as geomx\nimport torch\n", 1)
+    text = text.replace('"model.pt"', 'f"model-{geomx.global_rank()}.pt"')
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def test_three_lines_make_a_plain_script_distributed(tmp_path: Path) -> None:
+    distributed(tmp_path)
+    words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
+    done = geomx(*words, "--", "python", "train.py", "--epochs", "2", cwd=tmp_path)
+    logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
+    assert done.returncode == 0, (done.stderr, logs)
+    assert json.loads(done.stdout)["status"] == "done" and len(logs) == 2, "the master is a worker that trains"
+    models = [torch.load(tmp_path / f"model-{rank}.pt") for rank in range(2)]
+    assert all(torch.equal(tensor, models[1][name]) for name, tensor in models[0].items())
+    assert "[0/320]" in logs[0] and float(logs[0].rpartition("accuracy ")[2]) > 0.9, logs[0]
+
+
+def test_the_plan_of_a_script(tmp_path: Path) -> None:
+    """All algorithms count the workers of all parties, so there is no worker beside those that train."""
+    distributed(tmp_path)
+    for algorithm in ("fsa", "hfa"):
+        words = ["launch", "--local", "--dry-run", "--json", "--algo", algorithm]
+        done = geomx(*words, "--", "python", "train.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        processes = json.loads(done.stdout)["processes"]
+        workers = [process for process in processes if process["role"] == "worker"]
+        assert [worker["global_rank"] for worker in workers] == [0, 1, 2, 3], algorithm
+        assert {worker["env"]["GEOMX_FRAMEWORK"] for worker in workers} == {"torch"}
+
+
+def test_a_script_that_runs_alone_says_what_to_do(tmp_path: Path) -> None:
+    path = distributed(tmp_path)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(path)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("geomx_cli.core.errors.InvalidSettings: this script was not started by geomx (geomx launch")
+
+
+WITH_MXNET = ROOT / ".venv" / "bin" / "python"
+
+
+@pytest.mark.parametrize("network", ["cnn", "cnn-bn"])
+def test_the_bundled_networks_are_those_of_mxnet(tmp_path: Path, network: str) -> None:
+    """The same tensors, from the same weights on the same samples; running variances differ, see docs/pytorch.md."""
+    data = write_data(tmp_path / "data", train=64)
+    found: dict[str, Any] = {}
+    for framework, python in (("torch", sys.executable), ("mxnet", str(WITH_MXNET))):
+        words = ["--framework", framework, "--network", network, "--data-dir", str(data), "--batch-size", "8"]
+        words += ["--epochs", "3", "--parties", "1", "--workers", "2", "--lr", "0.02", "--momentum", "0"]
+        done = geomx("launch", "--local", "--json", "--job-dir", framework, *words, cwd=tmp_path, python=python)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        found[framework] = load_file(result["model"])
+        assert json.loads(Path(result["model"]).with_name("manifest.json").read_text())["framework"] == framework
+    assert list(found["torch"]) == list(found["mxnet"])
+    for name, array in found["torch"].items():
+        assert array.shape == found["mxnet"][name].shape
+        if not name.endswith("variance"):
+            np.testing.assert_allclose(array, found["mxnet"][name], rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+def test_resnet18_has_the_tensors_of_mxnets(tmp_path: Path) -> None:
+    code = (
+        "import json; from geomx_cli.runtime.training import networks;"
+        "found = networks.find('resnet18-v1', (3, 32, 32), 10, {!r});"
+        "print(json.dumps([[p.name, p.shape, p.start] for p in (*found.parameters, *found.statistics)]))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    found = []
+    for python, framework in ((sys.executable, "torch"), (str(WITH_MXNET), "mxnet")):
+        argv = [python, "-c", code.format(framework)]
+        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1] and len(found[0]) > 60
+
+
+@pytest.mark.parametrize("name", [name for name in starter.templates() if name.startswith("torch")])
+def test_a_template_trains(tmp_path: Path, name: str) -> None:
+    data = write_data(tmp_path / "data", train=400)
+    done = geomx("init", "here", "--template", name, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    options, script = done.stdout.splitlines()[-1].split("geomx launch")[1].split(" -- python ")
+    words = ["launch", *shlex.split(options), "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job")]
+    own = ["--data-dir", str(data), "--batch-size", "8", "--epochs", "3"]
+    done = geomx(*words, "--", "python", script, *own, cwd=tmp_path / "here")
+    logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
+    assert done.returncode == 0, (done.stderr, logs)
+    result = json.loads(done.stdout)
+    assert result["status"] == "done" and result["accuracy"] > 0.5 and result["samples_per_s"] > 0
+    assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.pt"))) == 1

@@ -1,0 +1,157 @@
+"""Algorithms that exchange weights after several steps of the script's own optimizer, compared with numpy."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import RATE, Dense
+from workers import Workers
+
+pytestmark = pytest.mark.processes
+
+
+class Replicas:
+    """One numpy model for each worker, which takes its own steps."""
+
+    def __init__(self, count: int) -> None:
+        self.models = [Dense() for _ in range(count)]
+        self.taken = [0] * count
+
+    def step(self, rank: int) -> None:
+        self.models[rank].step([rank], self.taken[rank])
+        self.taken[rank] += 1
+
+    def mean(self, ranks: Sequence[int]) -> Any:
+        return np.mean([self.models[rank].vector for rank in ranks], axis=0)
+
+    def put(self, ranks: Sequence[int], vector: Any) -> None:
+        for rank in ranks:
+            self.models[rank].vector = vector.copy()
+
+
+class Nesterov:
+    """The outer optimizer of DiLoCo."""
+
+    def __init__(self, size: int, rate: float = 0.7, momentum: float = 0.9) -> None:
+        self.velocity, self.rate, self.momentum = np.zeros(size), rate, momentum
+
+    def step(self, weights: Any, gradient: Any, part: Any = slice(None)) -> Any:
+        self.velocity[part] = self.momentum * self.velocity[part] + gradient
+        return weights - self.rate * (gradient + self.momentum * self.velocity[part])
+
+
+def check(workers: Workers, count: int, wanted: Any) -> None:
+    """All workers have the same weights, equal to these."""
+    workers.finish()
+    found = [workers.saved(rank) for rank in range(count)]
+    vectors = [np.concatenate([one["weight"].reshape(-1), one["bias"]]) for one in found]
+    assert all(np.array_equal(vector, vectors[0]) for vector in vectors)
+    np.testing.assert_allclose(vectors[0], wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_hfa(workers: Workers) -> None:
+    """Party means after each 3 steps, global ones after 6; the last 2 steps are one more mean."""
+    env = {"GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K1": "3", "MXNET_KVSTORE_HFA_K2": "2"}
+    workers.start("steps.py", "20", parties=(2, 1), env=env)
+    parties = ((0, 1), (2,))
+    replicas = Replicas(3)
+    milestone = replicas.models[0].vector
+    for round_, steps in enumerate((3, 3, 3, 3, 3, 3, 2, 0), 1):
+        for rank in range(3):
+            for _ in range(steps):
+                replicas.step(rank)
+        for party in parties:
+            replicas.put(party, replicas.mean(party))
+        if round_ % 2 == 0:
+            differences = [replicas.mean(party) - milestone for party in parties]
+            milestone = milestone + np.mean(differences, axis=0)
+            replicas.put(range(3), milestone)
+    check(workers, 3, milestone)
+    assert list(workers.saved(0)["rounds"]) == [3, 6, 9, 12, 15, 18]
+
+
+def test_diloco(workers: Workers) -> None:
+    """Outer steps after each 5 inner ones; a worker with less data abstains from the last ones."""
+    workers.start("steps.py", "20", "8", count=2, env={"GEOMX_ALGO": "diloco", "GEOMX_INNER_STEPS": "5"})
+    replicas = Replicas(2)
+    now = replicas.models[0].vector
+    outer = Nesterov(now.size)
+    for steps in ((5, 5), (5, 3), (5, 0), (5, 0)):
+        for rank in range(2):
+            for _ in range(steps[rank]):
+                replicas.step(rank)
+        contributors = [rank for rank in range(2) if steps[rank]]
+        now = outer.step(now, now - replicas.mean(contributors))
+        replicas.put(range(2), now)
+    check(workers, 2, now)
+
+
+def test_diloco_in_fragments_that_overlap_with_steps(workers: Workers) -> None:
+    """Weight and bias are exchanged in turn, each after 4 steps; the result is mixed in one step later."""
+    options = {"GEOMX_INNER_STEPS": "4", "GEOMX_FRAGMENTS": "2", "GEOMX_OVERLAP": "1", "GEOMX_MIX": "0.5"}
+    workers.start("steps.py", "20", count=2, env={"GEOMX_ALGO": "diloco", **options})
+    replicas = Replicas(2)
+    origin = replicas.models[0].vector
+    outer = Nesterov(origin.size)
+    size = replicas.models[0].weight.size
+    parts = (slice(0, size), slice(size, None))
+    turn, pending = 0, None
+    for step in range(1, 21):
+        for rank in range(2):
+            replicas.step(rank)
+        if pending is not None:
+            origin, turn = receive(replicas, origin, pending, parts[turn], 0.5), 1 - turn
+            pending = None
+        if step % 2 == 0:
+            part = parts[turn]
+            gradient = np.mean([origin[part] - model.vector[part] for model in replicas.models], axis=0)
+            pending = outer.step(origin[part], gradient, part)
+    assert pending is not None
+    origin, turn = receive(replicas, origin, pending, parts[turn], 0.5), 1 - turn
+    part = parts[turn]  # the weight has steps that it has not exchanged yet
+    gradient = np.mean([origin[part] - model.vector[part] for model in replicas.models], axis=0)
+    origin = receive(replicas, origin, outer.step(origin[part], gradient, part), part, 0.0)
+    check(workers, 2, origin)
+
+
+def receive(replicas: Replicas, origin: Any, new: Any, part: slice, mix: float) -> Any:
+    """The new global weights, which the workers mix into their own."""
+    origin = origin.copy()
+    origin[part] = new
+    for model in replicas.models:
+        vector = model.vector
+        vector[part] = new + mix * (vector[part] - new)
+        model.vector = vector
+    return origin
+
+
+def test_esync(workers: Workers) -> None:
+    """The state server ends the rounds; each takes the steps that the workers had time for."""
+    env = {"GEOMX_ALGO": "esync", "GEOMX_MIN_LOCAL_STEPS": "3", "GEOMX_GLOBAL_LR": "1"}
+    workers.start("steps.py", "20", count=2, env=env)
+    workers.finish()
+    ends = [[*workers.saved(rank)["rounds"], 20] for rank in range(2)]
+    assert all(3 <= end <= 20 for rank in range(2) for end in ends[rank])
+    replicas = Replicas(2)
+    now = replicas.models[0].vector
+    for round_ in range(max(len(each) for each in ends)):
+        contributors = []
+        for rank in range(2):
+            until = ends[rank][round_] if round_ < len(ends[rank]) else 20
+            contributors += [rank] if until > replicas.taken[rank] else []
+            while replicas.taken[rank] < until:
+                replicas.step(rank)
+        if contributors:
+            now = replicas.mean(contributors)
+            replicas.put(range(2), now)
+    check(workers, 2, now)
+
+
+def test_local(workers: Workers) -> None:
+    """A single worker trains as without geomx."""
+    workers.start("steps.py", "20", count=1, env={"GEOMX_ALGO": "local"})
+    alone = Dense()
+    for step in range(20):
+        alone.step([0], step, RATE)
+    check(workers, 1, alone.vector)

@@ -1,0 +1,46 @@
+"""Workers that run a script of scripts/, in clusters of real processes."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cluster import ROOT, Cluster
+
+SCRIPTS = Path(__file__).parent / "scripts"
+HOOK = ROOT / "geomx_cli" / "runtime" / "hook"
+
+
+@dataclass
+class Workers:
+    """A cluster whose workers run a script as launch starts it: the plain script, with the hook on PYTHONPATH."""
+
+    cluster: Cluster
+
+    def start(
+        self, script: str, *arguments: str, count: int = 2, parties: tuple[int, ...] = (),
+        master: bool = False, env: Mapping[str, str] = {},
+    ) -> None:  # fmt: skip
+        """Start a flat cluster of `count` workers, w0... by rank, or one with `parties`, whose global rank 0 is the
+        master, or which has a `master` that does not train.
+        """
+        argv = [sys.executable, str(SCRIPTS / script), *arguments]
+        paths = {"PYTHONPATH": os.pathsep.join(map(str, (HOOK, ROOT, SCRIPTS))), **env}
+        if parties:
+            paths["GEOMX_RANK_SCOPE"] = "party" if master else "global"
+            self.cluster.launch(argv, parties=parties, central=master, env=paths)
+        else:
+            ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(count)}
+            self.cluster.launch_flat(argv, workers=count, env=paths, worker_env=ranks)
+
+    def finish(self, limit: float = 90.0) -> None:
+        """Wait for the successful end of all processes."""
+        self.cluster.finish(limit)
+
+    def saved(self, rank: int) -> dict[str, Any]:
+        """What the worker of this global rank has saved as RANK.npz."""
+        with np.load(self.cluster.directory / f"{rank}.npz") as file:
+            return dict(file)

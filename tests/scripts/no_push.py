@@ -1,0 +1,24 @@
+"""A script whose worker of the given global rank ("all" for each) does not push; "reads" evaluates in place of it."""
+
+import sys
+
+import mxnet as mx
+
+import geomx_cli.mxnet as geomx
+
+idle, what = sys.argv[1:]
+kv = mx.kv.create("dist_sync")
+weights = mx.nd.zeros(10)
+kv.init("w", weights)
+if not kv.trains:
+    sys.exit()
+kv.pull("w", out=weights)
+if idle in ("all", str(kv.global_rank)):
+    if what == "reads":
+        geomx.report(accuracy=0.5)
+    elif what == "trains":
+        geomx.report(samples=8, loss=1.0)
+else:
+    kv.push("w", weights)
+    kv.pull("w", out=weights)
+weights.wait_to_read()
