@@ -28,6 +28,8 @@ class LocalConnector:
         self.name = name
         self.python = os.path.expanduser(python)  # noqa: PTH111 - keeps bare command names
         self._channels: list[_LocalChannel] = []
+        self._closed = False
+        self._changing = threading.Lock()
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
         """See Connector.run."""
@@ -42,14 +44,20 @@ class LocalConnector:
 
     def open(self, argv: Sequence[str]) -> Channel:
         """See Connector.open."""
-        for ended in [channel for channel in self._channels if channel.ended]:
-            ended.close()
-            ended.finish(_ENDING)
-            with suppress(ValueError):  # another thread has removed it
-                self._channels.remove(ended)
+        with self._changing:
+            ended = [channel for channel in self._channels if channel.ended]
+            self._channels = [channel for channel in self._channels if channel not in ended]
+        for channel in ended:
+            channel.close()
+            channel.finish(_ENDING)
         channel = _LocalChannel(argv)
-        self._channels.append(channel)
-        return channel
+        with self._changing:
+            if not self._closed:
+                self._channels.append(channel)
+                return channel
+        channel.close()
+        channel.finish(_ENDING)
+        raise OSError(f"the connection to {self.name} was closed meanwhile")
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
         """See Connector.put."""
@@ -66,9 +74,12 @@ class LocalConnector:
 
     def close(self) -> None:
         """See Connector.close. Waits briefly for commands to exit, then kills them."""
-        for channel in self._channels:
+        with self._changing:
+            self._closed = True
+            channels, self._channels = self._channels, []
+        for channel in channels:
             channel.close()
-        for channel in self._channels:
+        for channel in channels:
             channel.finish(_ENDING)
 
 

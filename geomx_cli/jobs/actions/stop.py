@@ -179,7 +179,7 @@ def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> 
     state = job_state.JobState.read(job.directory)
     if state is None or state.over or state.followed:
         return
-    job_view = JobView.of(job, hosts)
+    job_view = JobView.of(job, hosts, cleared=True)
     failed_before = job_view.failure is not None and not job_view.stopped_by
     if failed_before or (job_view.over and not any(one.did for one in report.hosts)):
         job_view.conclude()

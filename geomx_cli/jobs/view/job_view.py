@@ -39,15 +39,18 @@ class JobView:
     stopped_by: str
 
     @classmethod
-    def of(cls, job: KnownJob, hosts: Mapping[str, Connector]) -> "JobView":
-        """Query all hosts in parallel; one that does not answer is in `hosts` with its problem."""
+    def of(cls, job: KnownJob, hosts: Mapping[str, Connector], *, cleared: bool = False) -> "JobView":
+        """Query all hosts in parallel; one that does not answer is in `hosts` with its problem. cleared: nothing of the
+        job runs any more, whatever a lost agent's status says.
+        """
         known = JobState.read(job.directory)
+        cleared = cleared or (known is not None and known.over)
         statuses = read_all(job, hosts)
         progress = Progress.of(job.plan, time.monotonic() - max(0.0, time.time() - job.started))
         places = {process.name: process.host for process in job.plan.processes}
         failures = []
         for name, status in statuses.items():
-            failures += _take(progress, status, places, over=known is not None and known.over)
+            failures += _take(progress, status, places, cleared=cleared)
             if status.agent != "running":
                 _mark(progress, name, status)
         if _unstarted(statuses):
@@ -180,8 +183,8 @@ def _unreachable(hosts: Mapping[str, HostStatus]) -> list[Failure]:
     return [Failure("", one.host, f"cannot be reached: {one.problem}", now, hint, fault="host") for one in lost]
 
 
-def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, over: bool) -> list[Failure]:
-    """Merge a host's status into `progress`; return the failures it reports. `over`: nothing of the job is left."""
+def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, cleared: bool) -> list[Failure]:
+    """Merge a host's status into `progress`; return the failures it reports. `cleared`: see JobView.of."""
     content, host = status.content, status.host
     if content is None:
         return []
@@ -189,7 +192,7 @@ def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, 
     now = time.monotonic() - status.late
     failures = list(failures_of(content, status.late, host, places))
     if status.agent in ("gone", "rebooted"):
-        hint = "look for what killed it, and launch again" if over else "geomx stop ends what is left"
+        hint = "look for what killed it, and launch again" if cleared else "geomx stop ends what is left"
         failures.append(Failure("", host, f"is gone: {status.problem}", now, hint))
     elif content["why"] and not content["asked"] and not content["ordered"] and not failures:
         failures.append(Failure("", host, f"ended its processes: {content['why']}", now, "launch again"))
