@@ -60,9 +60,10 @@ def test_workers_share_the_data(cluster: Cluster, tmp_path: Path) -> None:
     for split in ("iid", "by-party"):
         parts = [set(said[split]) for said in found.values()]
         assert [len(part) for part in parts] == [30, 30, 30] and set.union(*parts) == known
-    ordered = np.sort(samples.labels)
-    last = [said["labels"][-1] for said in found.values()]
-    assert max(last[:2]) == ordered[59] and found[2]["labels"][0] == ordered[60], "parties have classes of their own"
+    parties = [[said["labels"] for said in found.values() if said["party"] == size] for size in (2, 1)]
+    first, second = sorted((sorted({label for part in party for label in part}), 30 * len(party)) for party in parties)
+    ordered = np.sort(samples.labels)  # parties have classes of their own; the first to join has the lowest
+    assert max(first[0]) == ordered[first[1] - 1] and min(second[0]) == ordered[first[1]]
 
 
 @pytest.mark.processes

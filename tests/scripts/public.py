@@ -1,6 +1,7 @@
 """A worker that uses only geomx's public API and writes down its results. Arguments: data, results."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ try:
 except geomx.InvalidSettings as error:
     assert "does not join a job" in str(error)
 rank, said = geomx.global_rank(), {"workers": geomx.num_all_workers(), "master": geomx.is_master()}
+said["party"] = int(os.environ["DMLC_NUM_WORKER"])
 kv.init("w", mx.nd.zeros(1))
 samples = geomx.load_data("fashion-mnist", "train", data)
 assert isinstance(samples, geomx.Samples)
