@@ -138,9 +138,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "compress", "text", "", "GEOMX_COMPRESS",
-        "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, topk:0.01,"
-        " bsc:0.01, mpq:0.01, sparseloco; or upwards only: 2bit:0.5, 1bit. None by default. In a flat cluster, between"
-        " workers and servers.", takes_codec=True,
+        "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, 1bit,"
+        " topk:0.01, bsc:0.01, mpq:0.01, sparseloco; or upwards only: 2bit:0.5. None by default. In a flat"
+        " cluster, between workers and servers.", takes_codec=True,
     ),
     _net(
         "compress_lan", "text", "", "GEOMX_COMPRESS_LAN",

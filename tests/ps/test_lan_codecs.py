@@ -77,7 +77,7 @@ class Down:
         self._known, self._residual = start, np.zeros(size, F32)
 
     def send(self, value: Array) -> Array:
-        if self._spec.startswith(("2bit", "1bit")) or not self._spec:
+        if self._spec.startswith("2bit") or not self._spec:
             return value
         if self._spec in ("fp16", "bf16"):
             return self._quantise(value)

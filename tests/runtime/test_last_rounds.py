@@ -211,15 +211,6 @@ def test_a_target_is_reached_by_the_others(launch: Run, algo: str, seed: int) ->
 
 
 @pytest.mark.parametrize(
-    ("algo", "codec"), [("fsa", "1bit"), (f"{DILOCO} --topology spread", "1bit:-0.5")], ids=("fsa", "diloco")
-)
-def test_a_codec_without_zero_does_not_stop_training(launch: Run, algo: str, codec: str) -> None:
-    found, _ = final(launch(algo, "--compress", codec, "--seed", "20", "--lr", "0.001"), 4)
-    assert_every_sample_was_used(found, 20)
-    assert {event["stopped"] for event in found.values()} == {"epochs"}
-
-
-@pytest.mark.parametrize(
     ("algo", "lan"),
     [
         ("fsa --central-workers 1", "int8"),

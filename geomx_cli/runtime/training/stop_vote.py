@@ -33,8 +33,8 @@ class StopVote:
     """A tiny tensor exchanged with every round, which adds no round trip.
 
     A worker that votes to stop contributes infinity, an unfinished one 0, the others abstain. So the value is not
-    finite once a worker votes to stop, whatever sum, mean, optimizer or codec computes it (1bit turns 0 into -1), and
-    the weight of the round is that of the unfinished workers. For the training thread only.
+    finite once a worker votes to stop, whatever sum, mean, optimizer or codec computes it, and the weight of the round
+    is that of the unfinished workers. For the training thread only.
     """
 
     def __init__(self, client: "Client", priority: int, key: str = STOP) -> None:
