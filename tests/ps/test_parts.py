@@ -125,7 +125,7 @@ def test_the_lowest_rank_with_hyper_parameters_is_heard() -> None:
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 7])
-def test_a_partition_covers_everything_and_is_balanced_within_one_slice(servers: int) -> None:
+def test_a_partition_covers_everything_and_is_balanced(servers: int) -> None:
     partition, load = Partition(1000, servers), [0] * servers
     sizes = [int(size) for size in np.random.default_rng(servers).integers(1, 20_000, 60)] + [1, 999, 1000, 1001]
     for index, size in enumerate(sizes):
@@ -139,35 +139,38 @@ def test_a_partition_covers_everything_and_is_balanced_within_one_slice(servers:
             load[piece.root] += piece.length * np.dtype(dtype).itemsize
             end += piece.length
         assert end == size
-        lengths = [piece.length for piece in placement.slices]
-        assert max(lengths) - min(lengths) <= 1
-        assert max(load) - min(load) <= 1000 * 8
+    assert max(load) <= 1.02 * sum(load) / servers
 
 
-@pytest.mark.parametrize("servers", [1, 2, 4])
+@pytest.mark.parametrize("servers", range(1, 17))
 def test_by_itself_a_partition_of_a_small_model_is_balanced_too(servers: int) -> None:
     """The bundled network, whose largest tensor has three quarters of its bytes, and ResNet-50's largest."""
     partition, load = Partition(0, servers), [0] * servers
-    for name, size in {"conv1": 400, "conv2": 12_800, "dense1": 131_072, "dense2": 32_768, "dense3": 1280}.items():
-        for piece in partition.declare(Tensor(name, size, "float32")).slices:
+    sizes = [400, 16, 12_800, 32, 131_072, 256, 32_768, 128, 1280, 10]
+    for index, size in enumerate(sizes):
+        for piece in partition.declare(Tensor(str(index), size, "float32")).slices:
             load[piece.root] += piece.length
             assert piece.length <= 16_384
-    assert max(load) <= 1.15 * sum(load) / servers
+    assert max(load) <= 1.05 * sum(load) / servers
     rows = partition.declare(Tensor("rows", 80_000, "float32", row=20_000))
     assert rows.row == 20_000, "rows are kept whole, or they could not travel alone"
-    lengths = [piece.length for piece in partition.declare(Tensor("large", 2_359_296, "float32")).slices]
-    assert 8 * servers <= len(lengths) <= 16 * servers and max(lengths) <= 262_144
+    slices = partition.declare(Tensor("large", 2_359_296, "float32")).slices
+    assert 8 * servers <= len(slices) <= 18 * servers and max(piece.length for piece in slices) <= 262_144
+    if servers > 1:
+        assert {piece.root for piece in slices[:servers]} == set(range(servers)), "all have work from the start"
 
 
 @pytest.mark.parametrize(("ratio", "scale"), [(0.5, 1), (1.0, 1), (2.0, 2), (200.0, 4)])
 def test_slices_are_longer_where_a_codec_shortens_them(ratio: float, scale: int) -> None:
-    partition, load = Partition(0, 2, ratio), [0, 0]
-    slices = partition.declare(Tensor("large", 4_194_304, "float32")).slices
+    slices = Partition(0, 2, ratio).declare(Tensor("large", 4_194_304, "float32")).slices
     assert [piece.length for piece in slices] == [262_144 * scale] * (16 // scale)
+    partition, load = Partition(0, 4, ratio), [0] * 4
     for size in (400, 12_800, 131_072, 32_768, 1280):
-        for piece in partition.declare(Tensor(str(size), size, "float32")).slices:
+        slices = partition.declare(Tensor(str(size), size, "float32")).slices
+        assert len(slices) == 1 or ratio <= 1 or min(piece.length for piece in slices) >= 4096
+        for piece in slices:
             load[piece.root] += piece.length
-    assert max(load) <= 1.1 * sum(load) / 2, "a small model's load stays balanced"
+    assert max(load) <= 1.05 * sum(load) / 4, "a small model's load stays balanced"
 
 
 def test_declaring_again_changes_nothing_and_another_shape_is_refused() -> None:

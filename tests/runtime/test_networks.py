@@ -3,11 +3,13 @@
 import hashlib
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training import networks
 
@@ -218,13 +220,27 @@ def describe(name: str) -> str:
     body = getattr(model._block, "body", model._block)
     elements = sum(parameter.data().size for parameter in body.collect_params().values())
     ours = sum(item.size for item in (*network.parameters, *network.statistics))
-    return f"{elements} {elements - ours} {network.resized[0]}"
+    return f"{elements} {elements - ours} {network.resized[0]} {imbalance([item.size for item in network.parameters])}"
+
+
+def imbalance(sizes: Sequence[int]) -> float:
+    """The most elements that a server of 1 to 16 has, against their mean."""
+    worst = 0.0
+    for servers in range(1, 17):
+        partition, load = Partition(0, servers), [0] * servers
+        for index, size in enumerate(sizes):
+            for piece in partition.declare(Tensor(str(index), size, "float32")).slices:
+                load[piece.root] += piece.length
+        worst = max(worst, max(load) * servers / sum(sizes))
+    return worst
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_networks_zoo_network(name: str) -> None:
-    elements, left_out, size = map(int, in_another_process(f"describe({name!r})").split())
+    *found, worst = in_another_process(f"describe({name!r})").split()
+    elements, left_out, size = map(int, found)
     assert (elements, size) == ZOO[name]
+    assert float(worst) <= 1.05
     assert left_out == (2 if name == "resnet50-v2" else 0), "the scale and shift that its first layer does without"
 
 

@@ -1,4 +1,4 @@
-"""Cuts tensors into slices of near equal size, and distributes the slices over the servers by bytes.
+"""Divides tensors over the servers so that these hold equally many bytes, and cuts them into slices.
 
 The rank-0 root places slices on the roots, the rank-0 local server on those of its party; all others learn the
 placement when the tensor is declared. Key names play no part, so no pattern of names can overload one server.
@@ -24,6 +24,10 @@ MAX_SCALE = 4
 """How many times longer a slice elsewhere may be if it is sent encoded: its bytes are few, and its cost is the same."""
 SLICES_PER_ROOT = 8
 """Slices of a tensor that each root should have elsewhere, within these limits: so they are loaded alike."""
+LEAST, LEAST_ENCODED = 256, 4096
+"""Elements that a server gets of a tensor that is divided, at least; the second with a codec, which may need chunks."""
+SLACK = 0.02
+"""A tensor is not divided if the bytes of no server then exceed the mean by more than this part."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Partition:
     def __init__(self, slice_elements: int, servers: int, ratio: float = 1.0) -> None:
         self._slice_elements = min(slice_elements, MAX_ELEMENTS)
         self._scale = max(1, int(min(ratio, MAX_SCALE)))
+        self._least = LEAST if ratio <= 1 else LEAST_ENCODED
         self._servers = servers
         self._load = [0] * servers
         self._placed: dict[str, Placement] = {}
@@ -128,20 +133,47 @@ class Partition:
                 f"key {tensor.name!r} has {tensor.size} elements",
                 f"it must have at least one and at most {MAX_SLICES} slices; there may be {MAX_KEYS} keys",
             )
-        lengths = _cut(tensor, most)
-        self._slices += len(lengths)
+        unit = tensor.row if tensor.row <= most else 1
+        cut = [(root, _cut(units, most // unit)) for root, units in self._divide(tensor, unit)]
+        # in turn, so that all servers have work from the first slice on
+        pieces = [
+            (root, unit * lengths[turn])
+            for turn in range(max(len(lengths) for _, lengths in cut))
+            for root, lengths in cut
+            if turn < len(lengths)
+        ]
+        self._slices += len(pieces)
         if self._slices > MAX_SLICES_OF_ALL:
             raise InvalidSettings(f"key {tensor.name!r} would make {self._slices} slices", "set a larger slice size")
-        itemsize = ITEM_SIZES[tensor.dtype]
-        roots = self.assign([length * itemsize for length in lengths])
-        offsets = itertools.accumulate(lengths, initial=0)
-        slices = tuple(Slice(o, n, root, root) for o, n, root in zip(offsets, lengths, roots, strict=False))
+        offsets = itertools.accumulate((length for _, length in pieces), initial=0)
+        slices = tuple(Slice(o, n, root, root) for o, (root, n) in zip(offsets, pieces, strict=False))
         return Placement(len(self._placed), tensor, slices)
 
+    def _divide(self, tensor: Tensor, unit: int) -> list[tuple[int, int]]:
+        """Give the tensor's units to the least loaded servers, so that their loads become as equal as they can.
 
-def _cut(tensor: Tensor, most: int) -> list[int]:
-    """Cut into slices of whole rows, unless a row is longer than a slice may be."""
-    unit = tensor.row if tensor.row <= most else 1
-    units = tensor.size // unit
-    count = -(-units // (most // unit))
-    return [unit * (units // count + (index < units % count)) for index in range(count)]
+        Returns (server, units), by server, and adds the bytes to the loads.
+        """
+        weight, units = unit * ITEM_SIZES[tensor.dtype], tensor.size // unit
+        order = sorted(range(self._servers), key=lambda server: self._load[server])
+        level, count = float(self._load[order[0]] + units * weight), 1
+        mean = (sum(self._load) + units * weight) / self._servers
+        if level > (1 + SLACK) * mean:
+            for chosen in range(2, min(self._servers, tensor.size // max(self._least, unit)) + 1):
+                # the load of the least loaded `chosen` servers, if they share the tensor
+                shared = (sum(self._load[server] for server in order[:chosen]) + units * weight) / chosen
+                if shared - self._load[order[chosen - 1]] < self._least * ITEM_SIZES[tensor.dtype]:
+                    break
+                level, count = shared, chosen
+        shares = [max(0.0, level - self._load[server]) / weight for server in order[:count]]
+        bounds = [round(end) for end in itertools.accumulate(shares)]
+        found = [(order[index], end - start) for index, (start, end) in enumerate(itertools.pairwise([0, *bounds]))]
+        for server, given in found:
+            self._load[server] += given * weight
+        return sorted((server, given) for server, given in found if given)
+
+
+def _cut(units: int, most: int) -> list[int]:
+    """Cut into as few parts of at most `most` as possible, of near equal size."""
+    count = -(-units // most)
+    return [units // count + (index < units % count) for index in range(count)]
