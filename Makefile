@@ -36,11 +36,15 @@ demo: $(VENV)/.demo
 	 "  geomx init                    for training on several machines"
 
 demo-torch: $(TORCH_VENV)/.demo
-	$(TORCH_BIN)/geomx data fetch fashion-mnist
-	$(TORCH_BIN)/geomx launch --local --framework torch --algo hfa --k1 20 --k2 10
+	@start=$$($(STAMP)); $(TORCH_BIN)/geomx data fetch fashion-mnist || exit $$?; \
+	 echo "data in place in $$(( $$($(STAMP)) - start )) s"
+	@start=$$($(STAMP)); $(TORCH_BIN)/geomx launch --local --framework torch --algo hfa --k1 20 --k2 10 || exit $$?; \
+	 echo "trained in $$(( $$($(STAMP)) - start )) s"
 	@printf '%s\n' "next:" \
-	 "  . $(TORCH_BIN)/activate    from now on geomx is a command of this shell" \
-	 "  geomx init --template torch      a script of your own; docs/pytorch.md explains its three lines"
+	 "  . $(TORCH_BIN)/activate          from now on geomx is a command of this shell" \
+	 "  geomx init --template torch         a script of your own; docs/pytorch.md explains its three lines" \
+	 "  geomx init --template torch-lm      a language model; or geomx launch --network gpt, the bundled one" \
+	 "  geomx launch --help                 more parties, other algorithms, slow links; with --framework torch"
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -75,14 +79,19 @@ $(VENV)/.test: setup.cfg Makefile | $(VENV)/bin/python
 	@touch $@ $(VENV)/.demo
 
 $(TORCH_VENV)/bin/python:
-	$(PYTHON) -m venv $(TORCH_VENV) || { rm -rf $(TORCH_VENV); exit 1; }
+	@start=$$($(STAMP)); $(PYTHON) -m venv $(TORCH_VENV) || { rm -rf $(TORCH_VENV); exit 1; }; \
+	 echo "made $(TORCH_VENV) in $$(( $$($(STAMP)) - start )) s"
 
 $(TORCH_VENV)/.torch: Makefile | $(TORCH_VENV)/bin/python
-	$(TORCH_BIN)/python $(INSTALL) $(TORCH)
+	@start=$$($(STAMP)); echo "installing $(TORCH) into $(TORCH_VENV)"; \
+	 $(TORCH_BIN)/python $(INSTALL) $(TORCH) || exit $$?; \
+	 echo "installed in $$(( $$($(STAMP)) - start )) s"
 	@touch $@
 
 $(TORCH_VENV)/.demo: setup.cfg $(TORCH_VENV)/.torch
-	$(TORCH_BIN)/python $(INSTALL) $(EDITABLE) '.[torch]'
+	@start=$$($(STAMP)); echo "installing geomx into $(TORCH_VENV)"; \
+	 $(TORCH_BIN)/python $(INSTALL) $(EDITABLE) '.[torch]' || exit $$?; \
+	 echo "installed in $$(( $$($(STAMP)) - start )) s"
 	@touch $@
 
 $(TORCH_VENV)/.test: setup.cfg $(TORCH_VENV)/.torch

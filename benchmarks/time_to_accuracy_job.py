@@ -17,7 +17,7 @@ from wan import Wan
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import TrainingFailed
-from geomx_cli.core.events import RoundCompleted, parse
+from geomx_cli.core.events import Event, RoundCompleted, parse
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.core.process_name import file_name
@@ -46,6 +46,7 @@ class Mark:
 class Job:
     """Runs with `options` of geomx launch; `algo` may also be "mxnet", its own dist_sync, with a server at each of
     `servers` and tensors of at least `bound` elements cut in as many parts. Without `wan` over loopback.
+    With a script, that is what workers run.
 
     `run` blocks; afterwards `ended` says whether the job finished, and `workers` has the plan's names of the training
     workers, by global rank. Files are written to `directory`.
@@ -53,12 +54,13 @@ class Job:
 
     def __init__(
         self, options: Mapping[str, Value], directory: Path, wan: Wan | None, servers: Sequence[str] = "C",
-        bound: int = 1_000_000,
+        bound: int = 1_000_000, script: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         forced_options = {} if options["algo"] == MXNET else plugins.algorithms()[str(options["algo"])].forced_options
         self.options = {**options, **forced_options}
         self._servers = servers
         self._bound = bound
+        self._script = script
         self._directory = directory
         self._wan = wan
         self._traffic: list[tuple[float, float]] = []
@@ -83,25 +85,33 @@ class Job:
         found = (self._directory / "checkpoints").glob("step-*.npz")
         return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
 
-    def rounds(self, process: str) -> list[RoundCompleted]:
-        """The rounds of one of `workers`."""
+    def events(self, process: str) -> list[Event]:
+        """The events of one of `workers`."""
         path = self._directory / "events" / f"{file_name(process)}.jsonl"
         events = (parse(fields) for fields, _ in read_objects(path))
-        return [event for event in events if isinstance(event, RoundCompleted)]
+        return [event for event in events if event is not None]
+
+    def rounds(self, process: str) -> list[RoundCompleted]:
+        """The rounds of one of `workers`."""
+        return [event for event in self.events(process) if isinstance(event, RoundCompleted)]
+
+    def bytes_between(self, begin: float, end: float) -> float | None:
+        """Bytes over the parties' links in this time, in Unix seconds; None over loopback."""
+        if not self._traffic:
+            return None
+        times, counts = zip(*self._traffic, strict=True)
+        return float(np.interp(end, times, counts) - np.interp(begin, times, counts))
 
     def mark(self, path: Path, checkpoint: Checkpoint, accuracy: float) -> Mark:
         """The job's progress at a checkpoint. HFA's rounds are counted where they cross the WAN."""
         rounds = checkpoint.rounds // (int(self.options["k2"]) if self.options["algo"] == "hfa" else 1)
         now = path.stat().st_mtime
-        sent = 0.0
-        if self._traffic:
-            times, counts = zip(*self._traffic, strict=True)
-            sent = float(np.interp(now, times, counts) - np.interp(now - checkpoint.seconds, times, counts))
+        sent = self.bytes_between(now - checkpoint.seconds, now) or 0.0
         return Mark(checkpoint.seconds, checkpoint.steps, rounds, sent, accuracy)
 
     def _commands(self) -> list[Command]:
         if self.options["algo"] != MXNET:
-            laid = planned(self.options, self._directory, self._wan)
+            laid = planned(self.options, self._directory, self._wan, self._script)
             ranks = {item.name: item.global_rank for item, *_ in laid if item.global_rank is not None}
             self.workers = sorted(ranks, key=ranks.__getitem__)
             return [(item.role if item.global_rank is not None else "", site, argv, env)

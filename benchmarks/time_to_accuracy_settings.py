@@ -129,7 +129,7 @@ CODECS: Mapping[str, Mapping[str, Mapping[str, Value]]] = {
     "topk:0.01,pull=union": _SPARSE,
     "topk:0.01+int8,pull=union": _SPARSE,
     "sparseloco": {"fsa": {"optimizer_on": "worker"}},
-    "2bit:0.002": {},
-    "1bit:0": {},
+    "1bit:0": {"fsa": {"lr": 0.2, "momentum": 0.0}},
+    "2bit:0.01": _SPARSE,
 }
 """The codecs of --codecs, with the options that differ from ROUNDS, by algorithm."""

@@ -22,15 +22,16 @@ if __name__ == "torch":  # geomx's own folder precedes the real torch on sys.pat
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime import finder, script
 from geomx_cli.runtime.frontends.torch import load
+from geomx_cli.runtime.frontends.torch.contexts import DiLoCo, LocalSGD, Training
 from geomx_cli.runtime.reports import report
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.data import ShardSampler, TensorDataset
-    from geomx_cli.runtime.frontends.torch.store import Store
+    from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
 __all__ = [
-    "GeomxError", "InvalidSettings", "finish", "global_rank", "init", "is_master", "load_data", "no_sync",
-    "num_all_workers", "report", "sampler", "shard", "wrap",
+    "DiLoCo", "GeomxError", "InvalidSettings", "LocalSGD", "Training", "finish", "global_rank", "init", "is_master",
+    "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "wrap",
 ]  # fmt: skip
 
 _Optimizer = TypeVar("_Optimizer")
@@ -96,6 +97,17 @@ def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path =
     return data.load(name, split, data_dir)
 
 
+def load_text(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> Any:
+    """Load a text of `geomx data fetch`: its bytes, as torch.Tensor, uint8 of shape (n,).
+
+    split: all but the last twentieth of it, or that. data_dir: its directory, if not in the default locations.
+    Raises InvalidSettings if it is not on this host.
+    """
+    from geomx_cli.runtime.frontends.torch import data
+
+    return data.load_text(name, split, data_dir)
+
+
 def shard(dataset: Any, split: str = "iid", seed: int = 1) -> Any:
     """Return this worker's part of a map-style data set, as torch.utils.data.Subset. All workers must pass the same
     arguments; parts are equally large, but for dirichlet.
@@ -137,8 +149,5 @@ def is_master() -> bool:
     return _store().global_rank == 0
 
 
-def _store() -> "Store":
-    store = load.store_of(script.session())
-    if store is None:
-        raise InvalidSettings("this worker has not joined the job", "call geomx_cli.torch.init first")
-    return store
+def _store() -> "WrappingStore":
+    return load.joined(script.session())

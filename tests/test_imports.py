@@ -36,5 +36,6 @@ def test_it_does_without_numpy_and_frameworks(code: str) -> None:
 
 
 def test_the_catalog_names_what_there_is() -> None:
-    assert set(networks.names()) == {"linear", "cnn", "cnn-bn", *gluon_networks._ZOO}
-    assert set(catalog.DATA_SETS) == set(data._READERS) == set(sources.SOURCES)
+    assert set(networks.names()) == {"linear", "cnn", "cnn-bn", "gpt", *gluon_networks._ZOO}
+    images = {name for name, known in catalog.DATA_SETS.items() if known.shape is not None}
+    assert set(catalog.DATA_SETS) == set(sources.SOURCES) and images == set(data._READERS)

@@ -36,6 +36,7 @@ _.getBackendName
 _.is_success
 _.merge_remote_group
 _.recv_anysource
+_.require_backward_grad_sync
 _.set_epoch
 
 # MXNet, its profiler and gluon
@@ -62,6 +63,7 @@ _.first_step_s
 _.schema_version
 
 # only in annotations that are strings
+Distribution
 Plot
 ConsoleOptions
 RenderableType

@@ -22,7 +22,7 @@ class EventTail:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the events written since the last call; of its round events only the very first and the newest,
-        of reports those that are live.
+        of reports those that are live, and no counts of sent bytes.
 
         Round events get the field "samples", summed over all rounds so far. Long strings are truncated, long lists
         and objects dropped.
@@ -41,7 +41,7 @@ class EventTail:
                     newest = event
                     continue
                 self._saw_round = True
-            if kind == "reported" and not event.get("live"):
+            if kind == "sent" or (kind == "reported" and not event.get("live")):
                 continue
             if kind == "failed":
                 self.failure = event

@@ -29,7 +29,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "telemetry": ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "bytes"),
     "round": ("num_iters", "loss", "total_time", "samples", "accuracy"),
     "reported": ("step", "total_time", "samples", "samples_per_s", "loss", "accuracy", "metrics"),
-    "evaluation": ("round", "accuracy"),
+    "evaluation": ("round", "accuracy", "validation_loss"),
     "finished": ("contribution",),
     "outputs": ("files", "count", "bytes"),
 }

@@ -1,7 +1,7 @@
 """Prints the logs of processes as JSON lines {"process", "line"}, followed by {"end": true}. A "\\r" ends a line too.
 
-With --events prints event logs instead, without round events and reports that are not live, which may be very many,
-and with the telemetry of an initially long log thinned out.
+With --events prints event logs instead, without round events, counts of sent bytes and reports that are not live,
+which may be very many, and with the telemetry of an initially long log thinned out.
 
 With --events also prints {"usage"}: the host's CPU, memory and GPU use, whenever its agent has measured it.
 
@@ -32,7 +32,7 @@ _POLL_EVENTS = 0.5  # telemetry is written once a second
 _CHUNK = 1 << 16
 _LONG = 4 << 20  # bytes of an event log
 _TELEMETRY = b'"event": "telemetry"'
-_ROUND = b'"event": "round"'
+_ROUND, _SENT = b'"event": "round"', b'"event": "sent"'
 _REPORTED, _LIVE = b'"event": "reported"', b'"live": true'
 _LONGEST = 1 << 16  # bytes of a line; longer lines are split
 _USAGE_EVERY = 5.0  # seconds between reads of the agent's status
@@ -138,7 +138,7 @@ class _Tail:
             print(json.dumps({"process": self._name, "line": line.decode(errors="replace").rstrip("\r")}))
 
     def _wanted(self, event: bytes) -> bool:
-        if _ROUND in event or (_REPORTED in event and _LIVE not in event):
+        if _ROUND in event or _SENT in event or (_REPORTED in event and _LIVE not in event):
             return False
         self._seen += 1
         return _TELEMETRY not in event or self._seen % self._thinned == 0

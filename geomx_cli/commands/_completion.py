@@ -41,7 +41,8 @@ GROUP_NAMES = ("algo", "seed", "lr", "codec", "args", "topology", "job")
 """The usual settings to group by."""
 
 FIGURES = (
-    "accuracy", "accuracy-niid", "bytes", "loss", "throughput", "traffic", "computing", "timeline", "matrix", "metric"
+    "accuracy", "accuracy-niid", "bytes", "loss", "validation-loss",
+    "throughput", "traffic", "computing", "timeline", "matrix", "metric"
 )  # fmt: skip
 """The figures of `geomx draw`, or the beginnings of their names."""
 

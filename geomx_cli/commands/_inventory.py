@@ -1,6 +1,6 @@
 """The machines of a command: those of an inventory file, or this one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from geomx_cli.core.errors import UsageError
-from geomx_cli.core.options import Value
+from geomx_cli.core.options import USUAL, Value
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 __all__ = [
     "DEFAULT_FILE",
+    "hostfile_option",
     "inventory_options",
     "inventory_path",
     "machines",
@@ -30,11 +31,12 @@ __all__ = [
 
 DEFAULT_FILE = "hosts.toml"
 _OF_THIS_MACHINE = ("parties", "workers", "central_workers")
+_HOSTFILE = "geomx.hostfile"
 _SHAPE = ("topology", "global_servers", "local_servers")
 
 
 def inventory_options(command: _Command) -> _Command:
-    """Decorator that adds --hosts, --local and --accept-new-host-keys to a command."""
+    """Decorator that adds --hosts, --hostfile, --local and --accept-new-host-keys to a command."""
     options = (
         click.option(
             "--hosts",
@@ -43,6 +45,7 @@ def inventory_options(command: _Command) -> _Command:
             show_envvar=True,
             help=f"The inventory file, which lists the machines; {DEFAULT_FILE} of this folder by default.",
         ),
+        hostfile_option,
         click.option("--local", is_flag=True, help=f"Use only this machine, even if there is a {DEFAULT_FILE}."),
         click.option(
             "--accept-new-host-keys", is_flag=True, help="Accept unknown SSH host keys on first connection."
@@ -53,22 +56,49 @@ def inventory_options(command: _Command) -> _Command:
     return command
 
 
+def _use_hostfile(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        ctx.meta[_HOSTFILE] = path
+
+
+hostfile_option = click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path),
+    callback=_use_hostfile,
+    expose_value=False,
+    help="A host file of MPI instead: on each line a machine and its workers, as `node1 slots=4` or `node1:4`.",
+)
+"""Decorator that adds --hostfile to a command, whose `inventory_path` it changes."""
+
+
+def _hostfile() -> Path | None:
+    ctx = click.get_current_context(silent=True)
+    found: Path | None = None if ctx is None else ctx.meta.get(_HOSTFILE)
+    return found
+
+
 def inventory_path(hosts: Path | None, *, local: bool) -> Path | None:
-    """Return the inventory file that a command uses; None if it uses only this machine."""
+    """Return the file that lists a command's machines; None if it uses only this one. Raises UsageError for two."""
+    if (hostfile := _hostfile()) is not None:
+        if local or (hosts is not None and _from_command_line("hosts")):
+            what = f"--hostfile {hostfile} and {'--local' if local else '--hosts'}"
+            raise UsageError(f"{what} name different machines", "leave out one of them")
+        return hostfile
     if local:
         return None
     return hosts or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
 
 
 def read_inventory(path: Path) -> "InventoryFile":
-    """Read the inventory file at `path`, resolving ssh_config aliases. Raises InvalidSettings listing all errors by
-    line.
+    """Read the inventory file at `path`, or the host file of --hostfile, resolving ssh_config aliases. Raises
+    InvalidSettings listing all errors by line.
     """
     from geomx_cli.hosts import with_addresses
-    from geomx_cli.inventory import file
+    from geomx_cli.inventory import file, hostfile
     from geomx_cli.plan.ports import host_errors
 
-    found = file.read(path, host_errors)
+    read = hostfile.read if path == _hostfile() else file.read
+    found = read(path, host_errors)
     return replace(found, inventory=with_addresses(found.inventory, ssh_options()))
 
 
@@ -88,7 +118,7 @@ def machines(
         from geomx_cli.plan.ports import free_ports, ports_needed
         from geomx_cli.plan.this_machine import this_machine
 
-        values = {**given, **_fixed(given)}
+        values = {**given, **_usual(given, ()), **_fixed(given)}
         return _shaped(this_machine(values, free_ports(ports_needed(values))), values), values
     read = read_inventory(path)
     for name in _OF_THIS_MACHINE:
@@ -107,12 +137,20 @@ def with_job_options(
     from geomx_cli.inventory import validated
 
     values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}
+    values |= _usual(values, read.job)
     shape = {name: given[name] for name in _SHAPE if name in given and _written(name)} | _fixed(values)
     for name in _OF_THIS_MACHINE:
         if name in shape and shape.pop(name) != read.inventory.options()[name]:
             raise UsageError(f"--algo {values['algo']} is for one worker on this machine", "add --local")
     inventory = validated({**read.inventory.model_dump(), **shape}) if shape else read.inventory
     return _shaped(inventory, values), values
+
+
+def _usual(values: Mapping[str, Value], in_file: Collection[str]) -> dict[str, Value]:
+    """Return the defaults that the network has instead of the table's, where neither the user nor the file has a value.
+    """
+    usual = USUAL.get(str(values.get("network", "")), {})
+    return {name: value for name, value in usual.items() if not _written(name) and name not in in_file}
 
 
 def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -128,14 +166,14 @@ def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
-    """Return the inventory with the chosen delivery and, if the algorithm needs one, a local server for a central party
-    that trains.
+    """Return the inventory with the chosen delivery and reduction and, if the algorithm needs one, a local server for a
+    central party that trains.
     """
     from geomx_cli.core import plugins
 
     algorithm = plugins.algorithms()[str(values["algo"])] if "algo" in values else None
     wanted = algorithm is not None and algorithm.needs_local_server and inventory.topology == "central"
-    chosen = {"delivery": values["delivery"]} if "delivery" in values else {}
+    chosen = {name: values[name] for name in ("delivery", "reduce") if name in values}
     return inventory.model_copy(update={**chosen, **({"central_server": True} if wanted else {})})
 
 
@@ -144,6 +182,10 @@ def ssh_options(accept_new_host_keys: bool = False) -> "SshOptions":
     from geomx_cli.hosts.ssh.options import SshOptions
 
     return SshOptions(accept_new_host_keys=accept_new_host_keys)
+
+
+def _from_command_line(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _written(name: str) -> bool:

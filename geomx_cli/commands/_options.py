@@ -117,14 +117,19 @@ def values(table: Iterable[Option], parameters: Mapping[str, Any]) -> dict[str, 
     return {option.name: parameters[option.name] for option in table}
 
 
-def unused(ctx: click.Context, table: Iterable[Option], algorithm: str, *, script: bool) -> Iterator[str]:
-    """Yield a sentence for each option on the command line that has no effect on the job."""
+def unused(
+    ctx: click.Context, table: Iterable[Option], algorithm: str, *, script: bool, topology: str = ""
+) -> Iterator[str]:
+    """Yield a sentence for each option that has no effect on the job: those on the command line, and what the
+    inventory's `topology`, by default that on the command line, leaves without one.
+    """
+    topology = topology or str(ctx.params.get("topology"))
     written = [item for item in table if ctx.get_parameter_source(item.name) is ParameterSource.COMMANDLINE]
     for option in written:
         having = plugins.users(option.name)
         if not plugins.affects(option.name, algorithm):
             yield f"{option.flag} is for --algo {' or '.join(having)}, and this job runs {algorithm}"
-    if plugins.algorithms()[algorithm].needs_local_server and ctx.params.get("topology") == "flat":
+    if plugins.algorithms()[algorithm].needs_local_server and topology == "flat":
         yield f"--topology flat: all workers are one party in {algorithm}, so each mean is global; --k2 has no effect"
     training = ", ".join(option.flag for option in written if option.group == "training")
     if script and training:

@@ -16,8 +16,8 @@ def plan_text(plan: Plan) -> str:
 
 
 def _overview(plan: Plan) -> Iterator[str]:
-    hosts = counted(len(plan.hosts), "host")
-    yield f"job {plan.job}: {len(plan.processes)} processes on {hosts}, topology {plan.topology}"
+    processes = counted(len(plan.processes), "process")
+    yield f"job {plan.job}: {processes} on {plan.where}, topology {plan.topology}"
     width = max(len(process.name) for process in plan.processes)
     for host in plan.hosts:
         yield f"\nhost {host}"

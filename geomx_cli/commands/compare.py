@@ -26,7 +26,8 @@ COMPARE_VERSION = 1
 @click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write it as CSV.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], csv: Path | None, json: bool) -> None:
-    """Compare jobs: time and bytes to an accuracy, final accuracy, samples per second, and share of time computing.
+    """Compare jobs: time and bytes to an accuracy, final accuracy or validation loss, samples per second, and share of
+    time computing.
 
     A JOB is an id as in geomx jobs, a prefix of one, or a job directory; its event logs are read from its hosts, also
     while it runs. It may also be a folder with records of collected jobs, as BASE, BASE/NETWORK or BASE/NETWORK/MODE.
@@ -68,6 +69,7 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
 
 def _job(run: "RunRecords", summary: "Summary") -> dict[str, Any]:
     found = summary.to_json(run)
-    kept = ("network", "mode", "outcome", "rounds", "samples", "seconds", "samples_per_s", "busy", "bytes", "accuracy")
+    kept = ("network", "mode", "outcome", "rounds", "samples", "seconds", "samples_per_s", "busy", "bytes", "accuracy",
+            "validation_loss")  # fmt: skip
     problems = {"reached": found["target"]["reached"], "problems": run.problems, "warnings": run.warnings}
     return {"job": run.name, **{key: found[key] for key in kept}, **problems}

@@ -1,17 +1,23 @@
 """`geomx data`: the data sets of the bundled training job."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from geomx_cli.commands._group import SuggestingGroup
 from geomx_cli.commands._inventory import inventory_options, inventory_path, read_inventory, ssh_options
 from geomx_cli.commands._json import json_option, print_json
-from geomx_cli.core.errors import DoneInPart, UsageError
+from geomx_cli.core.errors import CheckFailed, DoneInPart, UsageError
 from geomx_cli.runtime.training.catalog import DATA_SETS
 
-__all__ = ["DownloadProgress", "data"]
+if TYPE_CHECKING:
+    from geomx_cli.runtime.training.fetch import Progress
+
+__all__ = ["data", "download_progress"]
 
 
 @click.group(cls=SuggestingGroup)
@@ -28,7 +34,8 @@ def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
     """Download a data set, unless it is present, and print its directory."""
     from geomx_cli.runtime.training import fetch as fetching
 
-    directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, DownloadProgress())
+    with download_progress(f"looking for {name}") as progress:
+        directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, progress)
     found = {"schema_version": 1, "data": name, "directory": str(directory)}
     if as_json:
         print_json(found)
@@ -46,8 +53,9 @@ def push(
 ) -> None:
     """Send this machine's copy of a data set to all other hosts of the inventory.
 
-    Files are verified by SHA-256 here and there, and appear on a host once all have arrived. geomx launch does the same
-    for hosts that have no copy and cannot download one. A host that fails does not stop the others: exit code 7.
+    Files are verified by SHA-256 here and there, and appear on a host once all have arrived. Hosts with a verified copy
+    are left out: "(present)". geomx launch does the same for hosts that have no copy and cannot download one. A host
+    that fails does not stop the others: exit code 7.
     """
     from geomx_cli.hosts import closing, connector, merged
     from geomx_cli.jobs.actions.data import push as pushing
@@ -57,15 +65,17 @@ def push(
     if path is None:
         raise UsageError("there is no inventory, so no other host", "name one with --hosts")
     inventory, ssh = read_inventory(path).inventory, ssh_options(accept_new_host_keys)
-    source = fetching.ensure(name, data_dir, DownloadProgress())
     far = [host for host in inventory.hosts if not host.shares_files]
-    with closing({host.name: connector(host, sys.executable, ssh) for host in far}) as reached:
-        pushed = pushing(name, source, list(reached.values()), data_dir, DownloadProgress())
+    with download_progress(f"looking for {name}") as progress:
+        source = fetching.ensure(name, data_dir, progress)
+        with closing({host.name: connector(host, sys.executable, ssh) for host in far}) as reached:
+            pushed = pushing(name, source, list(reached.values()), data_dir, progress)
     if json:
-        print_json({"schema_version": 1, "data": name, "directories": pushed.directories})
+        directories, present = pushed.directories, sorted(pushed.present)
+        print_json({"schema_version": 1, "data": name, "directories": directories, "present": present})
     else:
         for host, directory in pushed.directories.items():
-            click.echo(f"{host}: {directory}")
+            click.echo(f"{host}: {directory}{' (present)' if host in pushed.present else ''}")
     if pushed.errors:
         error = merged(pushed.errors)
         raise DoneInPart(str(error), "repeat the command for them") if pushed.directories else error
@@ -75,24 +85,37 @@ def push(
 @click.argument("name", type=click.Choice(list(DATA_SETS)))
 @click.option("--data-dir", default="", metavar="DIR", help="Target directory.")
 @click.option("--existing", is_flag=True, help="Fail if DIR does not exist, instead of creating it.")
-def receive(name: str, data_dir: str, existing: bool) -> None:
+@click.option("--check", is_flag=True, help="Receive nothing; tell where the data set is, exit code 5: nowhere.")
+def receive(name: str, data_dir: str, existing: bool, check: bool) -> None:
     """Receive a data set from `push`, on stdin."""
     from geomx_cli.runtime.training.push import receive as receiving
 
+    if check:
+        from geomx_cli.runtime.training.fetch import verified
+
+        found = verified(name, data_dir)
+        if found is None:
+            raise CheckFailed(f"there is no verified {name}", "geomx data push sends it")
+        click.echo(f"present in {found}")
+        return
     click.echo(f"received in {receiving(name, data_dir, sys.stdin.buffer, existing=existing)}")
 
 
-class DownloadProgress:
-    """Reports a download on stderr; in a terminal with a percentage updated in place."""
+@contextmanager
+def download_progress(what: str) -> "Iterator[Progress]":
+    """Within, report a download on stderr: a line for each step, and of one that takes longer than 2 s how far it is.
+    `what` is done before the first step.
+    """
+    from geomx_cli.jobs.view.waiting import waiting
 
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._current = ""
+    begun = ""
+    with waiting(what) as set_status:
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if self._terminal and total:
-            end = "\n" if done >= total else ""
-            click.echo(f"\r{what}: {done / total:4.0%}{end}", err=True, nl=False)
-        elif what != self._current:
-            click.echo(what, err=True)
-        self._current = what
+        def on_progress(step: str, done: int, total: int) -> None:
+            nonlocal begun
+            set_status(f"{step}: {done / total:.0%}" if total else step)
+            if step != begun:
+                click.echo(step, err=True)
+            begun = step
+
+        yield on_progress

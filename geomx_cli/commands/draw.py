@@ -102,7 +102,8 @@ def draw(
 
     \b
     accuracy, accuracy-niid  test accuracy over time, for identically and non-identically distributed data
-    bytes                    test accuracy over the bytes between parties
+    bytes                    test accuracy, or else validation loss, over the bytes between parties
+    validation-loss          validation loss of language models over time
     loss                     training loss over time, mean over the workers
     metric-NAME              a metric that scripts report (--metric), in the same way
     throughput, traffic      samples and megabytes per second

@@ -4,6 +4,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from geomx_cli.core.units import counted, format_bytes, some_of
 
 if TYPE_CHECKING:
     from geomx_cli.jobs.actions.fetch import Fetched, Listed
+    from geomx_cli.jobs.view.waiting import SetStatus
 
 __all__ = ["fetch"]
 
@@ -45,7 +47,7 @@ def fetch(name: str, folder: Path, json: bool) -> None:
     job = chosen(name)
     try:
         with _Bar(lines=not json) as bar:
-            found = fetching(job, folder.absolute(), bar)
+            found = fetching(job, folder.resolve(), bar)
     except KeyboardInterrupt:
         again = shlex.join(["geomx", "fetch", job.id, *([] if folder == Path() else ["--to", str(folder)])])
         raise Interrupted(f"interrupted; what has arrived of job {job.id} is kept", f"{again} continues") from None
@@ -67,27 +69,35 @@ def fetch(name: str, folder: Path, json: bool) -> None:
 
 
 class _Bar:
-    """A progress bar over all bytes if stderr is a terminal; else, with `lines`, a line on stdout for each file."""
+    """A progress bar over all bytes if stderr is a terminal; else a line on stderr during waits of more than 2 s and,
+    with `lines`, one on stdout for each file.
+    """
 
     def __init__(self, *, lines: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.progress import TransferSpeedColumn as Speed
 
+        from geomx_cli.jobs.view.waiting import waiting
+
         columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn())
         console, shown = Console(stderr=True), sys.stderr.isatty()
         self._progress = Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False)
         self._task = self._progress.add_task("", total=None)
         self._lines = lines and not shown
+        self._waiting = nullcontext(lambda text: None) if shown else waiting("asking the hosts for their files")
+        self._set_status: SetStatus = lambda text: None
         self._lock = threading.Lock()
         self._total = 0
         self._done: dict[Listed, int] = {}
 
     def __enter__(self) -> "_Bar":
         self._progress.start()
+        self._set_status = self._waiting.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._waiting.__exit__(None, None, None)
         self._progress.stop()
 
     def begin(self, files: "Collection[Listed]") -> None:
@@ -95,6 +105,7 @@ class _Bar:
         with self._lock:
             self._total += sum(file.size for file in files)
             self._progress.update(self._task, total=self._total)
+            self._show("fetching")
 
     def advance(self, file: "Listed", done: int) -> None:
         """See FetchProgress.advance."""
@@ -102,6 +113,10 @@ class _Bar:
             more = done - self._done.get(file, 0)
             self._done[file] = done
             self._progress.update(self._task, advance=more)
+            self._show(f"fetching {file.path}")
+
+    def _show(self, what: str) -> None:
+        self._set_status(f"{what}: {format_bytes(sum(self._done.values()))} of {format_bytes(self._total)}")
 
     def end(self, file: "Fetched") -> None:
         """See FetchProgress.end."""

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._group import SuggestingGroup
-from geomx_cli.commands._inventory import DEFAULT_FILE, read_inventory, with_job_options
+from geomx_cli.commands._inventory import (
+    DEFAULT_FILE,
+    hostfile_option,
+    inventory_path,
+    read_inventory,
+    with_job_options,
+)
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._options import add_options
 from geomx_cli.core.plugins import table
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["hosts"]
 
-_DELIVERY = next(option for option in table() if option.name == "delivery")
+_SHAPING = {option.name: option.default for option in table() if option.name in ("delivery", "reduce")}
 
 
 @click.group(cls=SuggestingGroup)
@@ -32,15 +38,15 @@ def hosts() -> None:
 @hosts.command()
 @click.option(
     "--hosts",
-    "file",
     type=click.Path(path_type=Path),
     default=Path(DEFAULT_FILE),
     envvar="GEOMX_HOSTS",
     show_envvar=True,
     help=f"The inventory file; {DEFAULT_FILE} of this folder by default.",
 )
+@hostfile_option
 @json_option
-def check(file: Path, json: bool, algo: str) -> None:
+def check(hosts: Path, json: bool, algo: str) -> None:
     """Report all errors in an inventory file, or show what will run where.
 
     Processes and ports are those of a job with
@@ -49,8 +55,8 @@ def check(file: Path, json: bool, algo: str) -> None:
     """
     from geomx_cli.plan.preview import preview
 
-    read = read_inventory(file)
-    inventory, values = with_job_options(read, {"algo": algo, "delivery": _DELIVERY.default})
+    read = read_inventory(inventory_path(hosts, local=False) or hosts)
+    inventory, values = with_job_options(read, {"algo": algo, **_SHAPING})
     read = replace(read, inventory=inventory)
     places = preview(inventory)
     if json:
@@ -94,11 +100,13 @@ def _lines(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> I
 def _host(place: "Preview") -> Iterator[str]:
     yield f"  {place.host}: {place.reached}"
     dialled = f"{place.address}, from other parties at {place.wan_address}" if place.wan_address else place.address
-    if any(place.servers.values()):
+    if any((*place.servers.values(), *place.groups.values())):
         yield f"    dialled at {dialled}; ports are the first that are free of {place.candidates}"
     width = max(len(name) for name in (*place.servers, *place.workers, ""))
     for name, port in place.servers.items():
-        yield f"    {name:<{width}}  {f'port {port}' if port else 'dialled inside this host only'}"
+        reserved = f", identified by port {place.reserved[name]}" if name in place.reserved else ""
+        yield f"    {name:<{width}}  {f'port {port}' if port else f'dialled inside this host only{reserved}'}"
     for name, device in place.workers.items():
         what = f"trains on {device}, global rank {place.ranks[name]}" if device else "does not train"
+        what += f", port {place.groups[name]} for its party's workers" if name in place.groups else ""
         yield f"    {name:<{width}}  {what}"

@@ -11,12 +11,20 @@ from geomx_cli.core.errors import UsageError
 __all__ = ["init"]
 
 
+class _Template(click.Option):
+    """Its help lists the templates."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """See click.Parameter."""
+        from geomx_cli.core import starter
+
+        self.help = f"Write one of these scripts instead: {', '.join(starter.templates())}."
+        return super().get_help_record(ctx)
+
+
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=Path())
-@click.option(
-    "--template", metavar="NAME", shell_complete=template_names,
-    help="Write an algorithm's script instead: cnn, cnn-hfa, ...",
-)  # fmt: skip
+@click.option("--template", cls=_Template, metavar="NAME", shell_complete=template_names)
 @click.option("--force", is_flag=True, help="Overwrite an existing script.")
 def init(directory: Path, template: str | None, force: bool) -> None:
     """Write a starter inventory and training script.
@@ -24,14 +32,17 @@ def init(directory: Path, template: str | None, force: bool) -> None:
     hosts.toml and train.py are written to DIRECTORY, by default the working directory; existing files are not changed.
     """
     from geomx_cli.core import starter
+    from geomx_cli.runtime.training.catalog import DATA_SETS
 
     enter = "" if directory == Path() else f"  cd {shlex.quote(str(directory))}\n"
     if template is not None:
         path, command = starter.write_template(directory, template, force=force)
+        script = path.read_text()
+        data = next((name for name in DATA_SETS if f'"{name}"' in script), "fashion-mnist")
         click.echo(
             f"wrote {path}\nnext:\n{enter}"
-            "  geomx data fetch fashion-mnist    on every machine that trains, or\n"
-            "  geomx data push fashion-mnist     from here to all machines of the inventory\n"
+            f"  geomx data fetch {data}    on every machine that trains, or\n"
+            f"  geomx data push {data}     from here to all machines of the inventory\n"
             f"  {command}"
         )
         return

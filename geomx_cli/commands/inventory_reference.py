@@ -38,7 +38,8 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
     "network": (
         "How the others reach it",
         "Only hosts of schedulers and servers are dialled, and only where a process of another host needs them:"
-        " `geomx hosts check` shows the ports. Everybody else dials out. Processes of one host use unix sockets.",
+        " `geomx hosts check` shows the ports. Everybody else dials out. Processes of one host use unix sockets; a"
+        " scheduler takes one of `ports` also then, which identifies it, and which nothing listens on.",
     ),
     "work": ("What it works with", ""),
     "place": ("What runs on it", "Workers follow from `devices`, wherever the rest runs."),
@@ -51,6 +52,24 @@ Each option of [docs/options.md](options.md) may stand here by its name, with un
 "2h"`, `window = "4MiB"`. A flag or an environment variable goes before it. Those of the cluster may not: `parties`,
 `workers` and `central_workers` follow from the hosts, and `topology`, `global_servers` and `local_servers` stand at
 the top.
+
+## Host files of MPI
+
+`geomx launch --hostfile FILE` takes a host file of OpenMPI, MPICH or Intel MPI in place of an inventory, as do `geomx
+doctor`, `data`, `sweep` and `hosts check`:
+
+```
+# a machine on each line, and its workers
+node1 slots=4
+alice@node2 slots=4 max_slots=8
+node3:4
+node4 gpus=2                 # geomx's own: a worker for each of gpu0 and gpu1
+```
+
+A machine without a number has one worker; one that is there several times has their sum; `max_slots` has no effect.
+All machines are one party, and the first one also runs the global scheduler and server. `party=NAME` on a line puts
+its machine in a party, as `party` of a host does; MPI does not know it. `localhost` and this machine's host name need
+no SSH. Everything else has its default, and options come from flags and the environment.
 
 ## An example
 

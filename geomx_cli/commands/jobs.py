@@ -87,20 +87,26 @@ def prune(older_than: float, keep: int, dry_run: bool, forget_unreachable: bool,
 
     from geomx_cli.core.errors import DoneInPart, UsageError
     from geomx_cli.jobs.actions.prune import PRUNE_VERSION, Pruner, select
+    from geomx_cli.jobs.view.waiting import waiting
 
     asks = not (dry_run or yes)
     if asks and (json or not sys.stdin.isatty()):
         what = "--json does not ask" if json else "stdin is not a terminal"
         raise UsageError(what, "write --yes to remove them, or --dry-run to see them")
     with closing(Pruner(dry_run=dry_run, forget_unreachable=forget_unreachable)) as pruner:
-        chosen = select(pruner.ended(), older_than=older_than, keep=keep)
-        for one in chosen:
-            pruner.measure(one)
+        with waiting("looking for jobs that have ended") as set_status:
+            chosen = select(pruner.ended(), older_than=older_than, keep=keep)
+            for number, one in enumerate(chosen, 1):
+                set_status(f"measuring job {one.job.id}, {number} of {len(chosen)}")
+                pruner.measure(one)
         if not json:
             _print_sizes(chosen)
         agreed = bool(chosen) and not dry_run and (yes or click.confirm("Remove them?", err=True))
-        for one in chosen if agreed else ():
-            pruner.remove(one)
+        if agreed:
+            with waiting("removing jobs") as set_status:
+                for number, one in enumerate(chosen, 1):
+                    set_status(f"removing job {one.job.id}, {number} of {len(chosen)}")
+                    pruner.remove(one)
     removed = [one for one in chosen if one.removed]
     if json:
         found = [one.to_json() for one in chosen]

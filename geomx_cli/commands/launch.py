@@ -88,7 +88,8 @@ def launch(
     "total_s", "bytes" ("lan" and "wan", each sent and received; "encoded" and "encoded_lan", before and after encoding
     with --compress and --compress-lan), "outputs" (of each process that has saved files: "process", "host", "folder",
     "files", at most eight by name, "count" and "bytes" of all), "model" (its path, on another machine HOST:PATH; or
-    null), "directory", "logs" (null when they are on other hosts), "failure" ("process", "host", "cause", "hint",
+    null), "directory", "logs" (null when they are on other hosts), "problems" (sentences: what could not be ended
+    or released), "failure" ("process", "host", "cause", "hint",
     "tail"; or null) and "error" ("message" and "hint"; or null). For a job that could not be started the object has
     only "schema_version" and "error", with "exit_code" in it.
 
@@ -105,10 +106,14 @@ def launch(
     if tee and not script:
         _warn(["--tee shows what a script prints; the bundled training prints nothing but the progress shown here"])
     _warn(unknown_variables(os.environ))
-    inventory, options = machines(hosts, local, values(table(), parameters))
+    from geomx_cli.jobs.view.waiting import waiting
+
+    with waiting("reading the inventory and the script"):
+        inventory, options = machines(hosts, local, values(table(), parameters))
     ignored = without_effect_at_launch(os.environ, {host.name: host.env for host in inventory.hosts})
     _warn(f"{where}{sentence}" for sentence, where in ignored.items())
-    _warn(unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script)))
+    algorithm, topology = str(options["algo"]), inventory.topology
+    _warn(unused(click.get_current_context(), table(), algorithm, script=bool(script), topology=topology))
     from geomx_cli.jobs.store import script_fit
     from geomx_cli.jobs.store.script import check_script, with_interpreter
 

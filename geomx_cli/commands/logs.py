@@ -105,8 +105,8 @@ def collect(name: str, folder: Path, layout: "Layout", replace: bool, json: bool
     if replace and layout != "esync":
         raise UsageError("--replace is for --layout esync", "leave it out: each job has a folder of its own")
     job = chosen(name)
-    with waiting(f"collecting from {counted(len(job.plan.hosts), 'host')}"):
-        manifest = collecting(job, folder.absolute(), layout=layout, overwrite=replace)
+    with waiting(f"collecting from {counted(len(job.plan.hosts), 'host')}") as set_status:
+        manifest = collecting(job, folder.resolve(), layout=layout, overwrite=replace, say=set_status)
     if json:
         print_json(manifest)
     else:

@@ -94,14 +94,14 @@ def _watch(job: "KnownJob", *, parties: bool) -> "JobView":
 def _print(job_view: "JobView", *, parties: bool) -> None:
     from rich.console import Console
 
-    from geomx_cli.core.units import counted, format_duration
+    from geomx_cli.core.units import format_duration
     from geomx_cli.jobs.view.parties import PartyTable
     from geomx_cli.jobs.view.table import ProcessTable
 
     table = PartyTable if parties else ProcessTable
     job = job_view.job
     since = format_duration(max(0.0, time.time() - job.started))
-    hosts = f"{len(job.plan.processes)} processes on {counted(len(job.plan.hosts), 'host')}"
+    hosts = f"{len(job.plan.processes)} processes on {job.plan.where}"
     click.echo(f"job {job.plan.job}: {job_view.state}; started {since} ago; {hosts}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(table(job_view.progress))
     for one in job_view.hosts.values():

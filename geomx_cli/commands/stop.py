@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._completion import of_processes
-from geomx_cli.commands._job import Duration, chosen, job_argument
+from geomx_cli.commands._job import Duration, job_argument
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.core.units import counted
 
@@ -32,7 +32,8 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
     """Stop a job on all its hosts, clean up, and report on each process.
 
     The command is idempotent, and cleans up after a launch or an agent that was killed: no process, key file or socket
-    of the job is left, and no process of another job is touched. Each process receives SIGTERM, and SIGKILL if it does
+    of the job is left, and no process of another job is touched. Of a job that has ended on all its hosts it only says
+    so. Each process receives SIGTERM, and SIGKILL if it does
     not end within the grace period. When one party is stopped, the others notice that it is gone, and end as after a
     failure. A launch that is still running its checks counts as the newest job, and is ended. Exit code 7: a host could
     not be reached, or something could not be ended.
@@ -45,20 +46,22 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
     """
     from geomx_cli.jobs.actions.stop import end_launch
     from geomx_cli.jobs.actions.stop import stop as stopping
-    from geomx_cli.jobs.store.registry import in_preparation
+    from geomx_cli.jobs.store.registry import find, in_preparation
     from geomx_cli.jobs.view.waiting import waiting
 
     if not party and (found := in_preparation(name)) is not None:
         click.echo(f"job {found[0]} is still being prepared; ending its launch", err=True)
         report = end_launch(*found)
     else:
-        job = chosen(name)
-        if not name and job.state is not None and job.state.over:
-            click.echo("nothing to stop: this job has already ended", err=True)
+        job = find(name)
+        if not name and not (job.state is not None and job.state.clean):
+            click.echo(f"job {job.id}", err=True)
         with waiting(f"ending processes on {counted(len(job.plan.hosts), 'host')}"):
             report = stopping(job, party=party, grace=grace)
     if json:
         print_json(report.to_json())
+    elif report.ended:
+        click.echo(f"job {report.job} has ended already ({report.ended}); nothing of it runs")
     elif report.hosts and not any(host.did or host.others or host.problem or host.note for host in report.hosts):
         click.echo(f"job {report.job}: nothing of it was running on {counted(len(report.hosts), 'host')}")
     else:

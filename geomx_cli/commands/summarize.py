@@ -62,6 +62,12 @@ def summarize(base: Path, network: str, mode: str, run: str, target: float, pari
 
 
 def _lines(summary: "Summary", unit: str) -> list[str]:
+    rows = _rows(summary, unit)
+    width = max(map(len, rows))
+    return [f"{name:<{width}}  {text}" for name, text in rows.items()]
+
+
+def _rows(summary: "Summary", unit: str) -> dict[str, str]:
     reached = summary.reached
     rows = {
         "training": f"{summary.network}, {summary.mode}, {counted(summary.workers, 'worker')}",
@@ -74,13 +80,17 @@ def _lines(summary: "Summary", unit: str) -> list[str]:
         "computing": _known(None if summary.busy is None else 100 * summary.busy, "{:.1f} % of the time"),
         "sent / received": "-" if summary.bytes is None else " / ".join(map(format_bytes, summary.bytes)),
         "between parties": "-" if summary.wan_bytes is None else format_bytes(summary.wan_bytes),
+    }
+    if summary.validation_loss is not None:
+        rows["validation loss"] = f"{summary.validation_loss:.4f}"
+        if summary.accuracy is None:
+            return rows
+    return rows | {
         "last accuracy": "-" if summary.accuracy is None else f"{summary.accuracy:.4f}",
         f"to {summary.target:g}": "not reached"
         if reached is None
         else f"{format_duration(reached.seconds)}{_bytes(reached)} ({reached.accuracy:.4f})",
     }
-    width = max(map(len, rows))
-    return [f"{name:<{width}}  {text}" for name, text in rows.items()]
 
 
 def _bytes(reached: "Reached") -> str:

@@ -128,7 +128,7 @@ def sweep(
     from geomx_cli.jobs.actions.sweep_jobs import SweepJobs
     from geomx_cli.jobs.store.sweep_manifest import SweepManifest
 
-    folder = folder.absolute()
+    folder = folder.resolve()
     if report:
         _refuse_beside_report()
         manifest = SweepManifest.read(folder)

@@ -21,7 +21,8 @@ SETTINGS: Mapping[str, str] = {
     "party": "GEOMX_PARTY", "party_index": "GEOMX_PARTY_INDEX", "host": "GEOMX_HOST", "rank": "GEOMX_RANK",
     "global_rank": "GEOMX_GLOBAL_RANK",
     "bind": "GEOMX_BIND", "advertise": "GEOMX_ADVERTISE", "key_file": "GEOMX_KEY_FILE", "insecure": "GEOMX_INSECURE",
-    "wan_share": "GEOMX_WAN_SHARE", "device": "GEOMX_DEVICE",
+    "wan_share": "GEOMX_WAN_SHARE", "device": "GEOMX_DEVICE", "group_size": "GEOMX_GROUP_SIZE",
+    "rendezvous": "GEOMX_RENDEZVOUS",
 }  # fmt: skip
 """The variables of a process's settings, by field of NodeSettings."""
 OWN = frozenset(

@@ -28,6 +28,7 @@ __all__ = [
     "MAX_COUNT",
     "MAX_SECONDS",
     "SCHEMA_VERSION",
+    "VALIDATION_LOSS",
     "Contribution",
     "Evaluated",
     "Event",
@@ -38,6 +39,7 @@ __all__ = [
     "Reported",
     "RosterComplete",
     "RoundCompleted",
+    "Sent",
     "StateChanged",
     "Telemetry",
     "Traffic",
@@ -48,6 +50,8 @@ __all__ = [
 SCHEMA_VERSION = 1
 MAX_SECONDS = 1e10
 MAX_COUNT = 1 << 53
+VALIDATION_LOSS = "validation_loss"
+"""The name of the validation loss among metrics: scripts report it under the same name."""
 
 Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=0, lt=MAX_SECONDS)]
@@ -111,6 +115,12 @@ class Telemetry(Event, tag="telemetry"):
     versions: dict[str, Count] = {}
 
 
+class Sent(Event, tag="sent"):
+    """Message bytes sent to other parties until `time`: see ps/net/wan_log.py. Agents do not forward it."""
+
+    wan: Count
+
+
 class RoundCompleted(Event, tag="round"):
     """A worker's record of a round. times: seconds by phase of each local step. total_time: seconds since training
     began. communicate: seconds that the exchange was in flight; wait: seconds that the worker was idle during it.
@@ -150,10 +160,13 @@ class Reported(Event, tag="reported"):
 
 
 class Evaluated(Event, tag="evaluation"):
-    """Test accuracy of the weights after `round`. seconds: duration of the evaluation."""
+    """Test accuracy of the weights after `round`, or of a language model the mean loss of a character in text that it
+    was not trained on. seconds: duration of the evaluation.
+    """
 
     round: Count
-    accuracy: Share
+    accuracy: Share | None = None
+    validation_loss: float | None = None
     seconds: Seconds = 0.0
 
 
@@ -182,10 +195,10 @@ class ProcessFailed(Event, tag="failed"):
 class ProcessFinished(Event, tag="finished"):
     """The process has completed its part. The remaining fields are set only by workers of the bundled training:
     rounds, samples and seconds of training, stop reason ("epochs", "time", ...), digest of the weights, and, on one
-    worker, their test accuracy.
+    worker, their test accuracy or validation loss.
 
     contribution: of a script's worker that trains: "rounds" if it has begun a round of any key, "alone" if it has not
-    but has reported training or never pulled, "reads" if it has pulled a key repeatedly, else "none".
+    but reported training or, with keys, never pulled, "reads" if it has pulled one repeatedly, else "none".
     """
 
     rounds: Count | None = None
@@ -195,6 +208,7 @@ class ProcessFinished(Event, tag="finished"):
     contribution: Contribution = ""
     parameters: str = ""
     accuracy: Share | None = None
+    validation_loss: float | None = None
 
 
 class OutputsWritten(Event, tag="outputs"):
@@ -232,9 +246,7 @@ class EventLog:
 
     May be shared by threads (O_APPEND). Without a path, events are dropped: a process started by hand without a job
     directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
-    when it is killed.
-
-    A full disk does not stop the training: it is reported once on stderr, and later events are dropped.
+    when it is killed. A full disk is reported once on stderr, and later events are dropped.
     """
 
     def __init__(

@@ -5,71 +5,12 @@ Values are plain bool, int, float or str; durations are seconds, sizes bytes and
 text with a unit.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
-from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
-from geomx_cli.core.option_kinds import KINDS, Kind
+from geomx_cli.core.option import Group, Option, Value, check, decode, encode, text_of
+from geomx_cli.core.option_kinds import Kind
 
-__all__ = ["OPTIMIZERS", "OPTIONS", "Option", "Value", "decode", "defaults", "encode"]
-
-Value = bool | int | float | str
-Group = Literal["cluster", "synchronisation", "transport", "training"]
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option. `env` is the variable that passes it to processes. `suggestions`: values that a shell offers, of many
-    that are valid; with `takes_codec`, names of codecs. A number must be within `minimum` and `maximum` and less than
-    `below`, or equal the default, which may stand for "automatic".
-    """
-
-    name: str
-    kind: Kind
-    default: Value
-    env: str
-    help: str
-    group: Group
-    choices: tuple[str, ...] = ()
-    suggestions: tuple[str, ...] = ()
-    takes_codec: bool = False
-    minimum: float = -math.inf
-    maximum: float = math.inf
-    below: float = math.inf
-
-    @property
-    def flag(self) -> str:
-        """Its command-line flag, e.g. `--batch-size`."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def default_text(self) -> str:
-        """The default as a user writes it, with a unit: "6s", "1MiB"; "" for none."""
-        return KINDS[self.kind].format(self.default)
-
-    def allows(self, number: float) -> bool:
-        """Whether a number is the default or within the bounds."""
-        return number == self.default or (self.minimum <= number <= self.maximum and number < self.below)
-
-    @property
-    def span(self) -> str:
-        """The bounds of a number as text: "from 1 to 1024", "from 0", "from 0 and below 1", or "" if unbounded."""
-        words = (("from ", self.minimum), ("to ", self.maximum), ("and below ", self.below))
-        return " ".join(word + self._plain(bound) for word, bound in words if abs(bound) != math.inf)
-
-    @property
-    def stands_apart(self) -> str:
-        """The default as text if it is a number outside the bounds, else ""."""
-        value = self.default
-        if isinstance(value, str) or (self.minimum <= value <= self.maximum and value < self.below):
-            return ""
-        return self._plain(value)
-
-    def _plain(self, number: float) -> str:
-        return f"{number:.10g}" + ("s" if self.kind == "duration" and number else "")
+__all__ = ["OPTIMIZERS", "OPTIONS", "USUAL", "Option", "Value", "check", "decode", "defaults", "encode", "text_of"]
 
 
 def _option(group: Group) -> Callable[..., Option]:
@@ -97,9 +38,13 @@ OPTIMIZERS: Mapping[str, tuple[float, Mapping[str, str]]] = {
 
 _NETWORKS = (
     "linear", "cnn", "cnn-bn", "alexnet", "resnet18-v1", "resnet50-v1", "resnet50-v2", "mobilenet-v1", "mobilenet-v2",
-    "inception-v3",
+    "inception-v3", "gpt",
 )  # fmt: skip
-_DATA_SETS = ("fashion-mnist", "mnist", "cifar10")
+_DATA_SETS = ("fashion-mnist", "mnist", "cifar10", "austen")
+USUAL: Mapping[str, Mapping[str, Value]] = {
+    "gpt": {"framework": "torch", "data": "austen", "optimizer": "adamw", "schedule": "cosine", "batch_size": 16},
+}
+"""Defaults of the command line that a network changes."""
 
 OPTIONS: tuple[Option, ...] = (
     _cluster("parties", "int", 2, "GEOMX_PARTIES", "Participating parties (data centres).", minimum=1, maximum=1024),
@@ -130,6 +75,12 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "global", "party"),
     ),
     _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices are delivered."),
+    _sync(
+        "reduce", "text", "servers", "GEOMX_REDUCE",
+        "What adds the gradients of a party's workers: its local servers; or torch.distributed among the workers, of"
+        " which one exchanges with the servers (torch: PyTorch scripts with geomx_cli.torch.wrap; --algo fsa, sync,"
+        " hfa, diloco or esync).", choices=("servers", "torch"),
+    ),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
         "Elements per slice, the unit of transfer; larger tensors are split. 0 chooses by how many global"
@@ -180,8 +131,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "network", "text", "cnn", "GEOMX_NETWORK",
-        f"Network to train: {', '.join(_NETWORKS)} (linear needs no framework; torch has cnn, cnn-bn and resnet18-v1),"
-        " or MODULE:FUNCTION, which is called with the number of classes and returns a gluon HybridBlock, or with"
+        f"Network to train: {', '.join(_NETWORKS)} (linear needs no framework; torch has cnn, cnn-bn, resnet18-v1 and"
+        " gpt), or MODULE:FUNCTION, which is called with the number of classes and returns a gluon HybridBlock, or with"
         " --framework torch a Module.", suggestions=_NETWORKS,
     ),
     _train(
@@ -190,9 +141,22 @@ OPTIONS: tuple[Option, ...] = (
         choices=("mxnet", "torch"),
     ),
     _train(
+        "layers", "int", 4, "GEOMX_LAYERS", "Layers of gpt; 4 of width 192 are 1.9 million parameters, 6 of 384 are"
+        " 10.8 million.", minimum=1, maximum=128,
+    ),
+    _train(
+        "width", "int", 192, "GEOMX_WIDTH", "Width of gpt's layers, a multiple of 64: each attention head has 64.",
+        minimum=64, maximum=8192,
+    ),
+    _train(
+        "context", "int", 128, "GEOMX_CONTEXT", "Characters that gpt sees; a sample is as many.",
+        minimum=2, maximum=4096,
+    ),
+    _train(
         "data", "text", "fashion-mnist", "GEOMX_DATA",
         f"Data set: {', '.join(_DATA_SETS)}, or MODULE:FUNCTION, which is called with train or test and with"
-        " --data-dir and returns images and labels, as numpy arrays.", suggestions=_DATA_SETS,
+        " --data-dir and returns images and labels, as numpy arrays, or for gpt a text, str or bytes. By default"
+        " austen with gpt.", suggestions=_DATA_SETS,
     ),
     _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Directory of the data set; searched for if not given."),
     _train(
@@ -201,14 +165,17 @@ OPTIONS: tuple[Option, ...] = (
         " by-party (each party has classes of its own, mixed among its workers), or dirichlet:ALPHA (the smaller ALPHA,"
         " the more uneven the classes and the sizes).", suggestions=("iid", "by-class", "by-party", "dirichlet:0.3"),
     ),
-    _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),
+    _train(
+        "batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch; 16 with gpt.", minimum=1,
+        maximum=65536,
+    ),
     _train(
         "epochs", "int", 4, "GEOMX_EPOCHS",
         "Passes over the training data; with esync those of the slowest worker, and the others take more.",
         minimum=1, maximum=100_000,
     ),
     _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),
-    _train("optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer.", choices=tuple(OPTIMIZERS)),
+    _train("optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer; adamw with gpt.", choices=tuple(OPTIMIZERS)),
     _train(
         "optimizer_on", "text", "server", "GEOMX_OPTIMIZER_ON",
         "Where the optimizer runs: global servers answer with weights, or with summed gradients for the workers.",
@@ -219,6 +186,16 @@ OPTIONS: tuple[Option, ...] = (
         "Learning rate; 0 is the optimizer's usual one: 0.05 for sgd, nag and dcasgd of any kind, 0.01 for adagrad,"
         " 0.001 for the others.",
         minimum=0, maximum=1e6,
+    ),
+    _train(
+        "schedule", "text", "constant", "GEOMX_SCHEDULE",
+        "Course of the learning rate: constant, or cosine, which rises in --warmup steps to --lr and falls to a tenth"
+        " of it by the last step; with gpt cosine. The outer step of diloco has a rate of its own.",
+        choices=("constant", "cosine"),
+    ),
+    _train(
+        "warmup", "int", -1, "GEOMX_WARMUP", "Steps in which the learning rate rises (--schedule cosine); -1 is a"
+        " twentieth of all.", minimum=0, maximum=10**9,
     ),
     _train(
         "momentum", "float", 0.9, "GEOMX_MOMENTUM",
@@ -259,36 +236,3 @@ OPTIONS: tuple[Option, ...] = (
 def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
     """Return the default value of every option."""
     return {option.name: option.default for option in table}
-
-
-def decode(option: Option, text: str) -> Value:
-    """Parse the text of a value. Raises InvalidSettings with a hint on valid values."""
-    kind = KINDS[option.kind]
-    try:
-        value = kind.parse(text.strip())
-    except InvalidSettings as error:
-        raise InvalidSettings(f"{option.flag} ({option.env}): {error.message}", error.hint) from None
-    except ValueError:
-        raise InvalidSettings(f"{option.flag} ({option.env}): {text!r} is not {kind.noun}", kind.hint) from None
-    return check(option, value)
-
-
-def check(option: Option, value: Value) -> Value:
-    """Return `value` if the option allows it. Raises InvalidSettings otherwise."""
-    if option.choices and value not in option.choices:
-        raise InvalidSettings(
-            f"{option.flag} ({option.env}): there is no {value!r}", nearest(str(value), option.choices)
-        )
-    if not isinstance(value, str) and not option.allows(value):
-        apart = f"{option.stands_apart}, or " if option.stands_apart else ""
-        raise InvalidSettings(
-            f"{option.flag} ({option.env}): {value} is out of range", f"write {apart}a number {option.span}".rstrip()
-        )
-    return value
-
-
-def encode(option: Option, value: Value) -> str:
-    """Return `value` as text that `decode` parses."""
-    if option.kind == "bool":
-        return "1" if value else "0"
-    return str(value)

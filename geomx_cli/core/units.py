@@ -92,8 +92,10 @@ def _wrong_part(part: str, unit: str | None) -> InvalidSettings:
 
 
 def counted(count: int, noun: str) -> str:
-    """Pluralize a noun: "1 host", "2 hosts"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Pluralize a noun: "1 host", "2 hosts", "2 processes"."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def some_of(texts: Sequence[str], most: int) -> str:

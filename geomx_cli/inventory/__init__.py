@@ -27,6 +27,7 @@ DEVICE = r"^(cpu|gpu(0|[1-9][0-9]?))$"
 Device = Annotated[str, Field(pattern=DEVICE)]
 Topology = Literal["central", "spread", "flat"]
 RankScope = Literal["global", "party"]
+Reduce = Literal["servers", "torch"]
 
 
 class _Frozen(BaseModel):
@@ -125,6 +126,7 @@ class Inventory(_Frozen):
     rank_scope: RankScope = Field(default="party", description="global: global rank 0 is the master worker")
     local_servers: int = Field(default=1, ge=1, le=64)
     delivery: str = Field(default="direct", description="how slices travel: workers may listen for each other")
+    reduce: Reduce = Field(default="servers", description="torch: one worker of a party exchanges with servers")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -176,6 +178,7 @@ class Inventory(_Frozen):
             "local_servers": self.local_servers,
             "rank_scope": self.rank_scope,
             "delivery": self.delivery,
+            "reduce": self.reduce,
         }
 
 

@@ -51,7 +51,7 @@ def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes, check: Check) 
     )
     places = {host.name: index for index, host in enumerate(inventory.hosts)}
     for error in check(inventory):
-        mistakes.add(("host", places[error.host], error.key), error.message, error.hint)
+        mistakes.add_inherited(places[error.host], error.key, error.message, error.hint)
     mistakes.raise_if_any()
     return inventory, tuple(notes)
 

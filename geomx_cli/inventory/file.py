@@ -19,7 +19,7 @@ from geomx_cli.inventory.lines import Lines
 from geomx_cli.inventory.mistakes import Mistakes, shortened
 from geomx_cli.inventory.values import kind_of
 
-__all__ = ["InventoryFile", "read"]
+__all__ = ["InventoryFile", "of_tables", "read", "read_text"]
 
 _TABLES = ("host", "defaults", "job")
 _LARGEST = 4 << 20  # bytes: maximum size of an inventory
@@ -44,16 +44,15 @@ def read(path: Path, check: Check) -> InventoryFile:
     `check` returns the errors of an otherwise valid inventory, i.e. whether a job can be planned on it. Raises
     InvalidSettings that lists every error with its line and a hint.
     """
-    text = _text(path)
+    text = read_text(path)
     try:
-        return _read(path, text, check)
+        return of_tables(path, _parsed(path.name, text), Mistakes(path.name, Lines.of(text)), check)
     except RecursionError:
         raise InvalidSettings(f"{path.name} is nested too deeply", "see docs/inventory.md for an example") from None
 
 
-def _read(path: Path, text: str, check: Check) -> InventoryFile:
-    data = _parsed(path.name, text)
-    mistakes = Mistakes(path.name, Lines.of(text))
+def of_tables(path: Path, data: Mapping[str, Any], mistakes: Mistakes, check: Check) -> InventoryFile:
+    """The inventory of a file that has been parsed; `mistakes` knows its lines. Raises as `read`."""
     top = _entries(data, TOP_KEYS, (), mistakes, beside=_TABLES)
     hosts = _hosts(data, path.parent, mistakes)
     job = _job(data, mistakes)
@@ -63,7 +62,8 @@ def _read(path: Path, text: str, check: Check) -> InventoryFile:
     return InventoryFile(path, inventory, job, notes)
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a file that lists machines. Raises InvalidSettings for one that cannot be read, and one of over 4 MiB."""
     try:
         if not path.is_dir() and path.exists() and not path.is_file():  # a device, or a pipe that may block forever
             raise InvalidSettings(f"{path} is no plain file", "write the inventory into one")

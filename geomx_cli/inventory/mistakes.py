@@ -27,6 +27,11 @@ class Mistakes:
             self.keys.add(path[-1])
         self.add_at(self.lines.of_path(path), message, hint)
 
+    def add_inherited(self, host: int, key: str, message: str, hint: str) -> None:
+        """Add an error in the key of a host at its line: under the host, in [defaults], or else that of the host."""
+        shared = ("host", host, key) not in self.lines.by_path and ("defaults", key) in self.lines.by_path
+        self.add(("defaults", key) if shared else ("host", host, key), message, hint)
+
     def add_at(self, line: int, message: str, hint: str) -> None:
         """Add an error at a line."""
         self._found.add((line, shortened(message), shortened(hint)))

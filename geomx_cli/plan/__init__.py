@@ -11,12 +11,13 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean, nearest
 from geomx_cli.core.options import Value, check, defaults
+from geomx_cli.core.units import counted
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan.callers import callers
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.processes import Layout, Process
-from geomx_cli.plan.topology import TopologyNode, build_topology
+from geomx_cli.plan.topology import TopologyNode, build_topology, group_links
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.runtime.training import catalog, networks
 from geomx_cli.runtime.training.straggler_emulation import factors
@@ -54,6 +55,11 @@ class Plan:
     def hosts(self) -> tuple[str, ...]:
         """The names of the hosts that run processes, in the order of the processes."""
         return tuple(dict.fromkeys(process.host for process in self.processes))
+
+    @property
+    def where(self) -> str:
+        """Where the processes run, as "this machine" or "3 hosts"."""
+        return "this machine" if set(self.hosts) <= set(self.here) else counted(len(self.hosts), "host")
 
     def process(self, name: str) -> Process:
         """Return the process called `name`. Raises InvalidSettings if there is none."""
@@ -99,6 +105,8 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     """
     spec = replace(spec, options=_complete(inventory, spec))
     _check(inventory, spec)
+    if inventory.reduce == "torch":
+        _check_reduction(spec, inventory.topology)
     if not spec.script:
         _check_training(spec, inventory.topology)
     nodes = build_topology(inventory)
@@ -109,7 +117,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         spec=spec,
         topology=inventory.topology,
         processes=tuple(layout.process(node) for node in nodes),
-        links=tuple((wire.dialler.name, wire.listener.name) for wire in layout.wires),
+        links=tuple((wire.dialler.name, wire.listener.name) for wire in (*layout.wires, *group_links(nodes))),
         job_dirs={node.host.name: spec.job_dir_on(node.host) for node in nodes},
         socket_dirs=layout.socket_dirs,
         here=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.shares_files)),
@@ -148,7 +156,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
     if topology == "flat" and options["compress_lan"] not in ("", "none"):
         what = "--topology flat has no local servers, with which workers would exchange by --compress-lan"
         raise InvalidSettings(what, "write --compress, for what workers and servers exchange")
-    _check_codecs(str(options["compress"]), str(options["compress_lan"]), int(options["compress_min"]))
+    _check_codecs(options)
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
         ("delivery", "--delivery", str(options["delivery"])),
@@ -160,18 +168,38 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             raise InvalidSettings(f"{key} {name}: {reason}", f"change {key} or what it cannot work with")
 
 
-def _check_codecs(wan: str, lan: str, smallest: int) -> None:
-    if wan or lan:
-        from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec
+def _check_codecs(options: Mapping[str, Value]) -> None:
+    if not (options["compress"] or options["compress_lan"]):
+        return
+    from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec
 
-        complete_spec(wan, smallest)
-        complete_lan_spec(lan, smallest)
+    table = {option.name: option for option in plugins.table()}
+    for name, complete in (("compress", complete_spec), ("compress_lan", complete_lan_spec)):
+        try:
+            complete(str(options[name]), int(options["compress_min"]))
+        except InvalidSettings as error:
+            what = f"{table[name].flag} ({table[name].env}): {error.message}"
+            raise InvalidSettings(what, error.hint) from None
+
+
+def _check_reduction(spec: JobSpec, topology: str) -> None:
+    """Reject what workers that add their gradients themselves cannot do."""
+    hint = "leave --reduce out: then the servers add the gradients"
+    if not spec.script:
+        raise InvalidSettings("--reduce torch is for scripts that call geomx_cli.torch.wrap, not the bundled job", hint)
+    if topology == "flat":
+        what = "--topology flat has no parties, whose workers would add their gradients by --reduce torch"
+        raise InvalidSettings(what, hint)
+    algorithm = plugins.algorithms()[str(spec.options["algo"])]
+    if algorithm.asynchronous or algorithm.name == "local":
+        raise InvalidSettings(f"--reduce torch does not work with --algo {algorithm.name}", hint)
 
 
 def _check_training(spec: JobSpec, topology: str) -> None:
     """Reject unknown networks, data sets and splits of the bundled training."""
     networks.check(str(spec.options["network"]), str(spec.options["framework"]))
     catalog.check_data(str(spec.options["data"]))
+    catalog.check_fit(str(spec.options["data"]), str(spec.options["network"]), str(spec.options["split"]))
     catalog.check_split(str(spec.options["split"]), flat=topology == "flat")
 
 

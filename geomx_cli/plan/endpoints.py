@@ -7,7 +7,7 @@ from typing import Literal
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.process_name import file_name
 from geomx_cli.inventory import Host, is_ip
-from geomx_cli.plan.topology import TopologyLink, TopologyNode
+from geomx_cli.plan.topology import TopologyLink, TopologyNode, group_links
 from geomx_cli.ps.net.addresses import tcp
 
 __all__ = ["Endpoint", "dialled", "lay_endpoints", "takes_port"]
@@ -21,14 +21,15 @@ class Endpoint:
     """A listening endpoint: `bind` is the bound address, `near` the one dialled within its party, and `advertised`
     the one dialled by other parties; they differ only if both are used and the host has a `wan_address`.
 
-    `purpose` is membership for a scheduler, slices for a server or worker. A global server has one endpoint for both
+    `purpose` is membership for a scheduler, slices for a server or worker, group for the worker that leads its party's
+    process group (`--reduce torch`). A global server has one endpoint for both
     of its planes, attributed to the global one. `port` is assigned even if the process listens on a unix socket only:
     the DMLC variables identify a scheduler by its port.
     """
 
     process: str
     plane: Literal["local", "global"]
-    purpose: Literal["membership", "slices"]
+    purpose: Literal["membership", "slices", "group"]
     protocol: Literal["tcp", "ipc"]
     bind: str
     near: str
@@ -45,8 +46,10 @@ def dialled(wires: Iterable[TopologyLink]) -> dict[str, list[TopologyLink]]:
 
 
 def takes_port(node: TopologyNode, wires: Iterable[TopologyLink]) -> bool:
-    """Whether a process with these incoming links needs a port: schedulers, and those dialled from other hosts."""
-    return node.role.endswith("scheduler") or any(not wire.near for wire in wires)
+    """Whether a process with these incoming links needs a port: schedulers, those dialled from other hosts, and those
+    that lead a process group.
+    """
+    return node.role.endswith("scheduler") or node.leads_group or any(not wire.near for wire in wires)
 
 
 def lay_endpoints(
@@ -61,10 +64,10 @@ def lay_endpoints(
     ports = {node.host.name: iter(node.host.ports) for node in nodes}
     found: dict[str, Sequence[Endpoint]] = {}
     taken: set[tuple[tuple[str, str], int]] = set()
-    towards = dialled(wires)
+    towards, groups = dialled(wires), dialled(group_links(nodes))
     for node in nodes:
         own = towards.get(node.name, [])
-        if node.role == "worker" and not own:
+        if node.role == "worker" and not own and not node.leads_group:
             continue
         port = _next_port(node.host, ports[node.host.name]) if takes_port(node, own) else 0
         ends = {(name, port) for name in node.host.known_as if port}
@@ -75,7 +78,19 @@ def lay_endpoints(
             )
         taken |= ends
         found[node.name] = tuple(_of(node, own, port, socket_dirs[node.host.name]))
+        if node.leads_group:
+            found[node.name] = (*found[node.name], _of_group(node, groups[node.name], port))
     return found
+
+
+def _of_group(node: TopologyNode, wires: Sequence[TopologyLink], port: int) -> Endpoint:
+    """The endpoint at which a party's process group forms; not reachable from other machines if none needs it."""
+    if all(wire.near for wire in wires):
+        end = tcp("127.0.0.1", port)
+        return Endpoint(node.name, "local", "group", "tcp", end, end, end, port)
+    address = node.host.near_address
+    bind, end = tcp(node.host.listen or _bind_address(address, {address}), port), tcp(address, port)
+    return Endpoint(node.name, "local", "group", "tcp", bind, end, end, port)
 
 
 def _of(node: TopologyNode, wires: Sequence[TopologyLink], port: int, socket_dir: str) -> Iterator[Endpoint]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from geomx_cli.inventory import RankScope
-from geomx_cli.plan.topology import Plane, TopologyNode
+from geomx_cli.plan.topology import TopologyNode
 
 __all__ = ["PLACEHOLDERS", "fill", "values_for"]
 
@@ -13,13 +13,13 @@ PLACEHOLDERS = ("rank", "num_workers", "global_rank", "num_all_workers", "party"
 _PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
-def values_for(node: TopologyNode, plane: Plane, all_workers: int, rank_scope: RankScope) -> dict[str, str]:
-    """Return the placeholders' values for one worker; `plane` is that of its party."""
+def values_for(node: TopologyNode, workers: int, all_workers: int, rank_scope: RankScope) -> dict[str, str]:
+    """Return the placeholders' values for one worker; `workers`: those of its plane or process group."""
     global_rank = -1 if node.global_rank is None else node.global_rank
     ranks_are_global = rank_scope == "global"
     values = {
         "rank": global_rank if ranks_are_global else node.rank,
-        "num_workers": all_workers if ranks_are_global else len(plane.clients),
+        "num_workers": all_workers if ranks_are_global else workers,
         "global_rank": global_rank,
         "num_all_workers": all_workers,
         "party": node.party,

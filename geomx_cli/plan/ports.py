@@ -2,7 +2,6 @@
 
 import random
 import socket
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -49,7 +48,10 @@ def _distribute(
 ) -> dict[str, list[int]] | HostError:
     nodes = build_topology(inventory)
     towards = dialled(links(nodes))
-    need = Counter(node.host.name for node in nodes if takes_port(node, towards.get(node.name, ())))
+    takers: dict[str, list[str]] = {host.name: [] for host in inventory.hosts}
+    for node in nodes:
+        if takes_port(node, towards.get(node.name, ())):
+            takers[node.host.name].append(node.name)
     offers = {
         host.name: [port for port in host.ports if free is None or port in free[host.name]]
         for host in inventory.hosts
@@ -58,9 +60,9 @@ def _distribute(
     for group in _neighbours(inventory.hosts):
         holders: dict[int, str] = {}
         for host in group:
-            for _ in range(need[host.name]):
+            for _ in takers[host.name]:
                 if not _give(host.name, offers, holders, set()):
-                    return _too_few(host, group, need, offers[host.name])
+                    return _too_few(host, group, takers, offers[host.name])
         for port, name in holders.items():
             chosen[name].append(port)
     return chosen
@@ -98,17 +100,20 @@ def _give(name: str, offers: Mapping[str, Sequence[int]], holders: dict[int, str
     return False
 
 
-def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequence[int]) -> HostError:
-    others = [other.name for other in group if other is not host and need[other.name]]
+def _too_few(
+    host: Host, group: Sequence[Host], takers: Mapping[str, Sequence[str]], offers: Sequence[int]
+) -> HostError:
+    others = [other.name for other in group if other is not host and takers[other.name]]
     shared = f", which it shares with {', '.join(others)} at {host.near_address}" if others else ""
     busy = len(host.ports) - len(offers)
     taken = f", {busy} of them taken by other programs" if busy else ""
+    most = sum(len(takers[one.name]) for one in group) + busy
     return HostError(
         host.name,
         "ports",
-        f"needs {counted(need[host.name], 'port')} for its schedulers and servers and has "
-        f"{len(host.ports)}{taken}{shared}",
-        f'give it more in the inventory, as ports = "9100-{9100 + sum(need[one.name] for one in group) + busy - 1}"',
+        f"needs {counted(len(takers[host.name]), 'port')} for its schedulers and servers "
+        f"({', '.join(takers[host.name])}) and has {len(host.ports)}{taken}{shared}",
+        f'give it more in the inventory, as ports = "9100-{9099 + most}"',
     )
 
 
@@ -117,7 +122,8 @@ def ports_needed(options: Mapping[str, Value]) -> int:
     parties, workers = int(options["parties"]), int(options["workers"])
     of_plane = parties * workers if options["topology"] == "flat" else workers
     listeners = {listener for _, listener in plugins.peers(str(options["delivery"]), of_plane)}
-    each = 2 + int(options["global_servers"]) + int(options["local_servers"]) + len(listeners)
+    groups = int(options["reduce"] == "torch")
+    each = 2 + int(options["global_servers"]) + int(options["local_servers"]) + len(listeners) + groups
     return (parties + 1) * each
 
 

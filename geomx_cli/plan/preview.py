@@ -17,8 +17,10 @@ class Preview:
     """One host. `reached` is "this machine", or "ssh" with user@address:port and jump hosts.
 
     `servers` maps each scheduler and server to its port, assuming that all `candidates` (as ranges) are free, or to 0
-    if it is dialled from its own host only; `workers` maps each worker to its device, "" for a master worker that
-    does not train; `ranks` maps each training worker to its global rank.
+    if it is dialled from its own host only. `reserved` maps schedulers with 0 to the port that identifies them
+    (DMLC_PS_ROOT_PORT): they take it of the host's ports, and do not listen on it. `workers` maps each worker to its
+    device, "" for a master worker that does not train; `ranks` maps each training worker to its global rank, `groups`
+    those that lead a process group (`--reduce torch`) to their ports.
     """
 
     host: str
@@ -30,6 +32,8 @@ class Preview:
     workers: dict[str, str]
     candidates: str
     ranks: dict[str, int]
+    groups: dict[str, int]
+    reserved: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return the preview as JSON data."""
@@ -44,12 +48,16 @@ def preview(inventory: Inventory) -> tuple[Preview, ...]:
     open_ports = {
         name: next((end.port for end in ends if end.protocol == "tcp"), 0) for name, ends in endpoints.items()
     }
+    reserved = {name: ends[0].port for name, ends in endpoints.items() if not open_ports[name] and ends[0].port}
     return tuple(
-        _of(host, [node for node in nodes if node.host.name == host.name], open_ports) for host in inventory.hosts
+        _of(host, [node for node in nodes if node.host.name == host.name], open_ports, reserved)
+        for host in inventory.hosts
     )
 
 
-def _of(host: Host, nodes: list[TopologyNode], open_ports: Mapping[str, int]) -> Preview:
+def _of(
+    host: Host, nodes: list[TopologyNode], open_ports: Mapping[str, int], reserved: Mapping[str, int]
+) -> Preview:
     return Preview(
         host=host.name,
         parties=host.parties,
@@ -60,6 +68,8 @@ def _of(host: Host, nodes: list[TopologyNode], open_ports: Mapping[str, int]) ->
         workers={node.name: node.device for node in nodes if node.role == "worker"},
         candidates=_ranges(host.ports),
         ranks={node.name: node.global_rank for node in nodes if node.global_rank is not None},
+        groups={node.name: open_ports[node.name] for node in nodes if node.leads_group},
+        reserved={node.name: reserved[node.name] for node in nodes if node.name in reserved},
     )
 
 

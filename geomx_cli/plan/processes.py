@@ -92,7 +92,8 @@ class Layout:
         argv: tuple[str, ...] = (*module_command(python, "geomx_cli.runtime"),)
         if node.role == "worker" and spec.script:
             scope: RankScope = "global" if spec.options["rank_scope"] == "global" else "party"
-            own = values_for(node, self.planes[node.local], self.all_workers, scope)
+            beside = node.group or len(self.planes[node.local].clients)
+            own = values_for(node, beside, self.all_workers, scope)
             program, *arguments = fill(spec.command_on(node.host), own)
             argv = (python if program in ("python", "python3") else program, *arguments)
             hook = str(PurePosixPath(node.host.package or _PACKAGE, "runtime", "hook"))
@@ -100,7 +101,7 @@ class Layout:
         env |= _settings(node, self).to_environment(plugins.table())
         if node.role == "worker" and spec.script:
             env.setdefault("GEOMX_SEED", str(spec.options["seed"]))  # also at its default, so that scripts can read it
-            env = {**RENDEZVOUS, **env, **self._torchrun(node)}
+            env = {**RENDEZVOUS, **env, **self._torchrun(node), **self._group(node)}
         return Process(
             name=node.name,
             host=node.host.name,
@@ -112,7 +113,6 @@ class Layout:
             env=dict(sorted(env.items())),
             endpoints=tuple(self.endpoints.get(node.name, ())),
         )
-
 
     def _torchrun(self, node: TopologyNode) -> dict[str, str]:
         """The variables by which torchrun tells a script's worker its ranks; none for a master that does not train.
@@ -129,9 +129,23 @@ class Layout:
             "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(count),
         }  # fmt: skip
 
+    def _group(self, node: TopologyNode) -> dict[str, str]:
+        """The variables that say where its party's process group forms."""
+        if node.group < 2:
+            return {}
+        address, _, port = self.group_ends[node.party].near.removeprefix("tcp://").rpartition(":")
+        return {"MASTER_ADDR": address.strip("[]"), "MASTER_PORT": port}
+
+    @property
+    def group_ends(self) -> dict[str, Endpoint]:
+        """The endpoint of each party's process group."""
+        ends = (end for own in self.endpoints.values() for end in own if end.purpose == "group")
+        return {end.process.partition("/")[0]: end for end in ends}
+
 
 def _settings(node: TopologyNode, layout: "Layout") -> Settings:
-    spec, own = layout.spec, layout.endpoints.get(node.name, ())
+    spec, ends = layout.spec, layout.endpoints.get(node.name, ())
+    own = [end for end in ends if end.purpose != "group"]
     carriers = layout.carriers.get(node.party, ())
     return Settings(
         role=node.role,
@@ -154,10 +168,20 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
         bind=tuple(endpoint.bind for endpoint in own),
         advertise=tuple(dict.fromkeys(seen for end in own for seen in (end.near, end.advertised))),
         key_file=spec.key_file_on(node.host, node.name),
+        group_size=node.group,
+        rendezvous=_rendezvous(node, layout),
         wan_share=1 / len(carriers) if node.name in carriers else 1.0,
         device=node.device if node.device.startswith("gpu") else "",
         options=spec.options,
     )
+
+
+def _rendezvous(node: TopologyNode, layout: "Layout") -> tuple[str, ...]:
+    """Where its party's process group forms: what to dial and, for the worker that leads it, what to bind."""
+    if node.group < 2:
+        return ()
+    end = layout.group_ends[node.party]
+    return (end.near, end.bind) if node.leads_group else (end.near,)
 
 
 def _saves(node: TopologyNode, spec: JobSpec) -> bool:

@@ -33,7 +33,7 @@ def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host
         }
         for index, (name, parties) in enumerate(groups.items())
     ]
-    fields = {name: options[name] for name in ("topology", "global_servers", "local_servers", "delivery")}
+    fields = {name: options[name] for name in ("topology", "global_servers", "local_servers", "delivery", "reduce")}
     fields["rank_scope"] = "global" if options["rank_scope"] == "global" else "party"
     parties = [{"name": name, "workers": workers[name]} for name in names]
     central = {"name": CENTRAL, "workers": workers[CENTRAL]}

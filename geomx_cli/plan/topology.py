@@ -13,7 +13,9 @@ from geomx_cli.inventory import Host, Inventory, Party
 from geomx_cli.plan.placement import hosts_for, placement_errors
 from geomx_cli.ps.cluster.config import Role
 
-__all__ = ["GLOBAL", "Plane", "TopologyLink", "TopologyNode", "build_topology", "links", "planes"]
+__all__ = [
+    "GLOBAL", "Plane", "TopologyLink", "TopologyNode", "build_topology", "group_links", "links", "planes",
+]  # fmt: skip
 
 GLOBAL = "global"
 
@@ -24,7 +26,8 @@ class TopologyNode:
 
     `rank` is among the processes of its role in its party; for global servers and workers of a flat cluster, in all
     parties. `device` is the training device of a worker, else "". `dials`: ranks of workers of its plane that it
-    dials, if the delivery links workers.
+    dials, if the delivery links workers. `group`: the workers of its party, which add their gradients themselves
+    (`--reduce torch`); 0 if servers do. Only the first of them has a plane.
     """
 
     role: Role
@@ -38,11 +41,17 @@ class TopologyNode:
     master: bool = False
     device: str = ""
     dials: tuple[int, ...] = ()
+    group: int = 0
 
     @property
     def name(self) -> str:
         """Its name, e.g. "A/worker:1"."""
         return f"{self.party}/{self.role}:{self.rank}"
+
+    @property
+    def leads_group(self) -> bool:
+        """Whether the other workers of its party dial it, to form their process group."""
+        return self.group > 1 and bool(self.local)
 
 
 @dataclass
@@ -87,14 +96,28 @@ def build_topology(inventory: Inventory) -> tuple[TopologyNode, ...]:
     for problem in placement_errors(inventory):
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
     nodes = tuple(_flat(inventory) if inventory.topology == "flat" else _hierarchy(inventory))
-    workers = Counter(node.local for node in nodes if node.role == "worker")
+    if inventory.reduce == "torch":
+        nodes = tuple(_grouped(nodes))
+    workers = Counter(node.local for node in nodes if node.role == "worker" and node.local)
     pairs = {plane: plugins.peers(inventory.delivery, count) for plane, count in workers.items()}
     return tuple(
         replace(node, dials=tuple(sorted(listener for dialler, listener in pairs[node.local] if dialler == node.rank)))
-        if node.role == "worker"
+        if node.role == "worker" and node.local
         else node
         for node in nodes
     )
+
+
+def _grouped(nodes: Sequence[TopologyNode]) -> Iterator[TopologyNode]:
+    """Take all training workers but the first of each party out of their planes."""
+    sizes = Counter(node.party for node in nodes if node.global_rank is not None)
+    led: set[str] = set()
+    for node in nodes:
+        if node.global_rank is None:
+            yield node
+        else:
+            yield replace(node, group=sizes[node.party], local="" if node.party in led else node.local)
+            led.add(node.party)
 
 
 def planes(nodes: Sequence[TopologyNode]) -> dict[str, Plane]:
@@ -123,6 +146,14 @@ def links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
         pairs = ((node, peer) for node in plane.clients for peer in plane.clients if peer.rank in node.dials)
         found += [TopologyLink(node, peer, name) for node, peer in pairs]
     return tuple(found)
+
+
+def group_links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
+    """Return the connections of process groups that are planned: those to the worker that leads each."""
+    leaders = {node.party: node for node in nodes if node.leads_group}
+    return tuple(
+        TopologyLink(node, leaders[node.party], node.party) for node in nodes if node.group > 1 and not node.local
+    )
 
 
 def _flat(inventory: Inventory) -> Iterator[TopologyNode]:

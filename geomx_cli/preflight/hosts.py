@@ -12,7 +12,7 @@ from geomx_cli.preflight.requirements import Requirements
 from geomx_cli.probe.facts import code_digest
 from geomx_cli.ps.net.addresses import is_loopback
 
-__all__ = ["check_clock", "check_hardware", "check_host", "check_memory"]
+__all__ = ["check_clock", "check_hardware", "check_host", "check_memory", "check_torch"]
 
 _SKEW = 2.0
 _LITTLE_DISK, _LOW_DISK = 100e6, 1e9
@@ -126,10 +126,25 @@ def _torch(host: Host, facts: Facts) -> tuple[str, str] | None:
     if numbers and numbers < _OLDEST_TORCH:
         what = f"{facts.executable} has torch {version}, and geomx needs {'.'.join(map(str, _OLDEST_TORCH))} or newer"
         return what, f"there: {facts.executable} -m pip install --upgrade torch"
-    if version.endswith("+cpu") and any(device.startswith("gpu") for device in host.devices):
+    if not facts.versions.get("torch.cuda", "unknown") and any(device.startswith("gpu") for device in host.devices):
         what = f"{facts.executable} has torch {version}, which is built without CUDA, and is to train on GPUs"
         return what, "install a build for its CUDA there, see https://pytorch.org/get-started/locally"
     return None
+
+
+def check_torch(facts: Mapping[str, Facts], required: Mapping[str, Requirements]) -> Iterator[Check]:
+    """Warn if hosts have different versions of PyTorch, which may draw other numbers from one seed."""
+    versions: dict[str, list[str]] = {}
+    for name, known in facts.items():
+        if "torch" in required[name].modules and (version := known.versions.get("torch")):
+            versions.setdefault(version.partition("+")[0], []).append(name)
+    if len(versions) > 1:
+        what = ", and ".join(f"{version} on {', '.join(names)}" for version, names in sorted(versions.items()))
+        names = ", ".join(name for names in versions.values() for name in names)
+        fix = "install one version on all: others may draw other numbers from one seed"
+        yield Check(names, "torch", "warning", f"torch {what}", fix)
+    elif versions:
+        yield Check(", ".join(*versions.values()), "torch")
 
 
 def _folders(host: Host, facts: Facts) -> Iterator[Check]:

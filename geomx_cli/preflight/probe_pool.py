@@ -51,7 +51,7 @@ class Facts(msgspec.Struct, frozen=True):
     created there, or "", and `uid` the account's number. `addresses` are by interface; `free` has the bindable
     candidate ports by address, `taken` the holders of the others, and `unusable` the reason for addresses that cannot
     be bound. `memory` is in bytes, 0 if unknown. `missing` are modules that cannot be imported, `versions` those of
-    distributions.
+    distributions, and as "torch.cuda" that of the CUDA for which PyTorch is built, "" for none.
     """
 
     version: str

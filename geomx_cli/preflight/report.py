@@ -15,6 +15,7 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.job_paths import complete
+from geomx_cli.plan.ports import choose
 from geomx_cli.preflight import hosts as checks_of_hosts
 from geomx_cli.preflight import links
 from geomx_cli.preflight.check import REACHABLE, Check, exit_code, together
@@ -80,9 +81,10 @@ def examine(
 
 def examine_inventory(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
     """Run `examine` with new connections to all hosts of the inventory, allocating machines first if it has an
-    allocator.
+    allocator. A job that cannot be planned raises InvalidSettings before any host is accessed.
     """
     job = complete(spec)
+    plan(choose(inventory, None), job)
     with allocated(inventory, job.job, job, ssh, say) as allocation:
         given = allocation.inventory
         with closing({host.name: connector(host, spec.python, ssh) for host in given.hosts}) as reached:
@@ -142,6 +144,7 @@ class _Examination:
             host = self._inventory.host(name)
             self._checks += checks_of_hosts.check_host(host, known, self._probes.skews[name], required[name])
         self._checks += checks_of_hosts.check_memory(facts, required)
+        self._checks += checks_of_hosts.check_torch(facts, required)
         if self._full:
             self._checks += checks_of_hosts.check_hardware(self._inventory.hosts, facts, required)
 

@@ -17,7 +17,7 @@ DISTRIBUTIONS = ("numpy", "mxnet", "torch")
 # Minimum memory of a process, in bytes.
 _ANY_PROCESS, _BUNDLED_WORKER = 25 << 20, 140 << 20
 _EVERYWHERE = ("zmq", "msgspec", "numpy")
-_IMPORT = r"^\s*(?:import|from)\s+{name}\b"
+_IMPORT = r"^\s*(?:(?:import|from)\s+(?:geomx_cli\.)?{name}\b|from\s+geomx_cli\s+import\s.*\b{name}\b)"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import pwd
+import re
 import socket
 import sys
 import tempfile
@@ -11,10 +12,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import geomx_cli
 from geomx_cli.probe import interfaces, machine, ports
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 __all__ = ["PACKAGE", "code_digest", "facts"]
 
@@ -137,4 +141,18 @@ def _versions(distributions: Iterable[str]) -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+        if (cuda := _cuda(metadata.distribution(name))) is not None:
+            found[f"{name}.cuda"] = cuda
     return found
+
+
+def _cuda(distribution: "Distribution") -> str | None:
+    """Return the version of CUDA for which a package is built, as its version.py says: "" for none, None if it says
+    nothing.
+    """
+    try:
+        text = Path(str(distribution.locate_file(f"{distribution.name}/version.py"))).read_text()
+    except (OSError, ValueError):
+        return None
+    found = re.search(r"^cuda\b[^=]*= *(?:'([0-9.]+)'|None)", text, re.MULTILINE)
+    return None if found is None else found[1] or ""

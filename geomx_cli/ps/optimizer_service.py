@@ -52,6 +52,13 @@ class _Wish:
         same = (self.name, self.schedule) == (other.name, other.schedule)
         return same and self.make().params == other.make().params
 
+    def unlike(self, other: "_Wish") -> str:
+        """Describe it by the hyper-parameters in which it differs from `other`, if there are no other differences."""
+        if not self.name or (self.name, self.schedule) != (other.name, other.schedule):
+            return str(self)
+        mine, theirs = self.make().params, other.make().params
+        return f"{self.name} with " + ", ".join(f"{key} {mine[key]}" for key in mine if mine[key] != theirs[key])
+
     def __str__(self) -> str:
         if not self.name:
             return f"{self.kind}, which runs on the workers,"
@@ -141,10 +148,15 @@ class OptimizerService:
 
     def _refuse_other(self, former: _Wish | None, wish: _Wish) -> None:
         if former is not None and not former.like(wish):
-            raise InvalidSettings(
-                f"{wish.by} asks for the optimizer {wish}, but {former.by} has set {former}",
-                "all workers that call set_optimizer must ask for the same one",
-            )
+            mine, other = wish.unlike(former), former.unlike(wish)
+            what = f"{wish.by} asks for the optimizer {mine}, but {former.by} has set {other}"
+            hint = "all workers that call set_optimizer must ask for the same one"
+            if mine != str(wish) and self._members.counts_differ():
+                hint = (
+                    "kv.num_workers differs between parties, as it counts the workers of one: use kv.num_all_workers,"
+                    f" or --rank-scope global; {hint}"
+                )
+            raise InvalidSettings(what, hint)
 
 
 def _by_key(listed: Any) -> dict[int, Hyper]:

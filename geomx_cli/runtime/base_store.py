@@ -8,9 +8,10 @@ from geomx_cli.core.options import Value
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
-__all__ = ["BaseStore"]
+__all__ = ["BaseStore", "option_of"]
 
 
 class BaseStore:
@@ -70,10 +71,7 @@ class BaseStore:
         """Return the job's value of an option of `geomx launch`, as in option("k1"). Raises InvalidSettings for an
         unknown option.
         """
-        if (value := self._client.settings.options.get(name)) is None:
-            close = did_you_mean(name, self._client.settings.options) or "geomx launch --help names them, with - for _"
-            raise InvalidSettings(f"there is no option {name!r}", close)
-        return value
+        return option_of(self._client.settings, name)
 
     def esync_client(self) -> "EsyncClient":
         """Client of ESync's state server for this worker. Raises InvalidSettings in a job with another algorithm."""
@@ -83,3 +81,11 @@ class BaseStore:
         if algorithm != "esync":
             raise InvalidSettings(f"there is no state server in a job of {algorithm}", "launch it with --algo esync")
         return EsyncClient(self._client)
+
+
+def option_of(settings: "NodeSettings", name: str) -> Value:
+    """See `BaseStore.option`."""
+    if (value := settings.options.get(name)) is None:
+        close = did_you_mean(name, settings.options) or "geomx launch --help names them, with - for _"
+        raise InvalidSettings(f"there is no option {name!r}", close)
+    return value

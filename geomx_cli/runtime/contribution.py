@@ -19,14 +19,14 @@ def of(client: "Client", *, trained: bool) -> "Contribution":
     """Return what a script's worker has contributed at its end, and warn on stderr if it has trained alone.
 
     trained: whether the script has reported training. See ProcessFinished for the values; "" for a master that does
-    not train, and for a script that has declared no key. Call before the client leaves.
+    not train, and for a script that has neither declared a key nor reported training. Call before the client leaves.
     """
     tensors = list(client.tensors.values())
-    if not client.trains or not tensors:
+    if not client.trains or (not tensors and not trained):
         return ""
     if any(tensor.round for tensor in tensors):
         return "rounds"
-    pulls = max(tensor.pulls for tensor in tensors)
+    pulls = max((tensor.pulls for tensor in tensors), default=0)
     if trained or not pulls:
         print(f"warning: {_ALONE}", file=sys.stderr, flush=True)  # launch warns once, for all workers
         return "alone"

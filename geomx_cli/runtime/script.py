@@ -16,12 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from geomx_cli.core.errors import GeomxError, Interrupted, PeerLost, TrainingFailed
+from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
 
 if TYPE_CHECKING:
     from geomx_cli.core.events import Contribution, EventLog
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.frontends import ScriptStore
+    from geomx_cli.runtime.pulse import Pulse
     from geomx_cli.runtime.settings import Settings
     from geomx_cli.runtime.signals import Signals
 
@@ -46,7 +47,8 @@ class Session:
         self._events: EventLog | None = None
         self.store: ScriptStore | None = None
         self.attached = False
-        self._aborted = False
+        self._aborted = self._joined = False
+        self._pulse: Pulse | None = None
         self._exit: tuple[object, int] = (None, 0)
         self.contribution: Contribution = ""
 
@@ -67,7 +69,7 @@ class Session:
         Return False if there was nothing to leave.
         """
         client = self._client
-        if client is None or self._aborted or os.getpid() != self._process:
+        if not self._joined or self._aborted or os.getpid() != self._process:
             return False
         if self.store is not None:
             try:
@@ -78,10 +80,14 @@ class Session:
                 raise self._cause(self.store.failure)
         from geomx_cli.runtime import contribution, reports
 
-        self.contribution = contribution.of(client, trained=reports.trained())
-        client.leave()
-        client.close()
-        self._client = None
+        if client is not None:
+            self.contribution = contribution.of(client, trained=reports.trained())
+            client.leave()
+            client.close()
+        elif self._pulse is not None:
+            self._pulse.stop()
+            self.contribution = "rounds" if self._calls() else "none"
+        self._client, self._joined = None, False
 
         reports.close()
         return True
@@ -128,25 +134,50 @@ class Session:
 
     def connect(self) -> "Client":
         """See ScriptSession."""
+        settings = _settings()
+        if settings.group_size:
+            what = "the workers of a party add their gradients themselves (--reduce torch), and this script cannot"
+            raise InvalidSettings(what, "call geomx_cli.torch.wrap, or leave --reduce out")
+        client = self._join(settings)
+        assert client is not None
+        return client
+
+    def connect_in_group(self, settings: "Settings") -> "Client | None":
+        """Join the job as one of a party's process group; None if this worker is no member of a plane. Raises
+        GeomxError on failure.
+        """
+        return self._join(settings)
+
+    def _join(self, settings: "Settings") -> "Client | None":
         from geomx_cli.core.events import StateChanged
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime import reports
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
 
-        settings = _settings()
         warn_of_variables(self._log(), settings)
-        self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
-        if self._client.trains:
+        if settings.local is not None:
+            self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
+        else:
+            from geomx_cli.runtime.pulse import Pulse
+
+            self._pulse = Pulse(self._log(), self._calls)
+        self._joined = True
+        if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))
         reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None)
         return self._client
 
     @property
+    def settings(self) -> "Settings":
+        """This process's settings. Raises InvalidSettings for missing or invalid variables."""
+        return _settings()
+
+    @property
     def num_all_workers(self) -> int:
         """See ScriptSession."""
-        if self._client is not None:
-            return self._client.num_all_workers
         settings = _settings()
+        if self._client is not None and not settings.group_size:
+            return self._client.num_all_workers
         flat = settings.local is not None and settings.upper is None and not settings.job
         return settings.local.workers if flat and settings.local is not None else settings.num_all_workers
 

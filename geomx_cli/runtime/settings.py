@@ -31,6 +31,8 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       GEOMX_BIND, GEOMX_ADVERTISE             endpoints, separated by spaces
       GEOMX_SCHEDULER, GEOMX_GLOBAL_SCHEDULER endpoints to dial instead of tcp://URI:PORT
       GEOMX_DEVICE                            gpuN: train on that GPU, the only one in CUDA_VISIBLE_DEVICES
+      GEOMX_GROUP_SIZE, GEOMX_RENDEZVOUS      worker with GEOMX_REDUCE=torch: the size of its party's process group, and
+                                              where that forms; all but its first worker have no DMLC_PS_... variables
       GEOMX_KEY_FILE, GEOMX_WAN_SHARE
 """
 
@@ -156,7 +158,8 @@ def _role(env: Mapping[str, str]) -> Role:
 
 
 def _local(env: Mapping[str, str], role: Role) -> PlaneSettings | None:
-    if role == "global_scheduler" or (role == "global_server" and not env.get("DMLC_PS_ROOT_URI")):
+    optional = role == "global_server" or (role == "worker" and env.get(SETTINGS["group_size"]))
+    if role == "global_scheduler" or (optional and not env.get("DMLC_PS_ROOT_URI")):
         return None
     return _plane(env, "", "GEOMX_SCHEDULER")
 

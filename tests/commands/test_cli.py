@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,31 @@ def test_invalid_settings(arguments: list[str], env: dict[str, str], message: st
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["launch", "doctor"])
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--compress=int9", "error: --compress (GEOMX_COMPRESS): there is no codec 'int9'"),
+        ("--compress-lan=topk:2", "error: --compress-lan (GEOMX_COMPRESS_LAN): topk:2"),
+        ("--wan=100mbit", "error: --wan emulates links on one machine, and host hub is another"),
+    ],
+)
+def test_what_needs_no_host_is_refused_before_one_is_dialled(
+    tmp_path: Path, command: str, argument: str, message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        access = f'ssh = "127.0.0.1"\nssh_port = {listener.getsockname()[1]}'
+        tables = (f'[[host]]\nname = "{name}"\nparty = "{name}"\n{access}' for name in ("hub", "a"))
+        path = tmp_path / "hosts.toml"
+        path.write_text("\n".join(tables) + '\ndevices = ["cpu"]\n')
+        done = geomx(command, argument, "--network=linear", "--hosts", str(path), XDG_STATE_HOME=str(tmp_path))
+        assert (done.returncode, done.stdout) == (3, "")
+        assert message in done.stderr
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 def test_dry_run_prints_one_object(tmp_path: Path) -> None:
     done = geomx(
         "launch", "--dry-run", "--json", "--job-dir", str(tmp_path / "job"), "--workers", "1",
@@ -131,10 +157,25 @@ def test_dry_run_prints_one_object(tmp_path: Path) -> None:
     assert not (tmp_path / "job").exists()
 
 
+def test_flat_in_an_inventory_is_warned_of_as_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    hosts = ('name = "hub"\nparty = "hub"', *(f'name = "{one}"\nparty = "{one}"\ndevices = ["cpu"]' for one in "ab"))
+    tables = "\n".join(f"[[host]]\n{host}" for host in hosts)
+    path.write_text(f'central = "hub"\ntopology = "flat"\n{tables}\n')
+    done = geomx("launch", "--dry-run", "--hosts", str(path), "--algo", "hfa")
+    assert done.returncode == 0, done.stderr
+    assert "all workers are one party in hfa" in done.stderr and "--k2 has no effect" in done.stderr
+
+
+def test_a_name_that_is_neither_a_job_nor_a_folder() -> None:
+    done = geomx("compare", "no-such-folder")
+    assert done.returncode == 3 and "there is no job and no folder 'no-such-folder'" in done.stderr
+
+
 def test_dry_run_prints_every_process_for_people() -> None:
     done = geomx("launch", "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "12 processes on 3 hosts" in done.stdout
+    assert "12 processes on this machine" in done.stdout
     for name in ("central/global_scheduler:0", "A/worker:1", "DMLC_PS_ROOT_URI=127.0.0.1", "host B"):
         assert name in done.stdout
 

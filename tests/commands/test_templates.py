@@ -41,6 +41,11 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.params"))) == 1
 
 
+def test_help_lists_all_templates(desk: Desk) -> None:
+    listed = "".join(desk.geomx("init", "--help").stdout.split())
+    assert all(f"{name}," in listed or f"{name}." in listed for name in starter.templates()), listed
+
+
 @pytest.mark.parametrize("name", [name for name in starter.templates() if not name.startswith("torch")])
 def test_a_template_uses_the_seed_of_its_job(tmp_path: Path, name: str) -> None:
     """Initial weights: the same for the same seed, others for another one. Each script runs alone."""

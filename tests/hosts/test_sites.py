@@ -139,7 +139,7 @@ def test_a_job_over_three_sites_survives_a_dropped_connection(world: World) -> N
     assert collected.returncode == 0, collected.stderr
     assert len(list((world.desk / "here").glob("*/logs/*.log"))) == 12
     stopped = world.geomx("stop")
-    assert stopped.returncode == 0 and "nothing of it was running" in stopped.stdout
+    assert stopped.returncode == 0 and "nothing of it runs" in stopped.stdout
     assert not world.running()
 
 

@@ -227,9 +227,15 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "ports true": (GOOD + "ports = true\n", 10, "ports: it is true or false and must be", "9100-9119"),
     "one address, too few ports": (
         HUB + "ports = [1, 2, 3]\n" + A1.replace("0.2.2", "0.2.1") + "ports = [3]\n", 11,
-        "needs 1 port for its schedulers and servers and has 1, which it shares with h at 192.0.2.1", "give it more",
+        "needs 1 port for its schedulers and servers (A/scheduler:0) and has 1, which it shares with h at 192.0.2.1",
+        "give it more",
     ),
-    "too few ports": (HUB + "ports = 9100\n" + A1, 5, "needs 3 ports for its schedulers and servers and has 1", "more"),
+    "too few ports": (
+        HUB + "ports = 9100\n" + A1, 5,
+        "needs 3 ports for its schedulers and servers (hub/global_scheduler:0, hub/global_server:0, hub/scheduler:0)"
+        " and has 1", "more",
+    ),
+    "too few ports for all": ('[defaults]\nports = "9100-9101"\n' + HUB + A1, 2, "host h needs 3 ports", "more"),
     "bad fingerprint": (GOOD + 'fingerprint = "aa:bb"\n', 10, "'aa:bb' is no fingerprint", "ssh-keygen -lf"),
     "bad jump": (GOOD + 'jump = "gate:0"\n', 10, "jump: 'gate:0' is no machine", "user@host:port"),
     "bad user": (GOOD + 'user = "-oProxy"\n', 10, "user: '-oProxy' is no name of an account", "alice"),
@@ -442,6 +448,7 @@ def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
         "  shenzhen-1: ssh alice@gpu1.shenzhen.example.org through alice@gate.shenzhen.example.org",
         "    dialled at 10.0.0.7, from other parties at 203.0.113.7; ports are the first that are free of 9100-9163",
         "    beijing/global_server:0     port 9101",
+        "    beijing/scheduler:0         dialled inside this host only, identified by port 9102",
         "    shenzhen/worker:1     trains on gpu1, global rank 1",
         "job: batch_size = 64, lr = 0.05",
     ):
@@ -462,11 +469,13 @@ def test_hosts_check_as_json(desk: Desk, tmp_path: Path) -> None:
     assert hub == {
         "host": "h", "parties": ["hub"], "reached": "ssh 192.0.2.1:7", "address": "192.0.2.1", "wan_address": "",
         "servers": {"hub/global_scheduler:0": 9100, "hub/global_server:0": 9101, "hub/scheduler:0": 0},
-        "workers": {"hub/worker:0": ""}, "candidates": "9100-9163", "ranks": {},
+        "workers": {"hub/worker:0": ""}, "candidates": "9100-9163", "ranks": {}, "groups": {},
+        "reserved": {"hub/scheduler:0": 9102},
     }  # fmt: skip
     assert (a1["reached"], a1["workers"]) == ("ssh al@192.0.2.2", {"A/worker:0": "cpu"})
     assert a1["ranks"] == {"A/worker:0": 0}
     assert a1["servers"] == {"A/scheduler:0": 0, "A/server:0": 0}
+    assert a1["reserved"] == {"A/scheduler:0": 9100}
 
 
 @pytest.mark.processes

@@ -109,7 +109,10 @@ WRONG = [
 def test_host_that_sends_what_it_should_not(standing: Launch, tmp_path: Path, sent: str) -> None:
     folder, job = tmp_path / "here", standing
     known = (job.directory / "inventory.json").read_text()
-    before = collect(find(job), folder)
+    said: list[str] = []
+    before = collect(find(job), folder, said.append)
+    assert said[0].startswith("collecting from ") and said[0].endswith(", 0 B so far")
+    assert len(said[0].split()) > len(said[-1].split()), "the hosts that are waited for"
     replace_python(job, tmp_path, sent)
     (job.directory / "logs" / "central-worker-0.log").write_text("new\n")
     try:

@@ -17,6 +17,7 @@ ALL = "no gradients were exchanged: each worker trained alone"
     ("idle", "what", "wanted", "logged"),
     [
         ("all", "trains", ALL, 2),
+        ("all", "keyless", ALL, 2),
         ("all", "reads", "", 0),
         ("0", "trains", "A/worker:0 contributed to no round", 1),
         ("0", "leaves", "A/worker:0 contributed to no round", 0),

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cluster import until
 from desk import Desk
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,9 +25,11 @@ from sshd import Person, Sshd
 from geomx_cli.agent import outputs
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.prune import remove, size_of
+from geomx_cli.commands.fetch import _Bar as Bar
 from geomx_cli.commands.fetch import fetch as fetch_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, Interrupted
 from geomx_cli.core.lock import locked_folder
+from geomx_cli.core.units import format_bytes
 from geomx_cli.hosts import Completed
 from geomx_cli.jobs.actions.fetch import Fetched, Listed, fetch, is_safe
 from geomx_cli.jobs.actions.prune import Pruned, Pruner, select
@@ -140,6 +143,24 @@ def test_small_files_come_first(job: Job, tmp_path: Path) -> None:
     Path(job.hosts["A"].spec.tasks[0].env["GEOMX_OUTPUT_DIR"], "manifest.json").write_text("{}")
     run(job, tmp_path / "here")
     assert [asked["name"] for asked in job.hosts["A"].asked] == ["empty", "manifest.json", "model.bin"]
+
+
+def test_a_fetch_without_a_terminal_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("geomx_cli.jobs.view.waiting._SLOW", 0.01)
+    monkeypatch.setattr("geomx_cli.jobs.view.waiting._LINE_EVERY", 0.01)
+    listed, said = Listed("A/worker:0", "model.bin", 3000), [""]
+
+    def shows(text: str) -> bool:
+        said[0] += capsys.readouterr().err
+        return text in said[0]
+
+    with Bar(lines=False) as bar:
+        until(lambda: shows("asking the hosts for their files ("))
+        bar.begin([listed])
+        bar.advance(listed, 1000)
+        until(lambda: shows(f"fetching A-worker-0/model.bin: {format_bytes(1000)} of {format_bytes(3000)} ("))
 
 
 def test_an_interrupted_fetch_names_the_command_that_continues_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,7 +399,7 @@ def test_attach_takes_over_from_a_launch_that_was_killed(desk: Desk) -> None:
     launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
     attached.send_signal(signal.SIGINT)
     _, errors = attached.communicate(timeout=90)
-    assert attached.returncode == 130 and f"job {launch.id} was stopped" in errors
+    assert attached.returncode == 130 and f"job {launch.id} was stopped by Ctrl-C" in errors
     assert not launch.pids()
     assert in_jobs(desk) == [(launch.id, "interrupted", 130)]
 

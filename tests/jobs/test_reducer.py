@@ -114,7 +114,8 @@ def test_the_accuracy_of_a_job_is_the_newest_of_its_lowest_rank() -> None:
         ("nobody", Evaluated(time=9.0, round=1, accuracy=1.0)),
     ):
         progress.take(process, event, event.time)
-    assert progress.accuracy == 0.5 and progress.evaluations == [0.25, 0.5, 0.375]
+    assert progress.accuracy == 0.5
+    assert [(when, event.accuracy) for when, event in progress.evaluations] == [(1.0, 0.25), (2.0, 0.5), (3.0, 0.375)]
     progress.take(low.process.name, ProcessFinished(time=2.5, accuracy=0.125), 2.5)
     progress.take(high.process.name, ProcessFinished(time=4.0, accuracy=0.75), 4.0)
     assert progress.accuracy == 0.125

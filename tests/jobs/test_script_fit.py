@@ -100,7 +100,10 @@ def test_launch_warns_and_records_keep_it(desk: Desk, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     sentence = "warning: stock.py may not be written for --algo diloco: it names neither diloco nor one of its options"
     assert done.stderr.count(sentence) == 1
-    job = json.loads(done.stdout)["job"]
+    result = json.loads(done.stdout)
+    job = result["job"]
+    assert len(result["warnings"]) == 1 and sentence == f"warning: {result['warnings'][0]}"[: len(sentence)]
+    assert desk.geomx("status", job).stdout.count(sentence) == 1
     assert desk.geomx("logs", "collect", job, "--to", "base").returncode == 0
     compared = desk.geomx("compare", "base/stock", "--json")
     assert compared.stderr.count(sentence) == 1, compared.stderr

@@ -87,8 +87,11 @@ def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
     assert f"error: job {launch.id} was stopped by geomx stop\n" in launch.errors
     assert json.loads(launch.output)["status"] == "interrupted"
     launch.assert_clean()
-    assert set(fates(desk.json("stop")).values()) == {"had ended"}
-    assert "nothing to stop" in desk.geomx("stop").stderr
+    again = desk.json("stop")
+    assert (again["ended"], again["hosts"], again["complete"]) == ("interrupted", [], True)
+    again = desk.geomx("stop", launch.id)
+    assert again.returncode == 0
+    assert again.stdout == f"job {launch.id} has ended already (interrupted); nothing of it runs\n"
     assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
 
 

@@ -254,3 +254,6 @@ def test_from_the_command_to_table_and_figure(desk: Desk, tmp_path: Path) -> Non
     assert refused.returncode == 3 and "--lr was 0.0 and is 0.5" in refused.stderr
     assert desk.geomx("sweep", "--report", "--seeds", "3").returncode == 2
     assert desk.geomx("sweep", "--seeds", "3").returncode == 2
+    (desk.folder / "file").write_text("")
+    done = desk.geomx("sweep", "--algo", "fsa", "--to", "file")
+    assert done.returncode == 2 and "'file' is a file" in done.stderr

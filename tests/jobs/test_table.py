@@ -19,7 +19,7 @@ from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.parties import PartyTable, party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import in_words, result
-from geomx_cli.jobs.view.table import ProcessTable
+from geomx_cli.jobs.view.table import ProcessTable, sentence
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
@@ -81,6 +81,12 @@ def test_only_the_process_that_failed_first_is_marked(progress: Progress) -> Non
     assert (lines["B/worker:1"], lines["A/server:0"]) == ("failed", "ended")
 
 
+def test_an_interrupted_job_does_not_start_any_more(planned: Plan) -> None:
+    interrupted = replace(Progress.of(planned, 0.0), interrupted=True)
+    text = sentence(interrupted)
+    assert text.startswith("stopping") and "waiting" not in text
+
+
 def test_no_time_is_left_to_a_job_that_has_ended(progress: Progress) -> None:
     for row in progress.rows.values():
         row.status = row.status or 0
@@ -126,6 +132,9 @@ def test_an_explanation_says_nothing_twice(planned: Plan) -> None:
     fields = {"cause": "exited with status 1: the data is bad", "hint": "fetch it again", "tail": tail}
     lines = told(planned, fields)
     assert lines[1:] == [f"  its log is {planned.spec.job_dir}/logs/A-worker-1.log", "fetch it again"]
+    tail = ["Traceback", "geomx_cli.core.errors.InvalidSettings: the data is bad (fetch it again)"]
+    lines = told(planned, {**fields, "tail": tail})
+    assert lines[2:] == ["    Traceback", "    geomx_cli.core.errors.InvalidSettings: as above", "fetch it again"]
 
 
 def test_an_explanation_of_a_cut_does_not_say_that_an_agent_or_a_process_failed(planned: Plan) -> None:
@@ -192,7 +201,7 @@ def test_the_subtotals_of_a_party(progress: Progress) -> None:
     assert (b.up, b.workers, b.to_json()["workers"]) == (0, 2, {"total": 2, "up": 0})
     for row in progress.rows.values():
         row.status, row.samples, row.training_s = 0, 100, 4.0
-    assert [one.samples_per_s for one in party_totals(progress)] == [0.0, 50.0, 50.0]
+    assert [(one.samples_per_s, one.slowest) for one in party_totals(progress)] == [(0.0, "")] * 3, "as in `status`"
 
 
 @pytest.mark.parametrize(("width", "height"), [(160, 24), (40, 8)])

@@ -71,7 +71,7 @@ def test_values_of_one_source_are_those_that_were_measured() -> None:
         many.add(seconds, value)
         assert many.points()[-1][1] == value or number % 500
     points = many.points()
-    assert MOST / 4 <= len(points) == len(many) <= MOST
+    assert MOST / 4 <= len(points) <= MOST
     assert points[0][1] == values[0][1] and points[-1][1] == values[-1][1]
     assert {value for _, value in points} <= {value for _, value in values}, "no means"
     for extreme in (min, max):
@@ -129,7 +129,7 @@ def test_all_bytes_are_shown_after_a_gap_too() -> None:
     assert model.snapshot()["axes"]["bytes"][-1][1] == 5000
 
 
-def test_metrics_of_scripts_by_step() -> None:
+def test_metrics_of_scripts() -> None:
     model = JobModel(planned(), BEGAN)
     usual = {"event": "reported", "total_time": 1.0, "live": True}
     for step in range(1000):
@@ -140,8 +140,23 @@ def test_metrics_of_scripts_by_step() -> None:
     assert known["curves"]["accuracy"] == {"accuracy": [(2.0, 0.5)]}
     assert {value for _, value in known["curves"]["loss"]["B/worker:0"]} == {2.0} and not known["averaged"]
     points = known["metrics"]["norm"]["B/worker:0"]
-    assert points[0] == (0, 0.0) and points[-1] == (999, 999.0) and len(points) <= MOST, "as measured"
+    assert points[0] == (0.0, 0.0) and points[-1] == (0.999, 999.0) and 100 < len(points) <= MOST, "as measured"
+    assert known["axes"]["steps"]["B/worker:0"][-2:] == [(0.999, 999.0), (2.0, 999.0)]
     assert len(known["metrics"]) == 16 and "x" not in known["metrics"]
+
+
+def test_the_accuracy_is_that_of_the_lowest_rank_that_reports_any() -> None:
+    model = JobModel(planned(), BEGAN)
+    usual = {"event": "reported", "total_time": 1.0, "live": True}
+    for second, process, accuracy in (
+        (1, "B/worker:1", 0.9), (2, "B/worker:0", 0.8), (3, "B/worker:1", 0.95), (4, "A/worker:1", 0.25),
+        (5, "B/worker:0", 0.85), (6, "B/worker:1", 0.99), (7, "A/worker:1", 0.5),
+    ):  # fmt: skip
+        take(model, process, {**usual, "time": BEGAN + second, "step": second, "accuracy": accuracy})
+    curve = [(4.0, 0.25), (7.0, 0.5)]
+    assert model.snapshot()["curves"]["accuracy"] == {"accuracy": curve}, "not that of the one with most"
+    assert model.overall()["curves"]["accuracy"] == {"all workers": curve}
+    assert model.progress.accuracy == 0.5
 
 
 def test_many_workers_are_shown_by_party() -> None:
@@ -176,6 +191,18 @@ def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPa
     take(model, "A/server:0", telemetry(3, state="serving"))
     assert {row["name"]: row["state"] for row in model.snapshot()["processes"]}["A/server:0"] == "serving"
     assert {row["state"] for row in model.snapshot(over=True)["processes"]} == {"ended"}
+
+
+def test_the_last_loss_is_drawn_though_its_worker_has_finished() -> None:
+    model = JobModel(planned(), BEGAN)
+    take(model, "A/worker:0", telemetry(1, state="training", loss=2.0, round=5, samples_per_s=50.0))
+    take(model, "A/worker:0", {"time": BEGAN + 1.5, "event": "finished", "rounds": 9})
+    for second in (2, 3):
+        take(model, "A/worker:0", telemetry(second, state="finished", loss=0.5, round=9, samples_per_s=50.0))
+    known = model.snapshot()
+    assert known["curves"]["loss"]["A/worker:0"] == [(1.0, 2.0), (2.0, 0.5)], "as in the table, and once"
+    assert known["axes"]["rounds"]["A/worker:0"][-1] == (2.0, 9.0)
+    assert known["curves"]["speed"]["A/worker:0"] == [(1.0, 50.0)]
 
 
 def test_a_finished_worker_has_no_rate() -> None:
@@ -301,11 +328,15 @@ def test_compared_jobs_have_labels_that_tell_them_apart() -> None:
         known = {"algo": "hfa", "lr": 0.1, "compress": "", "data_dir": name, **options}
         return SimpleNamespace(id=name, plan=SimpleNamespace(spec=SimpleNamespace(options=known, script=())))
 
-    jobs = [job("a", seed=1), job("b", seed=2), job("c", seed=2, compress="fp16", algo="fsa")]
+    jobs = [job("a", seed=1), job("b", seed=2), job("c", compress="fp16", algo="fsa", seed=2)]
     assert labels({one.id: one for one in jobs}) == {  # type: ignore[misc]
         "a": "hfa, no compress, seed 1", "b": "hfa, no compress, seed 2", "c": "fsa, compress fp16, seed 2",
     }  # fmt: skip
     assert labels({one.id: one for one in jobs[:1]}) == {"a": "hfa"}  # type: ignore[misc]
+    limits = [job("a", time_limit=40.0), job("b", time_limit=2.5)]
+    assert list(labels({one.id: one for one in limits}).values()) == [  # type: ignore[misc]
+        "hfa, time-limit 40", "hfa, time-limit 2.5",
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -461,6 +492,7 @@ PLACED = """(() => {
     ![...boxes, ...wires, ...rates.slice(0, index)].some(other => meet(rate, other)));
 })()"""
 HOSTILE = "=<img src=x onerror=alert(1)>"
+LONG = "a-data-centre-with-a-name-that-is-longer-than-any-column"
 
 
 def page_answers(model: JobModel) -> dict[str, Any]:
@@ -471,15 +503,19 @@ def page_answers(model: JobModel) -> dict[str, Any]:
     state = {"state": "running", "over": False, "cause": ""}
     metrics = {"perplexity": {HOSTILE: [[1, 9.0], [5, 8.0]]}}
 
+    def long(found: Any) -> Any:
+        """One party has a long name."""
+        return json.loads(json.dumps(found).replace('"F/', f'"{LONG}/').replace('"F"', f'"{LONG}"'))
+
     def data(given: Any) -> dict[str, Any]:
         other = {"what": "cnn by fsa", "problem": "", "reading": True, **model.overall()}
         others = {name: other for name in given.get("with", "").split(",") if name}
         known = {**job, **state, **model.snapshot(), "metrics": metrics, "overall": model.overall(), "others": others}
-        return {**known, "labels": {"job-1": "hfa, seed 1", "job-2": "hfa, seed 2"}}
+        return long({**known, "labels": {"job-1": "hfa, seed 1", "job-2": "hfa, seed 2"}})
 
     return {
         "/data": data,
-        "/job": lambda _: {**job, "options": options, "hosts": ["A"], "processes": names},
+        "/job": lambda _: {**job, "options": options, "hosts": ["A"], "processes": long(names)},
         "/rows": lambda given: model.rows(given["party"], int(given["first"])),
         "/jobs": lambda _: {"jobs": [{"job": "job-2", "what": "cnn by fsa", "started": BEGAN}]},
         "/log": lambda given: {"lines": [["A", HOSTILE]], "searched": 1, "matched": 1, "problems": []},
@@ -521,8 +557,12 @@ def test_the_page_at_all_widths(browser: Browser) -> None:
         assert browser.violations() == []
     browser.value("const url = URL.createObjectURL")
     browser.value("URL.createObjectURL = blob => url.call(URL, window.saved = blob); 0")
+    assert "perplexity over rounds" in browser.value("document.querySelector('#metric-0 .chart').ariaLabel")
+    browser.value("document.querySelector('#axis [value=time]').click()")
     browser.value("document.querySelector('#metric-0 button').click()")
-    assert browser.value("saved.text()") == f"step,'{HOSTILE}\r\n1,9\r\n5,8\r\n"
+    assert browser.value("saved.text()") == f"time,'{HOSTILE}\r\n1,9\r\n5,8\r\n"
+    assert browser.value("document.getElementById('steps').hidden"), "no script reports steps"
+    assert "G global server" in browser.value("document.querySelector('#map .key').textContent")
     browser.value("document.querySelector('#loss button:nth-child(2)').click()")
     browser.wait_for("saved.type === 'image/png'", 10)
     browser.wait_for("!!document.querySelector('#jobs input')", 10)

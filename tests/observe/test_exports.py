@@ -91,7 +91,7 @@ def test_prometheus() -> None:
     for line in (
         'geomx_accuracy{job="job-1"} 0.75', f"geomx_loss{{{labels}}} 0.5", f"geomx_round{{{labels}}} 3.0",
         'geomx_metric{job="job-1",name="lr",party="A",process="A/worker:0",role="worker"} NaN',
-        f"geomx_step{{{labels}}} 40.0", f"geomx_waiting{{{labels}}} 0.25", f"geomx_samples_per_s{{{labels}}} 40.0",
+        f"geomx_step{{{labels}}} 40.0", f"geomx_waiting{{{labels}}} 0.25", f"geomx_samples_per_s{{{labels}}} 0.0",
         'geomx_bytes_total{direction="received",job="job-1",net="lan",party="A",process="A/worker:0",role="worker"}'
         " 6.0",
     ):  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from records import esync_record, sync_record, write
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.observe.report import RunRecords
 from geomx_cli.observe.report.averages import Curve, Mean
 from geomx_cli.observe.report.axes import Axes
@@ -39,8 +39,8 @@ def base(tmp_path: Path) -> Path:
                 judged = {"accuracy": accuracy} if accuracy and device == "cpu0" else {}
                 write(folder / "A" / device, number, {**record, **judged, "bytes_sent": 1000, "bytes_received": 500})
         traffic = {"A": {"central": 4_000_000}, "central": {"A": 2_000_000}}
-        options, sent = {"wan": "" if mode == "hfa" else "50mbit"}, [0, 2_000_000, 6_000_000]
-        Metadata(f"job-{len(mode)}", "central", options, traffic, [0.0, 10.0, 30.0], sent, STARTS).write(folder)
+        options, sent = {"wan": "" if mode == "hfa" else "50mbit"}, [0, 1_000_000, 3_000_000, 6_000_000]
+        Metadata(f"job-{len(mode)}", "central", options, traffic, [0.0, 5.0, 15.0, 30.0], sent, STARTS).write(folder)
     for number in (1, 2):
         write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, evaluator=True))
     write(tmp_path / "cnn" / "local" / "here" / "cpu", 1, sync_record(1))
@@ -73,7 +73,7 @@ def test_accuracy_over_time_and_bytes_is_that_of_raw_points(base: Path) -> None:
     assert [series.mode for series in over_time.curves] == ["esync", "hfa", "local"], "always in the same order"
     assert found["accuracy-niid"].curves == {of("hfa-niid"): curve((6.0, 0.2), (12.0, 0.4))}
     over_bytes = found["bytes"].curves
-    assert over_bytes[of("hfa")] == curve((1.0, 0.5), (3.0, 0.9)), "MB between parties, between two counts"
+    assert over_bytes[of("hfa")] == curve((1.0, 0.5), (3.0, 0.9)), "MB between parties until then"
     assert set(over_bytes) == {of("hfa"), of("hfa-niid")}, "the others' bytes are unknown"
     low, high = Axes(ylim=None).y_limits(over_time)
     assert low > 0.1 and high < 1, "as the data"
@@ -83,6 +83,12 @@ def test_time_is_in_minutes_where_there_are_many(base: Path) -> None:
     write(base / "cnn" / "esync" / "cloud3" / "gpu0", 3, {**esync_record(3, 3, evaluator=True), "total_time": 600.0})
     found = drawn(base)["accuracy"]
     assert found.x == "time (minutes)" and found.curves[of("hfa")] == curve((5 / 60, 0.5), (0.25, 0.9))
+
+
+def test_a_metric_that_no_script_has_reported_says_how_to(base: Path) -> None:
+    with pytest.raises(UsageError, match="no run has it") as caught:
+        figures_of([RunRecords.read(path) for path in runs_in(base, "cnn")], (), metrics=["gradnorm"])
+    assert "geomx.report(NAME=value)" in caught.value.hint
 
 
 def test_bars(base: Path) -> None:
@@ -175,7 +181,7 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
     assert "HFA-Non-IID" in lines[2] and "0.4000" in lines[2]
     assert command("draw", "-b", base, "-n", "none").returncode == 3
     done = command("draw", base, "-o", tmp_path / "none", "--only", "accuracy,bytes", "--xlim", "50,60")
-    assert done.returncode == 3 and "note: figure bytes is empty: no point lies within --xlim" in done.stderr
+    assert done.returncode == 3 and "bytes is empty: no point lies within --xlim: the data are from" in done.stderr
     assert not (tmp_path / "none").exists()
     done = command("draw", "-b", base, "-n", "cnn", "--terminal", "-o", "x", "--format", "svg")
     assert done.returncode == 2 and "--to, --format: no effect with --terminal" in done.stderr

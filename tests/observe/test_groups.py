@@ -14,7 +14,7 @@ from geomx_cli.core.errors import UsageError
 from geomx_cli.observe.report import RunRecords
 from geomx_cli.observe.report.averages import Curve, Mean, mean_curve, mean_of
 from geomx_cli.observe.report.axes import Axes
-from geomx_cli.observe.report.comparison import cells, compared, csv_rows
+from geomx_cli.observe.report.comparison import cells, compared, csv_rows, shown
 from geomx_cli.observe.report.drawing import any_y, figures_of
 from geomx_cli.observe.report.drawing import empty as nothing_shown
 from geomx_cli.observe.report.figures import Curves, Figures, Series
@@ -101,6 +101,7 @@ def test_jobs_that_are_not_done_are_in_no_mean() -> None:
     assert [(series.number, curve.n) for series, curve in curves.curves.items()] == [(0, 2), (1, 1), (2, 1)]
     only = grouped(left, ("seed",))
     assert [group.label for group in only] == ["FSA, seed 3, failed (failed)", "FSA, seed 4, running (running)"]
+    assert [group.name for group in only] == ["fsa-seed-3-failed-failed", "fsa-seed-4-running-running"], "for a shell"
 
 
 def test_a_script_that_may_not_be_for_its_algorithm_is_marked() -> None:
@@ -152,14 +153,21 @@ def test_the_loss_is_averaged_over_workers_at_the_same_times() -> None:
     assert all(loss == pytest.approx(seconds) for seconds, loss in curve)
 
 
+def test_curves_outside_of_the_limits_are_not_in_the_legend() -> None:
+    curves = {Series(label, "fsa"): Curve([x, x + 1], [0.1, 0.2]) for label, x in (("early", 0.0), ("late", 5.0))}
+    figure = Curves("accuracy", "", "", "test accuracy", curves)
+    cut, whole = painted(figure, Axes(xlim=(4.0, 7.0))), painted(figure, Axes(xlim=(0.5, 5.5)))
+    assert "late" in cut and "early" not in cut and "late" in whole and "early" in whole
+
+
 def test_axes_without_a_point_say_why(tmp_path: Path) -> None:
     figure = Curves("loss", "", "", "test accuracy", {Series("FSA", "fsa"): Curve([0.0], [1.0])})
     assert Axes(logx=True, xlim=(3.0, 4.0)).x_limits(figure) == (3.0, 4.0)
     whys = {
         Axes(): "",
         Axes(logx=True): "no x is above 0, as a logarithmic axis (--logx) needs it",
-        Axes(xlim=(3.0, 4.0)): "no point lies within --xlim",
-        Axes(ylim=(3.0, 4.0)): "no point lies within --ylim",
+        Axes(xlim=(3.0, 4.0)): "no point lies within --xlim: the data are from 0 to 0",
+        Axes(ylim=(3.0, 4.0)): "no point lies within --ylim: the data are from 1 to 1",
     }
     for axes, why in whys.items():
         assert axes.nothing(figure) == why
@@ -184,11 +192,11 @@ def test_limits_have_room_for_the_first_and_last_points(xs: list[float], logx: b
 
 def test_a_table_with_deviations(tmp_path: Path) -> None:
     rows = compared(grouped([*(run(seed=seed) for seed in (1, 2, 3)), run("hfa", seed=-3)]), 0.81)
-    fsa, hfa = (dict(zip(row.means, cells(row), strict=True)) for row in rows)
+    fsa, hfa = (dict(zip(row.means, cells(row, list(row.means)), strict=True)) for row in rows)
     assert fsa["accuracy"] == "0.8200 ± 0.0100" and fsa["time_to_target"] == "4.0 s ± 0 ms"
     assert hfa["accuracy"] == "0.7700" and hfa["time_to_target"] == "-" and hfa["wan_bytes"] == "-"
     partly = compared(grouped([run(seed=seed) for seed in (1, 2, 3)]), 0.825)
-    assert cells(partly[0])[0] == "4.0 s (1 of 3)"
+    assert cells(partly[0], shown(partly))[0] == "4.0 s (1 of 3)"
     write_csv(tmp_path / "new" / "table.csv", csv_rows(rows, 0.81))
     with (tmp_path / "new" / "table.csv").open() as file:
         first, second = csv.DictReader(file)

@@ -115,7 +115,7 @@ def test_reports_of_a_script_are_its_records(tmp_path: Path) -> None:
     place = tmp_path / "base" / "own" / "fsa"
     run = written(job, place)
     summary = Summary.of(run, 0.5, parity=False)
-    assert (summary.rounds, summary.samples, summary.seconds, summary.samples_per_s) == (3, 192, 4.0, 48.0)
+    assert (summary.rounds, summary.samples, summary.seconds, summary.samples_per_s) == (2, 192, 4.0, 48.0)
     assert summary.reached is not None and summary.reached.seconds == 4.0 and summary.busy is None
     assert summary.bytes == (15, 26)
     assert list(metric_curve(run, "loss")) == [(1.0, 2.0)], "not what is not finite"
@@ -123,11 +123,19 @@ def test_reports_of_a_script_are_its_records(tmp_path: Path) -> None:
 
 
 def test_traffic_between_parties(events: Path) -> None:
+    write(events, "B/worker:1", {"time": BEGAN + 1.5, "event": "sent", "wan": 1500})
     metadata = JobRecords.read(planned(), events).metadata
     assert metadata.traffic == {"central": {}, "A": {"central": 7000}, "B": {"central": 7000}}
-    assert metadata.bytes_by(0) == 2000 and metadata.bytes_by(1) == 4000 and metadata.bytes_by(4) == 10_000
-    assert metadata.bytes_by(100) == metadata.total == 14_000
+    assert metadata.bytes_by(0) == metadata.bytes_by(1.4) == 2000, "what was sent, however far the next count is"
+    assert metadata.bytes_by(1.5) == 3500 and metadata.bytes_by(4) == 7500 and metadata.bytes_by(-1) == 0
+    assert metadata.bytes_by(100) == 14_000 + 1500 and metadata.total == 14_000
     assert metadata.starts == dict.fromkeys(("A/cpu0", "A/cpu1", "B/cpu0", "B/cpu1"), 0.0)
+
+
+def test_bytes_until_an_evaluation_are_by_the_clock_of_its_worker(events: Path, tmp_path: Path) -> None:
+    write(events, "B/worker:1", {"time": BEGAN - 1, "event": "state", "state": "training"})
+    run = written(JobRecords.read(planned(), events), tmp_path / "run")
+    assert run.wan_bytes_by(1.9) == 2000 and run.wan_bytes_by(2.0) == 6000, "A/worker:0 began a second after the first"
 
 
 def test_devices() -> None:
@@ -298,6 +306,7 @@ def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
     summary = desk.json("summarize", "-b", str(base), "-n", "mine-network", "-m", "esync-niid", "--target", "0.01")
     assert summary["rounds"] == result["rounds"] and summary["accuracy"] == pytest.approx(result["accuracy"])
     assert summary["target"]["reached"]["seconds"] > 0 and summary["bytes"]["wan"] > 1000
+    assert len(json.loads((place / "job.json").read_text())["wan_bytes"]) > 10, "not only once a second"
     accuracies = json.loads((place / "ESync-Non-IID.json").read_text())["A"]["cpu"]["accuracy_list"]
     assert len(accuracies) >= 2, "some before the end, though a round has more steps than there are between evaluations"
     drawn = desk.geomx("draw", "-b", str(base), "-n", "mine-network").stdout.split()

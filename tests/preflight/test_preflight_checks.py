@@ -142,6 +142,8 @@ def test_gpus() -> None:
         ("import os\nimport torch.nn as nn\n", ("torch",)),
         ("if True:\n    from mxnet import gluon\n", ("mxnet",)),
         ("# import mxnet\nimport mxnet_like", ()),
+        ("import geomx_cli.torch as geomx", ("torch",)),
+        ("from geomx_cli import torch as geomx", ("torch",)),
     ],
 )
 def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ...]) -> None:
@@ -157,20 +159,30 @@ def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("version", "devices", "said"),
+    ("version", "cuda", "devices", "said"),
     [
-        ("2.4.1", ["cpu"], ""),
-        ("2.6.0+cu126", ["gpu0"], ""),
-        ("2.3.1", ["cpu"], "/there/bin/python has torch 2.3.1, and geomx needs 2.4 or newer"),
-        ("2.13.0+cpu", ["gpu0"], "/there/bin/python has torch 2.13.0+cpu, which is built without CUDA, and is to"
-         " train on GPUs"),
+        ("2.4.1", "", ["cpu"], ""),
+        ("2.6.0", "12.6", ["gpu0"], ""),
+        ("2.3.1", "", ["cpu"], "/there/bin/python has torch 2.3.1, and geomx needs 2.4 or newer"),
+        ("2.13.0", "", ["gpu0"], "/there/bin/python has torch 2.13.0, which is built without CUDA, and is to train on"
+         " GPUs"),
     ],
 )  # fmt: skip
-def test_the_version_of_pytorch(version: str, devices: list[str], said: str) -> None:
+def test_the_version_of_pytorch(version: str, cuda: str, devices: list[str], said: str) -> None:
     host = HOST.model_copy(update={"devices": tuple(devices)})
-    facts = changed(versions={"numpy": "2.4.0", "torch": version}, gpus=["A100"])
+    facts = changed(versions={"numpy": "2.4.0", "torch": version, "torch.cuda": cuda}, gpus=["A100"])
     need = Requirements(processes=3, training=1, memory=GIB, modules=("zmq", "numpy", "torch"))
     assert [check.what for check in wrong(hosts.check_host(host, facts, Skew(0, 0), need))] == [said][: bool(said)]
+
+
+def test_hosts_with_other_versions_of_pytorch() -> None:
+    found = {name: changed(versions={"torch": text}) for name, text in (("a", "2.6.0+cu126"), ("b", "2.6.0+cpu"))}
+    need = Requirements(processes=3, training=1, memory=GIB, modules=("zmq", "torch"))
+    assert [check.level for check in hosts.check_torch(found, dict.fromkeys(found, need))] == ["ok"]
+    found["c"] = changed(versions={"torch": "2.13.0+cu130"})
+    (check,) = hosts.check_torch(found, dict.fromkeys(found, need))
+    assert check.what == "torch 2.13.0 on c, and 2.6.0 on a, b"
+    assert not [*hosts.check_torch(found, dict.fromkeys(found, replace(need, modules=("zmq",))))]
 
 
 def test_the_linear_network_needs_no_framework() -> None:

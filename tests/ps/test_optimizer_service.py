@@ -1,5 +1,6 @@
 """Which optimizer a root runs in which round: requests by its members, and refusals."""
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -162,9 +163,25 @@ def test_all_who_ask_must_ask_alike() -> None:
     assert root.round() == 0.5, "who trains goes before the master"
     root.ask(serial=1, params={"learning_rate": 0.25})
     root.ask(by="B", serial=1, params={"learning_rate": 0.25})
-    with pytest.raises(InvalidSettings, match="B asks for the optimizer sgd"):
+    with pytest.raises(InvalidSettings, match=r"sgd with learning_rate 0\.75, but A .* learning_rate 0\.25 \("):
         root.ask(by="B", serial=1, params={"learning_rate": 0.75})
     assert [root.round(), root.round(**{SERIAL: 1.0}), root.round()] == [0.5, 0.25, 0.25]
+
+
+def test_a_number_that_follows_from_the_size_of_the_party() -> None:
+    """The message names it alone, and the hint says which number of workers is the same everywhere."""
+    for workers, hint in ((1, "all workers that"), (2, "kv.num_workers differs between parties, .*kv.num_all_workers")):
+        root = Root()
+        other = Member("global")
+        other.hello = {"rank": 1, "plane": "global", "workers": workers}
+        root.members.arrive(other)  # type: ignore[arg-type]
+        common = {"learning_rate": 0.5, "momentum": 0.75}
+        root.ask(params={**common, "rescale_grad": 1 / 128})
+        with pytest.raises(InvalidSettings) as caught:
+            root.ask(1, by="B", params={**common, "rescale_grad": 1 / 64})
+        what = "B asks for the optimizer sgd with rescale_grad 0.015625, but A has set sgd with rescale_grad 0.0078125"
+        assert caught.value.message == what
+        assert re.match(hint, caught.value.hint)
 
 
 def test_a_master_holds_the_rounds_until_it_has_asked() -> None:

@@ -1,22 +1,26 @@
 """The parts of the parameter server that need no process: sums, partitions, windows, barriers, timers, link shapes."""
 
 import itertools
+import json
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
 from geomx_cli.ps.cluster.barrier import Barrier
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.cluster.rpc import MAX_OPEN, Request, Rpc
 from geomx_cli.ps.net import shaping, window
 from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.wan_log import WanLog
 from geomx_cli.ps.net.wire import BadMessage
 
 
@@ -448,6 +452,26 @@ def test_an_answer_with_a_wrong_field_fails_the_request_and_names_the_peer() -> 
 
 
 # The loop.
+
+
+def test_sent_bytes_are_written_after_bursts_and_not_otherwise(tmp_path: Path) -> None:
+    loop, events, counts = Loop(), EventLog(tmp_path / "events.jsonl"), [0]
+    log = WanLog(loop, events, lambda: counts[0])
+
+    def burst() -> None:
+        for _ in range(1000):
+            counts[0] += 10
+            log.sent()
+
+    burst()
+    loop.call_later(0.2, burst)
+    over = []
+    loop.call_later(0.4, lambda: over.append(True))
+    loop.run(until=lambda: bool(over))
+    found = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["wan"] for event in found if event["event"] == "sent"] == [10_000, 20_000]
+    loop.close()
+    events.close()
 
 
 def test_timers_come_in_order_and_can_be_taken_back() -> None:

@@ -38,3 +38,33 @@ def test_gradients_of_a_gpu(workers: Workers) -> None:
         workers.finish()
         found.append(workers.saved(0))
     np.testing.assert_allclose(found[0]["weight"], found[1]["weight"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("Training", {}),
+        ("DiLoCo", {"GEOMX_ALGO": "diloco", "GEOMX_INNER_STEPS": "5"}),
+        ("LocalSGD", {"GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K1": "2", "MXNET_KVSTORE_HFA_K2": "2"}),
+    ],
+)
+def test_a_context_is_wrap_and_finish(workers: Workers, name: str, env: dict[str, str]) -> None:
+    found = []
+    for script in (("context.py", name, "8"), ("steps.py", "8")):
+        workers.start(*script, env=env)
+        workers.finish()
+        found += [workers.saved(rank) for rank in range(2)]
+    assert all(np.array_equal(one["weight"], found[0]["weight"]) for one in found)
+
+
+def test_a_script_may_go_on_after_its_context_has_failed(workers: Workers) -> None:
+    """The other trains to its end."""
+    workers.start("context.py", "Training", "8", "raises")
+    workers.finish()
+    assert "the loop has ended" in workers.cluster.output("w1")
+
+
+def test_a_context_of_another_algorithm_is_refused(workers: Workers) -> None:
+    workers.start("context.py", "DiLoCo", "8", "refused")
+    workers.cluster.wait(60)
+    assert "geomx_cli.torch.DiLoCo in a job of --algo fsa | launch it with --algo diloco" in workers.cluster.outputs()

@@ -37,3 +37,12 @@ def test_what_scripts_do_in_their_loops(workers: Workers) -> None:
         assert len({*drawn[0][epoch].tolist(), *drawn[1][epoch].tolist()}) == 20
     assert not np.array_equal(*drawn[0])
     assert len(first) == 6 and all(np.array_equal(first[name], second[name]) for name in first), first.keys()
+
+
+@pytest.mark.processes
+def test_several_models_in_one_pass(workers: Workers) -> None:
+    """See scripts/several.py: adversaries, actor and critic, and gradients that arrive in another order."""
+    workers.start("several.py")
+    workers.finish()
+    first, second = (workers.saved(rank) for rank in range(2))
+    assert len(first) == 3 and all(np.array_equal(first[name], second[name]) for name in first), first.keys()

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,23 @@ def geomx(
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=limit, check=False)
 
 
-def distributed(folder: Path) -> Path:
-    """The plain script with the three lines."""
-    text = (SCRIPTS / "plain.py").read_text()
-    for before, line in (
-        ("    train_data, test_data", "    geomx.init()\n"),
-        ("    train_loader =", "    train_data = geomx.shard(train_data)\n"),
-        ("    scheduler =", "    optimizer = geomx.wrap(model, optimizer)\n"),
-    ):
+CLASSIFIER = (
+    ("    train_data, test_data", "    geomx.init()\n"),
+    ("    train_loader =", "    train_data = geomx.shard(train_data)\n"),
+    ("    scheduler =", "    optimizer = geomx.wrap(model, optimizer)\n"),
+)
+GPT = (
+    ("    seed_offset = 0\n", "    geomx.init()\n    ddp = False\n"),
+    ("    torch.manual_seed(1337)\n", "    seed_offset = geomx.global_rank()\n"),
+    ("    torch.manual_seed(1337 + seed_offset)\n", "    optimizer = geomx.wrap(model, optimizer)\n"),
+    ("    if seed_offset == 0:\n", "    geomx.finish()\n"),
+)
+
+
+def distributed(folder: Path, script: str = "plain.py", lines: Sequence[tuple[str, str]] = CLASSIFIER) -> Path:
+    """A plain script with the three lines."""
+    text = (SCRIPTS / script).read_text()
+    for before, line in lines:
         assert text.count(before) == 1
         text = text.replace(before, line + before)
     text = text.replace("import torch\n", "import geomx_cli.torch as geomx\nimport torch\n", 1)
@@ -51,13 +61,25 @@ def distributed(folder: Path) -> Path:
 def test_three_lines_make_a_plain_script_distributed(tmp_path: Path) -> None:
     distributed(tmp_path)
     words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
-    done = geomx(*words, "--", "python", "train.py", "--epochs", "2", cwd=tmp_path)
+    done = geomx(*words, "--", "python", "train.py", "--epochs", "2", "--amp", cwd=tmp_path)
     logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
     assert done.returncode == 0, (done.stderr, logs)
     assert json.loads(done.stdout)["status"] == "done" and len(logs) == 2, "the master is a worker that trains"
     models = [torch.load(tmp_path / f"model-{rank}.pt") for rank in range(2)]
     assert all(torch.equal(tensor, models[1][name]) for name, tensor in models[0].items())
     assert "[0/320]" in logs[0] and float(logs[0].rpartition("accuracy ")[2]) > 0.9, logs[0]
+
+
+def test_three_lines_in_a_language_model(tmp_path: Path) -> None:
+    """Local steps between exchanges, with two workers and shared weights."""
+    distributed(tmp_path, "gpt.py", GPT)
+    words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
+    words += ["--algo", "diloco", "--inner-steps", "20"]
+    done = geomx(*words, "--", "python", "train.py", "--max-iters", "100", "--output", "ckpt.pt", cwd=tmp_path)
+    logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
+    assert done.returncode == 0, (done.stderr, logs)
+    assert float("".join(logs).rpartition("loss ")[2]) < 3, logs
+    assert (tmp_path / "ckpt.pt").exists()
 
 
 def test_the_plan_of_a_script(tmp_path: Path) -> None:
@@ -121,7 +143,7 @@ def test_resnet18_has_the_tensors_of_mxnets(tmp_path: Path) -> None:
     assert found[0] == found[1] and len(found[0]) > 60
 
 
-@pytest.mark.parametrize("name", [name for name in starter.templates() if name.startswith("torch")])
+@pytest.mark.parametrize("name", [name for name in starter.templates() if name in ("torch", "torch-diloco")])
 def test_a_template_trains(tmp_path: Path, name: str) -> None:
     data = write_data(tmp_path / "data", train=400)
     done = geomx("init", "here", "--template", name, cwd=tmp_path)

@@ -90,6 +90,7 @@ def test_diloco(workers: Workers) -> None:
 def test_diloco_in_fragments_that_overlap_with_steps(workers: Workers) -> None:
     """Weight and bias are exchanged in turn, each after 4 steps; the result is mixed in one step later."""
     options = {"GEOMX_INNER_STEPS": "4", "GEOMX_FRAGMENTS": "2", "GEOMX_OVERLAP": "1", "GEOMX_MIX": "0.5"}
+    options["GEOMX_WEIGHT"] = "samples"  # equally many
     workers.start("steps.py", "20", count=2, env={"GEOMX_ALGO": "diloco", **options})
     replicas = Replicas(2)
     origin = replicas.models[0].vector

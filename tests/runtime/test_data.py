@@ -6,7 +6,10 @@ import hashlib
 import http.server
 import io
 import itertools
+import os
+import re
 import struct
+import subprocess
 import sys
 import tarfile
 import threading
@@ -275,6 +278,24 @@ def test_the_command_prints_the_directory(site: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["fetch", "fashion-mnist", "--data-dir", str(tmp_path / "target")])
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'target'}\n")
     assert FILES["train"][0] in result.stderr
+
+
+def test_a_long_wait_for_packages_is_reported(tmp_path: Path) -> None:
+    programs, go = tmp_path / "bin", tmp_path / "go"
+    programs.mkdir()
+    apt = programs / "apt-get"
+    apt.write_text(f'#!/bin/sh\ncase "$*" in *update*) until [ -e {go} ]; do sleep 0.1; done;; esac\nexit 1\n')
+    apt.chmod(0o700)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    words = ["data", "fetch", "fashion-mnist", "--data-dir", str(tmp_path / "target")]
+    argv = [sys.executable, "-m", "geomx_cli", *words]
+    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        waits = re.compile(r"apt-get update into a private directory, 45 s at most \(\d+ s\)\n")
+        assert any(waits.fullmatch(line) for line in process.stderr), "it ended without a word"
+        go.touch()
+        assert "cannot be fetched" in process.stderr.read()
+    assert process.returncode == 4
 
 
 def small_cifar() -> dict[str, bytes]:

@@ -25,8 +25,8 @@ def test_what_is_public() -> None:
         "report", "shard",
     ]  # fmt: skip
     assert geomx_cli.torch.__all__ == [
-        "GeomxError", "InvalidSettings", "finish", "global_rank", "init", "is_master", "load_data", "no_sync",
-        "num_all_workers", "report", "sampler", "shard", "wrap",
+        "DiLoCo", "GeomxError", "InvalidSettings", "LocalSGD", "Training", "finish", "global_rank", "init", "is_master",
+        "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "wrap",
     ]  # fmt: skip
     for module in (geomx_cli.mxnet, geomx_cli.torch):
         assert all(getattr(module, name).__doc__ for name in module.__all__)

@@ -4,9 +4,10 @@ import errno
 import hashlib
 import json
 import tarfile
+import threading
 import time
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.core.module_command import module_command
+from geomx_cli.core.units import format_bytes
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Connector, closing, everywhere
 from geomx_cli.jobs.actions.fetch import FOLDER, PARTIAL, Listed
@@ -30,6 +32,7 @@ MANIFEST_VERSION = 1
 _CHUNK = 1 << 18
 _MOST_BYTES = 4 << 30  # per file
 _MOST_FILES = 10_000  # per host
+_MOST_NAMED = 4
 _MANIFEST_BYTES = 16 << 20
 _HEADER_BYTES = 1 << 20  # tar overhead: before each file and after the last
 _HERE = "free disk space or fix permissions here, or choose another folder"
@@ -71,21 +74,22 @@ class _Manifest(msgspec.Struct):
     files: list[_Entry]
 
 
-def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
+def collect(job: KnownJob, folder: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; return the content of its manifest.json.
 
     Each file is a complete, verified copy from one moment, or is not replaced: a host that fails half-way changes
     nothing. Failed hosts are listed in "problems". "outputs" has what processes have saved, which `geomx fetch` brings.
-    Raises InvalidSettings if the folder contains anything else,
-    CheckFailed if it cannot be written.
+    `say` receives what is waited for, from the threads of several hosts. Raises InvalidSettings if the folder contains
+    anything else, CheckFailed if it cannot be written.
     """
     kept = _prepare(folder, job)
     problems: list[dict[str, str]] = []
     outputs: list[dict[str, Any]] = []
+    status = _Status(job.plan.hosts, say)
 
     def fetch(host: Connector) -> list[_Entry]:
         try:
-            entries, manifest = _fetch(job, host, folder)
+            entries, manifest = _fetch(job, host, folder, status.received)
             problems.extend({"host": host.name, "problem": what} for what in manifest.left_out[:_MOST_FILES])
             outputs.extend({"host": host.name, **msgspec.to_builtins(one)} for one in manifest.outputs[:_MOST_FILES])
             return entries
@@ -94,10 +98,38 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
                 raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
             problems.append({"host": host.name, "problem": first_line(error, host.name)})
             return [entry for entry in kept if entry.host == host.name]
+        finally:
+            status.end(host.name)
 
     with closing(job.open_hosts()) as hosts:
         entries = [entry for found in everywhere(fetch, hosts.values()) for entry in found]
     return _write(folder, job, entries, problems, outputs)
+
+
+class _Status:
+    """Reports the hosts that are waited for, and how many bytes have come from all. Thread-safe."""
+
+    def __init__(self, hosts: Sequence[str], say: Callable[[str], None]) -> None:
+        self._hosts, self._say = dict.fromkeys(hosts), say
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._show()
+
+    def received(self, count: int) -> None:
+        with self._lock:
+            self._bytes += count
+            self._show()
+
+    def end(self, host: str) -> None:
+        with self._lock:
+            self._hosts.pop(host, None)
+            self._show()
+
+    def _show(self) -> None:
+        if self._hosts:
+            names = ", ".join([*self._hosts][:_MOST_NAMED])
+            more = f" and {len(self._hosts) - _MOST_NAMED} more" if len(self._hosts) > _MOST_NAMED else ""
+            self._say(f"collecting from {names}{more}, {format_bytes(self._bytes)} so far")
 
 
 def _is_here(error: OSError, folder: Path) -> bool:
@@ -142,13 +174,15 @@ def _write(
     return manifest
 
 
-def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], _HostManifest]:
+def _fetch(
+    job: KnownJob, host: Connector, folder: Path, received_bytes: Callable[[int], None]
+) -> tuple[list[_Entry], _HostManifest]:
     """Fetch one host's files, verify and place them; return them and the host's manifest."""
     channel = host.open(module_command(host.python, "geomx_cli.agent", "pack", job.directory_on(host.name)))
     expected = _expected(job, host.name)
     try:
         try:
-            received, manifest = _unpack(_Stream(channel), expected, folder)
+            received, manifest = _unpack(_Stream(channel, received_bytes), expected, folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise CheckFailed(last_line(channel.errors(), f"it sent an incomplete archive: {error}")) from None
         if manifest is None:
@@ -222,16 +256,20 @@ class _Stream:
     headers may claim any length, and a small archive may decompress to any size.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, received: Callable[[int], None]) -> None:
         self.room = _HEADER_BYTES
         self._channel = channel
+        self._received = received
         self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         self._rest = b""
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes; b"" at EOF. Raises zlib.error, or EOFError for a truncated stream."""
         while not self._inflate.eof:
-            packed = self._rest or self._channel.receive()
+            packed = self._rest
+            if not packed:
+                packed = self._channel.receive()
+                self._received(len(packed))
             if not packed:
                 raise EOFError("its end is missing")
             data = self._inflate.decompress(packed, size)

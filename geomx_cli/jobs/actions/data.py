@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -18,7 +18,7 @@ from geomx_cli.runtime.training import catalog
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.fetch import Progress
 
-__all__ = ["Pushed", "provide", "push"]
+__all__ = ["Pushed", "error_of", "provide", "push"]
 
 _LIMIT = 1200.0
 _WORDS = 500
@@ -55,7 +55,7 @@ def provide(
         where = ["--data-dir", folder, "--existing"] if folder else []
         done = host.run(module_command(host.python, "geomx_cli", "data", "fetch", name, *where), limit=_LIMIT)
         if done.status != 0:
-            refused[host.name] = done.errors.decode(errors="replace").strip()[-_WORDS:]
+            refused[host.name] = error_of(done.errors.decode(errors="replace"))
 
     if there:
         note(f"looking for {name} on {', '.join(host.name for host in there)}")
@@ -75,33 +75,68 @@ def provide(
 
 @dataclass
 class Pushed:
-    """directories: where the data set is now, by host; errors: of the other hosts."""
+    """directories: where the data set is now, by host; present: those hosts that had it before; errors: of the others.
+    """
 
     directories: dict[str, str] = field(default_factory=dict)
+    present: set[str] = field(default_factory=set)
     errors: list[GeomxError] = field(default_factory=list)
 
 
 def push(
     name: str, source: Path, hosts: list[Connector], data_dir: str, on_progress: "Progress", *, existing: bool = False
 ) -> Pushed:
-    """Send the data set in the directory `source` to each host, one after another, into `data_dir` or the account's own
-    data directory there. With `existing`, a host without `data_dir` refuses; otherwise it is created.
+    """Send the data set in the directory `source` to each host without a verified copy, one after another, into
+    `data_dir` or the account's own data directory there. With `existing`, a host without `data_dir` refuses; otherwise
+    it is created.
 
     The files are verified here and there; a broken transfer leaves nothing. A host that fails does not stop the others.
-    Raises CheckFailed for damaged files here, or if there is no room to pack them.
+    Raises CheckFailed for damaged files here, or if there is no room to pack them, unless all hosts have copies.
     """
     from geomx_cli.runtime.training.push import pack
 
     pushed = Pushed()
     where = [*(["--data-dir", data_dir] if data_dir else []), *(["--existing"] if existing else [])]
-    with pack(name, source) as archive:
+    archive: IO[bytes] | None = None
+    with ExitStack() as stack:
         for host in hosts:
             argv = module_command(host.python, "geomx_cli", "data", "receive", name, *where)
+            on_progress(f"looking for {name} on {host.name}", 0, 0)
+            try:
+                found = _present(host, argv)
+            except GeomxError as error:
+                pushed.errors.append(error)
+                continue
+            if found:
+                pushed.present.add(host.name)
+                pushed.directories[host.name] = found
+                continue
+            if archive is None:
+                archive = stack.enter_context(pack(name, source))
             try:
                 pushed.directories[host.name] = _send(name, archive, host, argv, on_progress)
             except GeomxError as error:
                 pushed.errors.append(error)
     return pushed
+
+
+def _present(host: Connector, argv: Sequence[str]) -> str:
+    """Return the directory of the host's own verified copy, "" if it has none."""
+    done = host.run([*argv, "--check"], limit=_LIMIT)
+    answer = plain(done.output.decode(errors="replace")).strip()
+    return answer.removeprefix("present in ") if done.status == 0 and answer.startswith("present in ") else ""
+
+
+def error_of(output: str) -> str:
+    """Return the message of geomx's own error in the output of a command, without its hint, or else the end of the
+    output. A longer one is cut between words, and "..." put there.
+    """
+    text = plain(output).strip()
+    _, found, message = f"\n{text}".rpartition("\nerror: ")
+    if found:
+        line = message.splitlines()[0]
+        return line if len(line) <= _WORDS else f"{line[:_WORDS].rpartition(' ')[0]} ..."
+    return text if len(text) <= _WORDS else f"... {text[-_WORDS:].partition(' ')[2]}"
 
 
 def _send(name: str, archive: IO[bytes], host: Connector, argv: Sequence[str], on_progress: "Progress") -> str:
@@ -126,7 +161,7 @@ def _send(name: str, archive: IO[bytes], host: Connector, argv: Sequence[str], o
             moved()
     answer = plain(output.decode(errors="replace")).strip()
     if not answer.startswith("received in "):
-        why = plain(channel.errors()).strip()[-_WORDS:] or "the connection broke"
+        why = error_of(channel.errors()) or "the connection broke"
         raise CheckFailed(f"host {host.name} could not receive {name}: {why}", "launch again, or put it there")
     return answer.removeprefix("received in ")
 

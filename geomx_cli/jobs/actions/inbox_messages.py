@@ -39,7 +39,9 @@ class Notice(InboxMessage):
 
 @dataclass(frozen=True)
 class Interrupt(InboxMessage):
-    """The user asks for the job's end (Ctrl-C)."""
+    """The user asks for the job's end, `by` Ctrl-C or the signal of this name."""
+
+    by: str
 
 
 @dataclass(frozen=True)

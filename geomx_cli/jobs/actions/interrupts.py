@@ -37,7 +37,8 @@ def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Ab
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        inbox.put(("", Interrupt()))  # SimpleQueue.put may be called from a signal handler
+        by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        inbox.put(("", Interrupt(by)))  # SimpleQueue.put may be called from a signal handler
         hear()
 
     return _handled(handle, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

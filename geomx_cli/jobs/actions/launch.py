@@ -75,29 +75,32 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     job was released.
     """
     began = time.monotonic()
-    spec, packed = prepared(spec, options.sync)
-    directory = JobDirectory(spec.job, Path(spec.job_dir))
-    lease = _lease(options, float(spec.options["silence"]))
-    if inventory.allocator:  # reject an invalid plan before waiting for machines
-        plan(choose(inventory, None), spec)
     view = options.view or view_for()
     observer, outcome = options.observer, None
     try:
+        with view.waiting("reading the script and the files of --sync"):
+            spec, packed = prepared(spec, options.sync)
+        directory = JobDirectory(spec.job, Path(spec.job_dir))
+        lease = _lease(options, float(spec.options["silence"]))
+        plan(choose(inventory, None), spec)  # reject what needs no host before waiting for any
         with directory.claimed(), interrupts_raised(), ExitStack() as stack:
-            allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.warn))
+            with view.waiting(_preparing(inventory)):
+                allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.warn))
             inventory = allocation.inventory
             connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
             reached = stack.enter_context(hosts.closing(connectors))
             lock = PortLock(view.warn)
             stack.callback(lock.release)
             if options.chooses_ports:
-                lock.acquire()
+                with view.waiting("waiting for another launch to bind its ports"):
+                    lock.acquire()
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             progress = Progress.of(planned, began)
             if observer is not None:
                 stack.callback(lambda: observer.close(outcome.status if outcome is not None else ""))
-                observer.open(progress, planned.spec.options)
+                with view.waiting("starting the exports"):
+                    observer.open(progress, planned.spec.options)
             with view.waiting("looking for the data set") as set_status:
                 provide(planned, inventory, reached, view.note, _progress(view.note, set_status))
             directory.write_plan(planned, inventory)
@@ -123,9 +126,19 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     return conclude(planned, outcome, progress.totals(), time.monotonic() - began)
 
 
+def _preparing(inventory: Inventory) -> str:
+    return f"waiting for machines from {inventory.allocator}" if inventory.allocator else "preparing the hosts"
+
+
 def _progress(note: Callable[[str], None], set_status: Callable[[str], None]) -> "OnDownload":
     """Return what shows the progress of a transfer as a status, and notes messages without a total."""
-    return lambda what, done, total: set_status(f"{what}: {done / total:.0%}") if total else note(what)
+
+    def on_progress(what: str, done: int, total: int) -> None:
+        set_status(f"{what}: {done / total:.0%}" if total else what)
+        if not total:
+            note(what)
+
+    return on_progress
 
 
 def _teed(view: View, directory: JobDirectory, planned: Plan, stack: ExitStack) -> TeeView:
@@ -212,5 +225,4 @@ def _start_dir(inventory: Inventory, planned: Plan, name: str) -> str:
 
 
 def _count(planned: Plan) -> str:
-    hosts = counted(len(planned.hosts), "host")
-    return f"{len(planned.processes)} processes on {hosts} ({', '.join(planned.hosts)})"
+    return f"{counted(len(planned.processes), 'process')} on {planned.where} ({', '.join(planned.hosts)})"

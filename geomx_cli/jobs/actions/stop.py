@@ -62,12 +62,15 @@ class HostStop:
 
 @dataclass(frozen=True)
 class StopReport:
-    """One entry per host, in the plan's order. `problems`: other errors. `party`: the only one that was stopped."""
+    """One entry per host, in the plan's order. `problems`: other errors. `party`: the only one that was stopped.
+    `ended`: how the job had ended before, with nothing left; "" for others. No host was contacted then.
+    """
 
     job: str
     hosts: tuple[HostStop, ...]
     problems: tuple[str, ...] = ()
     party: str = ""
+    ended: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON object."""
@@ -78,7 +81,8 @@ class StopReport:
             }
             for one in self.hosts
         ]  # fmt: skip
-        return {"schema_version": STOP_VERSION, "job": self.job, "complete": self.error() is None, "hosts": hosts}
+        known = {"schema_version": STOP_VERSION, "job": self.job, "complete": self.error() is None}
+        return {**known, "ended": self.ended or None, "hosts": hosts}
 
     def error(self) -> DoneInPart | None:
         """The error to raise if something may still run."""
@@ -94,13 +98,16 @@ class StopReport:
 def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
     """End `job` on all its hosts, or only `party`; SIGKILL follows `grace` seconds after SIGTERM.
 
-    Idempotent, also after a launch or an agent was killed. If all hosts answered and no other process follows the job,
-    state.json records how it ended. Raises UsageError for an unknown party.
+    Idempotent, also after a launch or an agent was killed. For a job that is known to have ended on all its hosts, no
+    host is contacted. If all hosts answered and no other process follows the job, state.json records how it ended.
+    Raises UsageError for an unknown party.
     """
     planned = job.plan.processes
     parties = list(dict.fromkeys(process.party for process in planned))
     if party and party not in parties:
         raise UsageError(f"job {job.id} has no party {party!r}", nearest(party, parties))
+    if (state := job.state) is not None and state.clean:
+        return StopReport(job.id, (), party=party, ended=state.state)
     names = dict.fromkeys(process.host for process in planned if not party or process.party == party)
     with closing(job.open_hosts(names)) as hosts:
         follower = _follower(job)

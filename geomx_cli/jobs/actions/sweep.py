@@ -140,7 +140,8 @@ class _Sweep:
             self._set(cell, state, first_line(conclusion.error))
         took = format_duration(time.monotonic() - began)
         accuracy = conclusion.result.get("accuracy")
-        words = [cell.state, f"job {cell.job}", took, "" if accuracy is None else f"accuracy {accuracy:.4f}", cell.why]
+        why = cell.why.removeprefix(f"job {cell.job} was ")  # which is named before
+        words = [cell.state, f"job {cell.job}", took, "" if accuracy is None else f"accuracy {accuracy:.4f}", why]
         self.runner.note(f"{title}: {', '.join(filter(None, words))}")
         for warning in conclusion.result.get("warnings", ()):
             self.runner.note(f"warning: {cell.name}: {warning}")

@@ -1,5 +1,6 @@
 """Runs a job from start to end: handles process failures, lost agents, and the user's stop."""
 
+import math
 import os
 import signal
 import time
@@ -69,8 +70,8 @@ class Watch:
         self._progress = progress
         self._view = view
         self._hosts = {process.name: process.host for process in plan.processes}
-        self._running = set(plan.hosts)
-        self._started: set[str] = set()
+        self._running, self._started = set(plan.hosts), set[str]()
+        self._clocks: dict[str, float] = {}  # by host: what its Unix time lacks to our monotonic clock
         self._monitor = AgentMonitor(plan, pool, view)
         self._warned = set(warned)
         self._failures: list[Failure] = []
@@ -143,7 +144,7 @@ class Watch:
             return
         match known:
             case Logged(process, fields, age):
-                self._take_event(process, fields, age)
+                self._take_event(host, process, fields, age)
             case Warned(text):
                 self._view.warn(f"warning: host {host}: {text}")
             case Hello(status, late):
@@ -163,14 +164,16 @@ class Watch:
             case Replaced():
                 self._let_go("another geomx is attached to the job now")
 
-    def _take_event(self, process: str, fields: Mapping[str, Any], age: float) -> None:
+    def _take_event(self, host: str, process: str, fields: Mapping[str, Any], age: float) -> None:
         try:
             event = events.parse(fields)
         except ValueError:  # a script may write anything to its event log
             return
         if event is None:
             return
-        self._progress.take(process, event, time.monotonic() - age)
+        # Events that are sent again, as after attach, have the age of their first sending.
+        when = min(time.monotonic() - age, event.time + self._clocks.get(host, math.inf))
+        self._progress.take(process, event, max(self._progress.began, when))
         if self._observer is not None:
             self._observer.on_event(process, event)
         if isinstance(event, WarningRaised):
@@ -189,16 +192,15 @@ class Watch:
                 self._view.warn(f"host {host} is connected again")
             case Interrupt() if self._detaches:
                 self._let_go(f"detached; job {self._plan.job} keeps running; see geomx attach and geomx stop")
-            case Interrupt():
-                self._interrupt()
+            case Interrupt(by):
+                self._interrupt(by)
             case Suspend():
                 self._suspend()
 
     def _check(self, now: float) -> None:
         if now - self._last_turn > _ASLEEP:  # messages that arrived during the suspension are still unread
             self._awake_since = now
-        self._last_turn = now
-        awake = now - self._awake_since
+        self._last_turn, awake = now, now - self._awake_since
         stopping = None if self._stopping_since is None else min(now - self._stopping_since, awake)
         for host in sorted(self._running):
             if (failure := self._monitor.check(host, awake, stopping)) is not None:
@@ -213,6 +215,7 @@ class Watch:
 
     def _apply_snapshot(self, host: str, status: AgentStatus, late: float) -> None:
         """Merge the full status that an agent sends on (re)connection, `late` seconds old."""
+        self._clocks[host] = time.monotonic() - late - status["time"]
         self._progress.apply_snapshot(host, status, late)
         for failure in failures_of(status, late, host, self._hosts):
             self._fail(failure)
@@ -288,10 +291,10 @@ class Watch:
             signal.signal(signal.SIGTSTP, before)
         self._pool.broadcast({"type": "resume"})
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, by: str) -> None:
         if not self._outcome.interrupted:
-            self._outcome.interrupted = True
+            self._outcome.stopped_by, self._outcome.interrupted, self._progress.interrupted = by, True, True
             self._view.warn("stopping (press Ctrl-C again to kill at once)")
-            self._stop(0, "Ctrl-C")
+            self._stop(0, by)
         else:
             self._pool.broadcast({"type": "kill"})

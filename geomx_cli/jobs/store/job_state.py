@@ -82,6 +82,13 @@ class JobState:
         """The failure that has ended the job, as in the result."""
         return self.result.get("failure") if self.over and self.result else None
 
+    @property
+    def clean(self) -> bool:
+        """Whether nothing of the job can still run: it has ended, all its hosts have confirmed that, and all machines
+        were released.
+        """
+        return self.over and self.result is not None and self.result.get("problems") == []
+
     def write(self, directory: Path) -> None:
         """Replace state.json atomically. Raises OSError on failure."""
         write_atomic(directory / FILE_NAME, json.dumps({"schema_version": STATE_VERSION, **asdict(self)}).encode())

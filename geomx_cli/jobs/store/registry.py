@@ -21,9 +21,13 @@ from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
 
-__all__ = ["KnownJob", "all_jobs", "find", "in_preparation"]
+__all__ = ["KnownJob", "UnknownJob", "all_jobs", "find", "in_preparation"]
 
 _DAMAGED = "without this file the job cannot be reached"
+
+
+class UnknownJob(InvalidSettings):
+    """There is no such job."""
 
 
 @dataclass(frozen=True)
@@ -135,19 +139,19 @@ def in_preparation(name: str = "") -> tuple[str, ProcessId] | None:
 
 def find(name: str = "") -> KnownJob:
     """Find a job by id, unique id prefix, or directory; without a name the newest running job, else the newest.
-    Raises InvalidSettings if there is none or more than one.
+    Raises UnknownJob if there is none, InvalidSettings if there is more than one, or it is still being prepared.
     """
     if "/" in name or name == ".":
         job = KnownJob.at(Path(name).absolute())
         if job is None:
-            raise InvalidSettings(f"{name} is not a job directory: it has no plan.json", "see geomx jobs")
+            raise UnknownJob(f"{name} is not a job directory: it has no plan.json", "see geomx jobs")
         return KnownJob(job.plan.job, job.directory, job.started)
     known = all_jobs()
     if not any(job.id.startswith(name) for job in known) and (preparing := in_preparation(name)) is not None:
         hint = "it can be seen once its processes start; geomx stop ends it"
         raise InvalidSettings(f"a launch is still preparing job {preparing[0]}", hint)
     if not known:
-        raise InvalidSettings(f"there are no jobs in {jobs_folder()}", "start one with geomx launch")
+        raise UnknownJob(f"there are no jobs in {jobs_folder()}", "start one with geomx launch")
     if not name:
         running = [job for job in known if job.state_shown in ("running", "detached")]
         return (running or known)[0]
@@ -157,7 +161,7 @@ def find(name: str = "") -> KnownJob:
     if found:
         raise InvalidSettings(f"{len(found)} jobs begin with {name!r}", f"they are {_names(found)}")
     close = did_you_mean(name, (job.id for job in known)) or f"the newest are {_names(known)}"
-    raise InvalidSettings(f"there is no job {name!r}", f"{close}; see geomx jobs")
+    raise UnknownJob(f"there is no job {name!r}", f"{close}; see geomx jobs")
 
 
 def _names(jobs: list[KnownJob]) -> str:

@@ -61,7 +61,16 @@ def _news(failure: Failure) -> list[str]:
     """The end of the log, if it adds to the cause and the hint."""
     known = (failure.cause, failure.hint)
     lines = [line.strip().removeprefix("error: ") for line in failure.tail]
-    return [] if all(any(line in text for text in known) for line in lines) else list(failure.tail)
+    if all(any(line in text for text in known) for line in lines):
+        return []
+    return [_shortened(line, failure) for line in failure.tail]
+
+
+def _shortened(line: str, failure: Failure) -> str:
+    """The line without the message and hint of geomx's own error, in which its traceback ends."""
+    kind, _, text = line.partition(": ")
+    message = text.removesuffix(f" ({failure.hint})") if failure.hint else text
+    return f"{kind}: as above" if message != text and failure.cause.endswith(message) else line
 
 
 def _usual(failure: Failure) -> str:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TextIO
 
 from geomx_cli.core.untrusted import plain
+from geomx_cli.jobs.view.awaited import awaited
 from geomx_cli.jobs.view.parties import PartyTable
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.table import ProcessTable, sentence
@@ -18,6 +19,8 @@ __all__ = ["LineView", "PlainView", "TableView", "View", "view_for"]
 _REFRESH = 0.25
 _LINE_EVERY = 3.0
 _WAITING_EVERY = 10.0
+_SLOW = 2.0  # seconds before a wait is reported
+_TRAINING = ("training", "evaluating")
 
 
 Table = type[ProcessTable] | type[PartyTable]
@@ -51,7 +54,9 @@ def view_for(table: Table = ProcessTable) -> View:
 
 
 class PlainView:
-    """Log lines: phase changes, evaluations, and one line every few seconds while training."""
+    """Log lines: phase changes, evaluations, one line every few seconds while training, and what the job waits for
+    if anything else takes long.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -72,14 +77,26 @@ class PlainView:
         now = time.monotonic()
         if progress.phase != self._phase:
             self._phase = progress.phase
-            self._next_line = now + _LINE_EVERY
-            self.note(f"{now - progress.began:7.1f} s  {self._phase}")
-        for accuracy in progress.evaluations[self._evaluations :]:
-            self.note(f"{now - progress.began:7.1f} s  test accuracy {accuracy:.4f}")
+            self._next_line = now + (_LINE_EVERY if self._phase in _TRAINING else _SLOW)
+            self._note(now, progress, self._phase)
+        for when, found in progress.evaluations[self._evaluations :]:
+            if found.accuracy is not None:
+                self._note(when, progress, f"test accuracy {found.accuracy:.4f}")
+            if found.validation_loss is not None:
+                self._note(when, progress, f"validation loss {found.validation_loss:.4f}")
         self._evaluations = len(progress.evaluations)
-        if now >= self._next_line and self._phase in ("training", "evaluating"):
+        if now < self._next_line:
+            return
+        if self._phase in _TRAINING:
             self._next_line = now + _LINE_EVERY
-            self.note(f"{now - progress.began:7.1f} s  {sentence(progress)}")
+            self._note(now, progress, sentence(progress))
+        else:
+            self._next_line = now + _WAITING_EVERY
+            if text := awaited(progress):
+                self._note(now, progress, text if self._phase == "waiting" else f"{self._phase}, {text}")
+
+    def _note(self, when: float, progress: Progress, text: str) -> None:
+        self.note(f"{when - progress.began:7.1f} s  {text}")
 
     def waiting(self, text: str) -> AbstractContextManager[SetStatus]:
         """See View.waiting."""

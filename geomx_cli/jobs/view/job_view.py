@@ -28,7 +28,7 @@ _SCHEMA_VERSION = 1
 @dataclass(frozen=True)
 class JobView:
     """`failure`: as recorded at the job's end, else the first one known to reachable hosts. `stopped_by`: who requested
-    the stop, if that came before.
+    the stop, if that came before. `cleared`: see `of`.
     """
 
     job: KnownJob
@@ -37,6 +37,7 @@ class JobView:
     hosts: Mapping[str, HostStatus]
     failure: Failure | None
     stopped_by: str
+    cleared: bool = False
 
     @classmethod
     def of(cls, job: KnownJob, hosts: Mapping[str, Connector], *, cleared: bool = False) -> "JobView":
@@ -71,7 +72,7 @@ class JobView:
             by = ""
         elif failure is not None and failure.process and progress.rows[failure.process].asked:
             by = f"geomx stop --party {progress.rows[failure.process].process.party}"
-        return cls(job, known, progress, statuses, failure, by)
+        return cls(job, known, progress, statuses, failure, by, cleared)
 
     @property
     def over(self) -> bool:
@@ -130,6 +131,10 @@ class JobView:
         plan, outcome, state = self.job.plan, self.outcome(), JobState.read(self.job.directory)
         if state is None or state.over or state.followed:
             return Conclusion.of(plan, outcome, self.progress.totals(), self.seconds())
+        if not self.cleared:
+            for host, status in self.hosts.items():
+                left = status.content["left"] if status.content is not None else []
+                outcome.problems += [f"{what} on {host} could not be ended" for what in left]
         outcome.problems += release(self.job.inventory, plan.job)
         return conclude(plan, outcome, self.progress.totals(), self.seconds())
 

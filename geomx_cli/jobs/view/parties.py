@@ -24,9 +24,10 @@ _GAP = 2
 class PartyTotals:
     """Subtotals of the processes of one party.
 
-    workers: those that train; up: of these, how many run. samples_per_s: their current rate, or once all have ended
-    the mean of the training. wan: bytes sent and received across the WAN. slowest: the worker that computes the
-    slowest, by its samples per second of the time that it does not wait for others; "" and 0 if unknown.
+    workers: those that train; up: of these, how many run. samples_per_s: their current rate, 0 once all have finished
+    or ended. wan: bytes sent and received across the WAN. slowest: the worker that computes the
+    slowest, by its samples per second of the time that it does not wait for others; "" and 0 if unknown, or
+    once all have finished.
     """
 
     party: str
@@ -60,15 +61,13 @@ def party_totals(progress: Progress) -> list[PartyTotals]:
 def _totals(party: str, rows: list[ProcessState]) -> PartyTotals:
     workers = [row for row in rows if row.trains]
     up = [row for row in workers if row.runs]
-    rates = {row.process.name: rate for row in up or workers if (rate := _compute_rate(row))}
+    rates = {row.process.name: rate for row in up if (rate := _compute_rate(row))}
     slowest = min(rates, key=rates.__getitem__, default="")
-    training_s = max((row.training_s for row in workers), default=0.0)
-    mean = sum(row.samples for row in workers) / training_s if training_s else 0.0
     return PartyTotals(
         party=party,
         workers=len(workers),
         up=len(up),
-        samples_per_s=round(sum(row.samples_per_s or 0.0 for row in up) if up else mean, 1),
+        samples_per_s=round(sum(row.current_rate for row in up), 1),
         wan=(sum(row.traffic.wan[0] for row in rows), sum(row.traffic.wan[1] for row in rows)),
         slowest=slowest,
         slowest_samples_per_s=round(rates.get(slowest, 0.0), 1),
@@ -78,7 +77,7 @@ def _totals(party: str, rows: list[ProcessState]) -> PartyTotals:
 def _compute_rate(row: ProcessState) -> float:
     """Return a worker's samples per second of the time that it does not wait; 0 if unknown."""
     computing = 1.0 - (row.waiting or 0.0)
-    return (row.samples_per_s or 0.0) / max(computing, 0.001)
+    return row.current_rate / max(computing, 0.001)
 
 
 class PartyTable:

@@ -1,6 +1,5 @@
 """A job's progress: the states of its processes and their totals."""
 
-import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -9,12 +8,13 @@ from typing import Any, Literal
 
 from geomx_cli.core import events
 from geomx_cli.core.agent_status import AgentStatus
-from geomx_cli.core.events import Evaluated, Event
+from geomx_cli.core.events import VALIDATION_LOSS, Evaluated, Event
 from geomx_cli.core.root_cause import Failure
 from geomx_cli.jobs.view.contributions import no_contribution
+from geomx_cli.jobs.view.evaluator import evaluator
 from geomx_cli.jobs.view.outputs import outputs_of
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.plan import Plan, Process
+from geomx_cli.plan import Plan
 
 __all__ = ["Progress", "Totals"]
 
@@ -30,6 +30,7 @@ class Totals:
     """
 
     accuracy: float | None
+    validation_loss: float | None
     loss: float | None
     rounds: int
     samples_per_s: float
@@ -54,21 +55,25 @@ class Progress:
     """One row per process of the plan, in its order. All times are of one caller-supplied clock: launch and status use
     this machine's monotonic clock, as hosts' clocks may be wrong.
 
-    evaluations: test accuracies, in order of arrival. failed_first: the processes whose failure ended the job, as far
+    evaluations: with their times, in order of arrival. failed_first: the processes whose failure ended the job, as far
     as known. ended: the phase of a job that is known to have ended, though hosts may not be reachable; "" of others.
+    script_warning: see JobSpec. interrupted: the user has ended the job, and it is being stopped.
     """
 
     job: str
     rows: Mapping[str, ProcessState]
     began: float
-    evaluations: list[float] = field(default_factory=list)
+    evaluations: list[tuple[float, Evaluated]] = field(default_factory=list)
     failed_first: Collection[str] = ()
     ended: Literal["", "finished", "stopped"] = ""
+    script_warning: str = ""
+    interrupted: bool = False
 
     @classmethod
     def of(cls, plan: Plan, began: float) -> "Progress":
         """The progress of a job that started at `began` without any events yet."""
-        return cls(plan.job, {process.name: ProcessState(process) for process in plan.processes}, began)
+        rows = {process.name: ProcessState(process) for process in plan.processes}
+        return cls(plan.job, rows, began, script_warning=plan.spec.script_warning)
 
     def mark_first_failure(self, failure: Failure) -> None:
         """Mark what failed, a process or all of a host, as the cause of the job's failure."""
@@ -83,11 +88,13 @@ class Progress:
     @property
     def phase(self) -> str:
         """The state of the training worker that is furthest behind; "waiting" if all ended before they joined;
-        "stopping" once a process has failed, then "stopped" when all have ended.
+        "stopping" once a process has failed, or the user has interrupted the job, then "stopped" when all have ended.
         """
         if self.ended:
             return self.ended
         rows = self.rows.values()
+        if self.interrupted:
+            return "stopped" if self.over else "stopping"
         if any(row.status for row in rows) and all(row.status is not None for row in rows):
             return "stopped"
         if any(row.status and not row.asked for row in rows):
@@ -137,15 +144,13 @@ class Progress:
 
     @property
     def accuracy(self) -> float | None:
-        """The newest of the training worker of the lowest global rank that reports any; without one, that of another
-        process. Records have that of the same worker (`Metadata.evaluator`).
-        """
-        known = [row for row in self.rows.values() if row.accuracy is not None]
-        return min(known, key=lambda row: _rank(row.process)).accuracy if known else None
+        """The newest test accuracy of the `evaluator`."""
+        found = evaluator(self.rows.values())
+        return None if found is None else found.accuracy
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of scripts: the mean of each over the training workers that report it."""
+        """The validation loss, and scripts' metrics: the mean of each over the training workers that report it."""
         known: dict[str, list[float]] = {}
         for row in self.training_rows:
             for name, value in row.metrics.items():
@@ -162,7 +167,7 @@ class Progress:
         if (row := self.rows.get(process)) is not None:
             row.take(event, when)
             if isinstance(event, Evaluated):
-                self.evaluations.append(event.accuracy)
+                self.evaluations.append((when, event))
 
     def end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
         """Record that a process ended `age` seconds ago."""
@@ -207,6 +212,7 @@ class Progress:
         training_s = max((row.training_s for row in trained), default=0.0)
         return Totals(
             accuracy=self.accuracy,
+            validation_loss=self.metrics.get(VALIDATION_LOSS),
             loss=self.loss,
             rounds=max((row.round for row in trained), default=0),
             samples_per_s=sum(row.samples for row in trained) / training_s if training_s else 0.0,
@@ -217,12 +223,8 @@ class Progress:
             encoded=_sum(row.traffic.encoded for row in rows),
             encoded_lan=_sum(row.traffic.encoded_lan for row in rows),
             outputs=outputs_of(rows),
-            warnings=list(filter(None, [no_contribution(rows)])),
+            warnings=list(filter(None, [self.script_warning, no_contribution(rows)])),
         )
-
-
-def _rank(process: Process) -> float:
-    return math.inf if process.global_rank is None else process.global_rank
 
 
 def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:

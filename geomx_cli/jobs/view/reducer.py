@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from geomx_cli.core.agent_status import MAX_METRICS
 from geomx_cli.core.events import (
+    VALIDATION_LOSS,
     Evaluated,
     Event,
     OutputsWritten,
@@ -28,9 +29,11 @@ __all__ = ["ProcessState"]
 class ProcessState:
     """The state of one process. Events may be applied in any order.
 
-    state: as last reported by the process, or how it ended. traffic: bytes so far. evaluations: test accuracy by round.
+    state: as last reported by the process, or how it ended. traffic: bytes so far. evaluations: test accuracy by round;
+    validation_losses likewise.
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
-    algorithm's own metrics of its newest round. step, metrics: as its script has reported; the newest of each.
+    algorithm's own metrics of its newest round. step, metrics: as its script has reported, and
+    the validation loss; the newest of each.
     trains_since: Unix seconds of its host, None before training. first_round: end of its first round, by the clock of
     the caller of `take`. failure: the cause that the process reports; finished: it has completed its work. outputs:
     what it has saved.
@@ -49,6 +52,7 @@ class ProcessState:
     left_s: float | None = None
     traffic: Traffic = field(default_factory=Traffic)
     evaluations: dict[int, float] = field(default_factory=dict)
+    validation_losses: dict[int, float] = field(default_factory=dict)
     samples: int = 0
     training_s: float = 0.0
     recorded: Mapping[str, float] = field(default_factory=dict)
@@ -97,15 +101,16 @@ class ProcessState:
                 self._take_round(event, when)
             case Reported():
                 self._take_report(event)
-            case Evaluated(round=number, accuracy=accuracy):
-                self.evaluations[number] = accuracy
-                self._note_accuracy(accuracy, event)
+            case Evaluated():
+                self._take_evaluation(event)
             case ProcessFailed():
                 self.failure = event if self.failure is None or event.order < self.failure.order else self.failure
             case OutputsWritten():
                 self.outputs = event if self._is_newest("outputs", event) else self.outputs
             case ProcessFinished():
                 self.accuracy = self.accuracy if event.accuracy is None else event.accuracy
+                if event.validation_loss is not None:
+                    self._note_metric(VALIDATION_LOSS, event.validation_loss, event)
                 self._enter("finished", event)
                 self.finished = event
 
@@ -147,8 +152,19 @@ class ProcessState:
         if event.samples_per_s is not None and self._is_newest("samples_per_s", event):
             self.samples_per_s = event.samples_per_s
         for name, value in event.metrics.items():
-            if (name in self.metrics or len(self.metrics) < MAX_METRICS) and self._is_newest(f"metric {name}", event):
-                self.metrics[name] = value
+            self._note_metric(name, value, event)
+
+    def _take_evaluation(self, event: Evaluated) -> None:
+        if event.accuracy is not None:
+            self.evaluations[event.round] = event.accuracy
+            self._note_accuracy(event.accuracy, event)
+        if event.validation_loss is not None:
+            self.validation_losses[event.round] = event.validation_loss
+            self._note_metric(VALIDATION_LOSS, event.validation_loss, event)
+
+    def _note_metric(self, name: str, value: float, event: Event) -> None:
+        if (name in self.metrics or len(self.metrics) < MAX_METRICS) and self._is_newest(f"metric {name}", event):
+            self.metrics[name] = value
 
     def _enter(self, state: str, event: Event) -> None:
         # Telemetry written while the process finished may arrive after the finish event.

@@ -21,7 +21,7 @@ _STATUS = {Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "do
 
 def result(plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float) -> dict[str, Any]:
     """The result of a job that has ended. `total_s`: seconds from start to end. "logs" is null if on other hosts.
-    "model" is its path, HOST:PATH on another machine, or null.
+    "model" is its path, HOST:PATH on another machine, or null. "problems": what may still run, or was not released.
     """
     failure = outcome.failure
     return {
@@ -34,6 +34,7 @@ def result(plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Total
         "total_s": total_s,
         "directory": plan.spec.job_dir,
         "logs": f"{plan.spec.job_dir}/logs" if is_here(plan) else None,
+        "problems": list(outcome.problems),
         "failure": None if failure is None or outcome.interrupted else failure_fields(failure),
         "error": None if error is None else {"message": error.message, "hint": error.hint},
     }
@@ -58,6 +59,7 @@ def in_words(result: Mapping[str, Any]) -> str:
         ("status", result["status"]),
         ("WARNING", "; ".join(result.get("warnings", ()))),  # absent in results of an earlier version
         ("test accuracy", "" if accuracy is None else f"{accuracy:.4f}"),
+        ("validation loss", "" if result.get("validation_loss") is None else f"{result['validation_loss']:.4f}"),
         ("rounds", str(result["rounds"] or "")),
         ("samples/s", f"{result['samples_per_s']:.0f}" if result["samples_per_s"] else ""),
         ("first training step", "" if first is None else f"after {format_duration(first)}"),

@@ -1,10 +1,12 @@
 """A job's progress for a terminal of any size: one row per process, a progress bar, and one summary line."""
 
 import textwrap
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.units import format_bytes, format_duration
+from geomx_cli.jobs.view.awaited import awaited
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
 
@@ -115,10 +117,16 @@ def up_down(counts: tuple[int, int]) -> str:
 
 
 def sentence(progress: Progress) -> str:
-    """Summarize the job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s, ..."."""
+    """Summarize the job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s, ...";
+    before the first step, for how long and what it waits for.
+    """
     totals = progress.totals()
     done = "" if progress.done is None else f" {progress.done:.0%}"
     parts = [f"{progress.phase}{done}", f"round {totals.rounds}"]
+    if progress.phase in ("starting", "waiting"):
+        parts = [f"{progress.phase} ({time.monotonic() - progress.began:.0f} s)"]
+    if progress.phase in ("starting", "waiting", "training"):  # later the states of the processes tell
+        parts += filter(None, [awaited(progress, names=False)])
     if totals.loss is not None:
         parts.append(f"loss {totals.loss:.3f}")
     if totals.accuracy is not None:

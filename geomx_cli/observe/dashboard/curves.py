@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geomx_cli.core.events import Reported, Telemetry
-from geomx_cli.observe.dashboard.downsampled_series import DownsampledSeries, Flow, MeasuredSeries, StepSeries
+from geomx_cli.jobs.view.evaluator import precedence
+from geomx_cli.observe.dashboard.downsampled_series import DownsampledSeries, Flow, MeasuredSeries
 from geomx_cli.plan import Process
 
 __all__ = ["Curves"]
@@ -13,14 +14,15 @@ __all__ = ["Curves"]
 ALL, ALL_PARTIES = "all workers", "all parties"
 MOST_CURVES = 12
 MOST_METRICS = 16  # names of scripts' metrics with curves
-MEANS = ("loss", "waiting", "rounds")
-FROM_TELEMETRY = ("loss", "speed", "waiting", "rounds")
+KINDS = ("loss", "speed", "waiting", "rounds", "steps")
+
+Series = DownsampledSeries | MeasuredSeries
 
 
 class Curves:
     """One curve for each training worker, with values as measured; if they are many, one for each party, with means or
     sums; if these are many too, one in all. Beside them `overall`, one for the whole job. The accuracy is that of the
-    process with the most evaluations, as in reports. Sizes depend on the number of curves only.
+    job, see jobs/view/evaluator.py. Sizes depend on the number of curves only.
 
     Not thread-safe. Times are seconds since the job began.
     """
@@ -34,38 +36,53 @@ class Curves:
         }
         self._averaged = len(training) > MOST_CURVES
         self._single = len(training) == 1
-        self._series: dict[str, dict[str, DownsampledSeries | MeasuredSeries]] = {name: {} for name in FROM_TELEMETRY}
-        self._accuracies: dict[str, MeasuredSeries] = {}
-        self._metrics: dict[str, dict[str, StepSeries | MeasuredSeries]] = {}
+        self._processes = {one.name: one for one in training}
+        self._series: dict[str, dict[str, Series]] = {name: {} for name in KINDS}
+        self._newest: dict[str, tuple[int, float | None]] = {}
+        self._evaluator: Process | None = None
+        self._accuracies = MeasuredSeries()
+        self._metrics: dict[str, dict[str, Series]] = {}
         self._sent: dict[str, Flow] = {}
         self._sent_in_all = Flow()
 
-    def telemetry(self, process: str, event: Telemetry, seconds: float) -> None:
-        """Add what a training worker reports."""
-        values = {
-            "loss": event.loss, "speed": event.samples_per_s, "waiting": event.waiting, "rounds": event.round or None
-        }  # fmt: skip
+    def telemetry(self, process: str, event: Telemetry, seconds: float, *, trains: bool) -> None:
+        """Add what a training worker reports. Of one that evaluates or has finished, only what is new: the last round,
+        and its loss.
+        """
+        newest = event.round, event.loss
+        is_new = newest != self._newest.get(process, (0, None))
+        self._newest[process] = newest
+        values = {"loss": event.loss, "rounds": event.round or None} if trains or is_new else {}
+        values |= {"speed": event.samples_per_s, "waiting": event.waiting} if trains else {}
         for name, value in values.items():
-            self._add(name, process, value, seconds)
+            self._add(self._series[name], process, value, seconds, summed=name == "speed")
 
     def reported(self, process: str, event: Reported, seconds: float) -> None:
         """Add what a training worker's script reports."""
-        group = self._groups.get(process)
-        if group is None:
+        if process not in self._processes:
             return
-        self._add("loss", process, event.loss, seconds)
-        self._add("speed", process, event.samples_per_s, seconds)
-        self.accuracy(process, event.accuracy, seconds)
+        self._add(self._series["loss"], process, event.loss, seconds)
+        self._add(self._series["speed"], process, event.samples_per_s, seconds, summed=True)
+        self._add(self._series["steps"], process, event.step, seconds)
+        self.accuracy(self._processes[process], event.accuracy, seconds)
         for name, number in event.metrics.items():
-            if math.isfinite(number) and (name in self._metrics or len(self._metrics) < MOST_METRICS):
-                new = StepSeries() if self._averaged else MeasuredSeries()
-                self._metrics.setdefault(name, {}).setdefault(group, new).add(event.step, number)
+            self.metric(process, name, number, seconds)
 
-    def accuracy(self, process: str, value: float | None, seconds: float) -> None:
-        """Add a test accuracy."""
-        has_curve = process in self._accuracies or len(self._accuracies) < MOST_CURVES
-        if value is not None and math.isfinite(value) and has_curve:
-            self._accuracies.setdefault(process, MeasuredSeries()).add(seconds, value)
+    def metric(self, process: str, name: str, value: float, seconds: float) -> None:
+        """Add a metric of a training worker."""
+        if process not in self._processes or not math.isfinite(value):
+            return
+        if name in self._metrics or len(self._metrics) < MOST_METRICS:
+            self._add(self._metrics.setdefault(name, {}), process, value, seconds)
+
+    def accuracy(self, process: Process, value: float | None, seconds: float) -> None:
+        """Add a test accuracy; those of other processes than the evaluator, as known so far, are dropped."""
+        if value is None:
+            return
+        if self._evaluator is None or precedence(process) < precedence(self._evaluator):
+            self._evaluator, self._accuracies = process, MeasuredSeries()
+        if process.name == self._evaluator.name and math.isfinite(value):
+            self._accuracies.add(seconds, value)
 
     def sent(self, party: str, begin: float, end: float, amount: float) -> None:
         """Add bytes that a party has sent to others in this time."""
@@ -74,14 +91,12 @@ class Curves:
 
     def snapshot(self) -> dict[str, Any]:
         """Return, for JSON, the `curves`, and whether those of workers are `averaged` over several; scripts' `metrics`
-        by name and group as [step, value] pairs; and the `axes` over which curves can be drawn instead of time: the
-        `rounds` of each group, and the total of `bytes` between parties.
+        by name and group; and the `axes` over which curves can be drawn instead of time: the `rounds` and scripts'
+        `steps` of each group, and the total of `bytes` between parties.
         """
-        found = {
-            name: {group: one.points() for group, one in sorted(known.items()) if group != ALL or len(known) == 1}
-            for name, known in self._series.items()
-        }
-        accuracy = self._accuracy()
+        found = {name: _points(known) for name, known in self._series.items()}
+        accuracy = self._accuracies.points()
+        axes = {name: {**found[name], ALL: self._overall(name)} for name in ("rounds", "steps")}
         return {
             "averaged": self._averaged,
             "curves": {
@@ -89,35 +104,29 @@ class Curves:
                 **{name: found[name] for name in ("loss", "speed", "waiting")},
                 "wan": {party: flow.points() for party, flow in sorted(self._sent.items())},
             },
-            "metrics": {
-                name: {group: one.points() for group, one in sorted(known.items())}
-                for name, known in sorted(self._metrics.items())
-            },
-            "axes": {"rounds": {**found["rounds"], ALL: self._overall("rounds")}, "bytes": self._sent_in_all.totals()},
+            "metrics": {name: _points(known) for name, known in sorted(self._metrics.items())},
+            "axes": {**axes, "bytes": self._sent_in_all.totals()},
         }
 
     def overall(self) -> Mapping[str, Any]:
         """Return the same with one curve for the whole job, for comparisons."""
-        accuracy = self._accuracy()
-        curves = {"accuracy": accuracy, "wan": self._sent_in_all.points()}
+        curves = {"accuracy": self._accuracies.points(), "wan": self._sent_in_all.points()}
         curves |= {name: self._overall(name) for name in ("loss", "speed", "waiting")}
-        axes = {"rounds": {ALL: self._overall("rounds")}, "bytes": self._sent_in_all.totals()}
+        axes = {name: {ALL: self._overall(name)} for name in ("rounds", "steps")}
         shown = {name: {ALL: points} if points else {} for name, points in curves.items()}
-        return {"averaged": not self._single, "curves": shown, "axes": axes}
+        return {"averaged": not self._single, "curves": shown, "axes": {**axes, "bytes": self._sent_in_all.totals()}}
 
-    def _accuracy(self) -> list[tuple[float, float]]:
-        known = max(self._accuracies.values(), key=len, default=None)
-        return known.points() if known is not None else []
-
-    def _add(self, name: str, process: str, value: float | None, seconds: float) -> None:
+    def _add(
+        self, known: dict[str, Series], process: str, value: float | None, seconds: float, *, summed: bool = False
+    ) -> None:
+        """Add a value to the curve of its worker or party in `known`, and to that of the whole job."""
         if value is None or not math.isfinite(value):
             return
-        known = self._series[name]
         for group in {self._groups.get(process, ALL), ALL}:
             if group == process or self._single:
                 series = known.setdefault(group, MeasuredSeries())
             else:
-                series = known.setdefault(group, DownsampledSeries(summed=name not in MEANS))
+                series = known.setdefault(group, DownsampledSeries(summed=summed))
             if isinstance(series, MeasuredSeries):
                 series.add(seconds, value)
             else:
@@ -126,3 +135,8 @@ class Curves:
     def _overall(self, name: str) -> list[tuple[float, float]]:
         series = self._series[name].get(ALL)
         return series.points() if series is not None else []
+
+
+def _points(known: Mapping[str, Series]) -> dict[str, list[tuple[float, float]]]:
+    """Return the points of each curve, without that of the whole job unless it is the only one."""
+    return {group: one.points() for group, one in sorted(known.items()) if group != ALL or len(known) == 1}

@@ -3,11 +3,11 @@
 from bisect import insort
 from itertools import groupby
 
-__all__ = ["DownsampledSeries", "Flow", "MeasuredSeries", "StepSeries"]
+__all__ = ["DownsampledSeries", "Flow", "MeasuredSeries"]
 
 MOST = 480
-STEPS = 240
 FIRST_STEP = 1.0
+FINEST_STEP = 2.0**-7
 
 
 class MeasuredSeries:
@@ -18,14 +18,11 @@ class MeasuredSeries:
     """
 
     def __init__(self) -> None:
-        self._step = FIRST_STEP
+        self._step = FINEST_STEP
         self._values: list[tuple[float, float]] = []
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def add(self, x: float, value: float) -> None:
-        """Add a finite value at a time in seconds, or at a step."""
+        """Add a finite value at a time in seconds."""
         insort(self._values, (x, value), key=_x)
         if len(self._values) > MOST:
             while len(thinned := self._thinned()) > MOST // 2:
@@ -88,35 +85,6 @@ class DownsampledSeries:
     def _merge(self, number: int, content: tuple[float, int, int]) -> None:
         total, count, bits = self._steps.get(number, (0.0, 0, 0))
         self._steps[number] = total + content[0], count + content[1], bits | content[2]
-
-
-class StepSeries:
-    """Values of several sources by step, in STEPS points at most: steps are merged in groups whose size doubles. Values
-    may arrive in any order.
-
-    Not thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._size = 1
-        self._groups: dict[int, tuple[int, float, int]] = {}  # group -> its last step, sum, count
-
-    def add(self, step: int, value: float) -> None:
-        """Add a finite value."""
-        self._merge(step, value, 1)
-        while len(self._groups) > STEPS:
-            self._size *= 2
-            groups, self._groups = self._groups, {}
-            for last, total, count in groups.values():
-                self._merge(last, total, count)
-
-    def points(self) -> list[tuple[int, float]]:
-        """Return (step, value) pairs, ordered by step: the last step of each group, and the mean of its values."""
-        return [(last, _short(total / count)) for _, (last, total, count) in sorted(self._groups.items())]
-
-    def _merge(self, step: int, total: float, count: int) -> None:
-        last, before, times = self._groups.get(step // self._size, (step, 0.0, 0))
-        self._groups[step // self._size] = max(last, step), before + total, times + count
 
 
 class Flow:

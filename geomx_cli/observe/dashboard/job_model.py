@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geomx_cli.core.events import (
+    VALIDATION_LOSS,
     Evaluated,
     Event,
     ProcessFailed,
@@ -150,14 +151,16 @@ class JobModel:
         name = known.process.name
         match event:
             case Telemetry():
-                if known.trains and known.state == "training":
-                    self._curves.telemetry(name, event, seconds)
+                if known.trains:
+                    self._curves.telemetry(name, event, seconds, trains=known.state == "training")
                 if event.bytes is not None:
                     self._add_bytes(known, event.bytes, before, seconds)
             case Reported():
                 self._curves.reported(name, event, seconds)
             case Evaluated() | ProcessFinished():
-                self._curves.accuracy(name, event.accuracy, seconds)
+                self._curves.accuracy(known.process, event.accuracy, seconds)
+                if event.validation_loss is not None:
+                    self._curves.metric(name, VALIDATION_LOSS, event.validation_loss, seconds)
             case WarningRaised():
                 self._messages.append(_message(seconds, name, "warning", event.message))
             case ProcessFailed():

@@ -15,7 +15,7 @@ LABELS = ["job", "process", "party", "role"]
 GAUGES = {
     "round": "Rounds that the process has completed.",
     "step": "Step that the worker's script has reported.",
-    "samples_per_s": "Samples that the worker trains on in a second.",
+    "samples_per_s": "Samples that the worker trains on in a second; 0 once it has finished.",
     "loss": "Loss of the worker's last round.",
     "waiting": "Part of its time that the worker waits for the others.",
     "progress": "Part of the training that is done.",
@@ -67,7 +67,7 @@ class Metrics(LoopbackServer):
             gauge = GaugeMetricFamily(f"geomx_{name}", text, labels=LABELS)
             for row in rows:
                 if (value := getattr(row, name)) is not None:  # including NaN and infinity, which a loss may be
-                    gauge.add_metric(self._labels(row), value)
+                    gauge.add_metric(self._labels(row), row.current_rate if name == "samples_per_s" else value)
             yield gauge
         own = GaugeMetricFamily("geomx_metric", "Metrics that scripts report.", labels=[*LABELS, "name"])
         for row in rows:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from geomx_cli.core.events import Evaluated, Event, ProcessFinished, Reported, Telemetry
+from geomx_cli.core.events import VALIDATION_LOSS, Evaluated, Event, ProcessFinished, Reported, Telemetry
 
 __all__ = ["Scalar", "Scalars"]
 
@@ -20,8 +20,8 @@ class Scalar(NamedTuple):
 
 
 class Scalars:
-    """Tags: accuracy, and loss/PROCESS, samples_per_s/PROCESS, waiting/PROCESS and wan_MB/PROCESS; of scripts
-    accuracy/PROCESS, and metric/NAME/PROCESS for metrics of their own, so that one named "loss" is not the loss.
+    """Tags: accuracy, validation_loss, and loss/PROCESS, samples_per_s/PROCESS, waiting/PROCESS and wan_MB/PROCESS; of
+    scripts accuracy/PROCESS, and metric/NAME/PROCESS for metrics of their own: one named "loss" is not the loss.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,9 @@ class Scalars:
 
     def _values(self, process: str, event: Event) -> Iterator[tuple[str, float | None, int | None]]:
         match event:
-            case Evaluated(round=number, accuracy=accuracy) | ProcessFinished(rounds=number, accuracy=accuracy):
-                yield "accuracy", accuracy, number
+            case Evaluated(round=number) | ProcessFinished(rounds=number):
+                yield "accuracy", event.accuracy, number
+                yield VALIDATION_LOSS, event.validation_loss, number
             case Telemetry(round=number) if number != self._rounds.get(process):
                 self._rounds[process] = number
                 for name in NAMES:

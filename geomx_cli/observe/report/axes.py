@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from geomx_cli.observe.report.averages import Curve
 from geomx_cli.observe.report.figures import Curves
 
 __all__ = ["Axes"]
@@ -41,18 +42,24 @@ class Axes:
         room = _ROOM * (high - low)
         return (low - room if first - low < room else low), high + room
 
+    def shows(self, figure: Curves, curve: Curve) -> bool:
+        """Whether any part of a curve of the figure lies within the limits of x."""
+        low, high = self.x_limits(figure)
+        return min(curve.x) <= high and max(curve.x) >= low
+
     def nothing(self, figure: Curves) -> str:
         """Return why no point of the figure can be seen within these axes, as a clause; "" if one can."""
-        points = [(x, y) for curve in figure.curves.values() for x, y in zip(curve.x, curve.y, strict=True)]
+        points = [point for curve in figure.curves.values() for point in zip(curve.x, curve.y, strict=True)]
         if not points:
             return f"no {figure.y} was recorded"
         for is_log, axis, letter in ((self.logx, 0, "x"), (self.logy, 1, "y")):
             if is_log and all(point[axis] <= 0 for point in points):
                 return f"no {letter} is above 0, as a logarithmic axis (--log{letter}) needs it"
         for limits, axis, letter in ((self.x_limits(figure), 0, "x"), (self.ylim, 1, "y")):
+            values = [point[axis] for point in points]
             points = [point for point in points if limits is None or limits[0] <= point[axis] <= limits[1]]
             if not points:
-                return f"no point lies within --{letter}lim"
+                return f"no point lies within --{letter}lim: the data are from {min(values):.4g} to {max(values):.4g}"
         return ""
 
     def y_limits(self, figure: Curves) -> tuple[float, float]:

@@ -9,7 +9,7 @@ in BASE/NETWORK/MODE.
 """
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,12 +31,16 @@ __all__ = ["Layout", "collect", "fetched"]
 Layout = Literal["runs", "esync"]
 
 
-def collect(job: KnownJob, base: Path, *, layout: Layout = "runs", overwrite: bool = False) -> dict[str, Any]:
+def collect(
+    job: KnownJob, base: Path, *, layout: Layout = "runs", overwrite: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:  # fmt: skip
     """Collect a job into `base`; return the content of BASE/JOB/manifest.json, with "folder" and "records" (a folder,
     or None if nothing is recorded).
 
     May be repeated while the job runs. Raises InvalidSettings if the records of another job are in the same place (only
-    ESync's layout has one place for several), unless `overwrite` is set, and the errors of jobs.actions.collect.
+    ESync's layout has one place for several), unless `overwrite` is set, and the errors of jobs.actions.collect. `say`
+    receives what is waited for.
     """
     mode = (base / network_of(job.plan) / mode_of(job.plan.spec.options)).resolve()
     place = mode if layout == "esync" else mode / job.plan.job
@@ -44,7 +48,8 @@ def collect(job: KnownJob, base: Path, *, layout: Layout = "runs", overwrite: bo
     with locked_folder(base):
         _check(place, job.plan.job, overwrite=overwrite)
         state = _state(job)
-        manifest = collect_logs(job, folder)
+        manifest = collect_logs(job, folder, say)
+        say("reading the records of the workers' rounds")
         records = JobRecords.read(job.plan, folder / "events", state)
         written = _write_records(records, place, layout)
     for process in job.plan.processes:

@@ -9,7 +9,7 @@ from geomx_cli.observe.report.averages import Mean, mean_of
 from geomx_cli.observe.report.groups import RunGroup
 from geomx_cli.observe.report.summary import Summary
 
-__all__ = ["METRICS", "ComparisonRow", "cells", "compared", "csv_rows", "unlike"]
+__all__ = ["METRICS", "ComparisonRow", "cells", "compared", "csv_rows", "shown", "unlike"]
 
 ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "batch_size", "wan", "slowdown")
 
@@ -32,6 +32,7 @@ METRICS: Mapping[str, Metric] = {
         "bytes to {}", lambda one: one.reached.wan_bytes if one.reached else None, format_bytes, "B"
     ),
     "accuracy": Metric("accuracy", lambda one: one.accuracy, "{:.4f}".format),
+    "validation_loss": Metric("validation loss", lambda one: one.validation_loss, "{:.4f}".format),
     "samples_per_s": Metric("samples/s", lambda one: one.samples_per_s, "{:.0f}".format),
     "busy": Metric("computing", lambda one: one.busy, lambda value: f"{100 * value:.0f} %"),
     "wan_bytes": Metric("bytes", lambda one: one.wan_bytes, format_bytes, "B"),
@@ -81,11 +82,22 @@ def compared(groups: Sequence[RunGroup], target: float) -> list[ComparisonRow]:
     return rows
 
 
-def cells(row: ComparisonRow) -> list[str]:
-    """Return the metrics as text: mean ± standard deviation; where only some runs reached the target, how many. Of a
+def shown(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return the names of the metrics for a table: the validation loss if a run has it, and those of the accuracy
+    unless no run has one in its place.
+    """
+    known = {name for row in rows for name, mean in row.means.items() if mean is not None}
+    left_out = {"validation_loss"}
+    if "validation_loss" in known:
+        left_out = set() if "accuracy" in known else {"time_to_target", "bytes_to_target", "accuracy"}
+    return [name for name in METRICS if name not in left_out]
+
+
+def cells(row: ComparisonRow, names: Sequence[str]) -> list[str]:
+    """Return these metrics as text: mean ± standard deviation; where only some runs reached the target, how many. Of a
     run that is not done, what it has reached.
     """
-    return [_cell(metric, row.means[name], len(row.group.runs)) for name, metric in METRICS.items()]
+    return [_cell(METRICS[name], row.means[name], len(row.group.runs)) for name in names]
 
 
 def _cell(metric: Metric, mean: Mean | None, runs: int) -> str:

@@ -17,6 +17,8 @@ from geomx_cli.observe.report.terminal import painted
 
 __all__ = ["any_y", "empty", "figures_of", "in_terminal", "to_files"]
 
+_NO_METRICS = "these runs have none: a script reports its own with geomx.report(NAME=value)"
+
 
 def figures_of(
     runs: Sequence[RunRecords], by: Sequence[str], only: Sequence[str] = (), metrics: Sequence[str] = ()
@@ -27,7 +29,8 @@ def figures_of(
     """
     reported = sorted({name for run in runs for name in metric_names(run)})
     if unknown := [name for name in metrics if name not in reported]:
-        raise UsageError(f"--metric {unknown[0]}: no run has it", _known(unknown[0], reported))
+        hint = nearest(unknown[0], reported) if reported else _NO_METRICS
+        raise UsageError(f"--metric {unknown[0]}: no run has it", hint)
     networks = sorted({run.network for run in runs})
     found = figures.of(", ".join(networks), grouped(runs, by), metrics)
     names = [figure.name for figure in found.found]

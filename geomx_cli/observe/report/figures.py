@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geomx_cli.core import plugins
-from geomx_cli.core.process_name import file_name
+from geomx_cli.core.events import VALIDATION_LOSS
+from geomx_cli.core.process_name import shell_name
 from geomx_cli.observe.report.averages import Curve, Mean, mean_curve, mean_of
 from geomx_cli.observe.report.groups import RunGroup
-from geomx_cli.observe.report.metric_curves import LOSS, metric_curve
+from geomx_cli.observe.report.metric_curves import LOSS, metric_curve, metric_names
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.run_records import RunRecords
 from geomx_cli.observe.report.summary import Summary
@@ -19,6 +20,7 @@ from geomx_cli.observe.report.timeline import Span, one_round
 __all__ = ["Bars", "Curves", "Figure", "Figures", "Matrix", "Series", "Timeline", "of"]
 
 ACCURACY = "test accuracy"
+VALIDATION = "validation loss"
 SHORT = 180.0  # seconds; axes of shorter runs are in seconds
 
 
@@ -111,19 +113,25 @@ class Figures:
 def of(what: str, groups: Sequence[RunGroup], metrics: Sequence[str] = ()) -> Figures:
     """Return all figures of these groups of runs. `what`: the network or script, for titles. `metrics`: of scripts."""
     figures = Figures(groups=groups)
+    has_loss = any(VALIDATION_LOSS in metric_names(run) for group in groups for run in group.runs)
+    scored = not has_loss or any(run.evaluator.accuracies for group in groups for run in group.runs)
     alike = [group for group in groups if not group.mode.endswith(NON_IID)]
     unlike = [group for group in groups if group.mode.endswith(NON_IID)]
     for name, which, data in (("accuracy", alike, "i.i.d."), ("accuracy-niid", unlike, "non-i.i.d.")):
-        if which:
+        if which and scored:
             unit, scale = ("minutes", 60.0) if _longest(which) > SHORT else ("seconds", 1.0)
             title, x = f"Test accuracy of {what} on {data} data", f"time ({unit})"
             curves = _curves(which, lambda run, seconds, scale=scale: seconds / scale)
             figures.add(name, _accuracy(name, title, x, curves, _standalone(which)), which)
-    curves = _curves(groups, _wan_megabytes_until)
-    title = f"Test accuracy of {what} by traffic"
-    figures.add("bytes", _accuracy("bytes", title, "between parties (MB, both ways)", curves), groups)
-    for metric in (LOSS, *metrics):
-        name, title = (LOSS, "Training loss") if metric == LOSS else (f"metric-{file_name(metric)}", metric)
+    x = "between parties (MB, both ways)"
+    if scored:
+        title, curves = f"Test accuracy of {what} by traffic", _curves(groups, _wan_megabytes_until)
+        figures.add("bytes", _accuracy("bytes", title, x, curves), groups)
+    else:
+        figures.add("bytes", _loss_by_traffic(f"Validation loss of {what} by traffic", x, groups), groups)
+    names = {LOSS: (LOSS, "Training loss"), VALIDATION_LOSS: ("validation-loss", "Validation loss")}
+    for metric in dict.fromkeys((LOSS, *([VALIDATION_LOSS] if has_loss else []), *metrics)):
+        name, title = names.get(metric, (f"metric-{shell_name(metric)}", metric))
         figures.add(name, _metric(name, f"{title} of {what}", metric, groups), groups)
     summaries = {_series(group): [Summary.of(run, 1.0, parity=False) for run in group.runs] for group in groups}
 
@@ -171,6 +179,22 @@ def _curves(groups: Sequence[RunGroup], x: Callable[..., float | None]) -> dict[
     return found or why
 
 
+def _loss_by_traffic(title: str, x: str, groups: Sequence[RunGroup]) -> Curves | str:
+    """Return the figure of the validation loss over the megabytes between parties, or why there is none."""
+    found: dict[Series, Curve] = {}
+    for group in groups:
+        points = [
+            [(at, loss) for seconds, loss in metric_curve(run, VALIDATION_LOSS)
+             if (at := _wan_megabytes_until(run, seconds)) is not None]
+            for run in group.runs
+        ]  # fmt: skip
+        if known := [one for one in points if one]:
+            found[_series(group)] = mean_curve(known)
+    if not found:
+        return "no run with a validation loss has recorded its traffic between parties"
+    return Curves("bytes", title, x, VALIDATION, found)
+
+
 def _metric(name: str, title: str, metric: str, groups: Sequence[RunGroup]) -> Curves | str:
     """Return the figure of LOSS or of a metric of scripts over time, or why there is none."""
     unit, scale = ("minutes", 60.0) if _longest(groups) > SHORT else ("seconds", 1.0)
@@ -182,7 +206,8 @@ def _metric(name: str, title: str, metric: str, groups: Sequence[RunGroup]) -> C
             found[_series(group)] = mean_curve(known)
     if not found:
         return f"no run has recorded {'a loss' if metric == LOSS else metric}"
-    return Curves(name, title, f"time ({unit})", f"{metric}, mean over workers", found)
+    y = VALIDATION if metric == VALIDATION_LOSS else f"{metric}, mean over workers"
+    return Curves(name, title, f"time ({unit})", y, found)
 
 
 def _longest(groups: Sequence[RunGroup]) -> float:
@@ -191,7 +216,7 @@ def _longest(groups: Sequence[RunGroup]) -> float:
 
 def _wan_megabytes_until(run: RunRecords, seconds: float) -> float | None:
     """Return the megabytes between parties up to that time; None if unknown."""
-    sent = run.metadata.bytes_by(seconds) if run.metadata is not None else None
+    sent = run.wan_bytes_by(seconds)
     return None if sent is None else sent / 1e6
 
 

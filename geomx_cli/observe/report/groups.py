@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import UsageError
-from geomx_cli.core.process_name import file_name
+from geomx_cli.core.options import text_of
+from geomx_cli.core.process_name import shell_name
 from geomx_cli.observe.report.modes import place_of, title
 from geomx_cli.observe.report.run_records import RunRecords
 
@@ -52,7 +53,7 @@ class RunGroup:
         """As in "hfa-seed-2", for files."""
         parts = [f"-{name.replace('_', '-')}-{_short(value)}" for name, value in self.differs.items()]
         network = f"{self.network}-" if self.network else ""
-        return file_name(f"{network}{self.mode}{''.join(parts)}{self.suffix.replace(' ', '-')}".replace("/", "-"))
+        return shell_name(f"{network}{self.mode}{''.join(parts)}{self.suffix.replace(', ', '-')}")
 
 
 def grouped(runs: Iterable[RunRecords], by: Sequence[str] = ()) -> list[RunGroup]:
@@ -92,7 +93,7 @@ def settings(run: RunRecords) -> dict[str, str]:
     _, arguments = _split(run.metadata.script)
     options = run.metadata.options
     algorithm = str(options.get("algo", ""))
-    known = {name: str(value) for name, value in options.items() if plugins.affects(name, algorithm)}
+    known = {name: text_of(value) for name, value in options.items() if plugins.affects(name, algorithm)}
     more = {"algo": run.mode, "topology": run.metadata.topology, "run": run.name}
     return {**known, **more, "args": " ".join(arguments)}
 

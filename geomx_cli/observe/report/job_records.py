@@ -14,6 +14,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.process_name import file_name
 from geomx_cli.jobs.store.job_state import UNDECIDED
 from geomx_cli.jobs.view.contributions import no_contribution
+from geomx_cli.jobs.view.evaluator import evaluator
 from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.process_log import ProcessLog
@@ -85,9 +86,9 @@ class JobRecords:
         return list(filter(None, (self.plan.spec.script_warning, f"job {self.plan.job}: {idle}" if idle else "")))
 
     def _evaluator(self) -> str:
-        """Return the worker of the lowest global rank that reports accuracies, as Progress.accuracy; "" for none."""
-        found = (place for name, place in self.places.items() if self.logs[name].state.accuracy is not None)
-        return "/".join(next(found, ()))
+        """Return host and device of the worker whose accuracy is the job's; "" for none."""
+        found = evaluator(self.logs[process.name].state for process in self._training())
+        return "" if found is None else "/".join(self.places[found.process.name])
 
     def _outcome(self) -> str:
         """Return how the job ended; of one whose end nobody has seen, as its event logs have it."""

@@ -1,5 +1,6 @@
 """Metadata of a run: its job with options and script, and the traffic between the parties."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ __all__ = ["FILE_NAME", "Metadata"]
 
 FILE_NAME = "job.json"
 """The metadata file, next to the folders of the run's hosts."""
-STEP = 0.5
-MOST = 2000
+MOST = 8192
 
 
 class Metadata(msgspec.Struct):
     """options: all of the job's, with algorithm, seed and codec. script: its command, empty for the bundled training;
     script_digest: SHA-256 over the script and the files of --sync. traffic: bytes from each party to each other one.
-    seconds, wan_bytes: cumulative bytes between parties by seconds after training began, including the first weights.
+    seconds, wan_bytes: bytes sent between parties so far, including the first weights, at each second after training
+    began at which they had grown, and at 0.
     starts: each worker's (HOST/DEVICE) start in seconds after the first. evaluation_on_clock: whether the workers'
     times include evaluations. recorded: the algorithm's own metrics of the last round, the maximum over the workers; in
     the file they have their own names, and are not read back. outcome: how the job ended ("done", "done in part",
@@ -81,21 +82,29 @@ class Metadata(msgspec.Struct):
 
     def bytes_by(self, seconds: float) -> int | None:
         """Return the bytes between the parties up to that time; None if not recorded."""
-        return round(float(np.interp(seconds, self.seconds, self.wan_bytes))) if self.seconds else None
+        if not self.seconds:
+            return None
+        before = bisect_right(self.seconds, seconds)
+        return self.wan_bytes[before - 1] if before else 0
 
 
 def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
     """Return `seconds` and `wan_bytes` of Metadata, summed over all processes. Assumes synchronized clocks."""
     begun = min((log.state.trains_since for log in logs if log.state.trains_since is not None), default=None)
-    curves = [tuple(zip(*sorted(log.sent), strict=True)) for log in logs if log.sent]
-    if begun is None or not curves:
+    if begun is None or not any(log.counts_sent for log in logs):
         return [], []
-    end = max(times[-1] for times, _ in curves)
-    seconds = np.linspace(0.0, max(end - begun, STEP), min(MOST, max(2, round((end - begun) / STEP) + 1)))
-    total = np.zeros(len(seconds))
-    for times, counts in curves:
-        total += np.interp(seconds + begun, times, counts)
-    return [round(value, 3) for value in seconds.tolist()], [round(count) for count in total.tolist()]
+    growth = [(0.0, 0)]
+    for log in logs:
+        before = 0
+        for when, count in log.sent:
+            growth.append((max(0.0, when - begun), count - before))
+            before = count
+    times, amounts = zip(*sorted(growth), strict=True)
+    counts = np.cumsum(amounts, dtype=np.int64)
+    ends = np.flatnonzero(np.append(np.diff(times) > 0, True))  # the counts at the end of each moment
+    if len(ends) > MOST:
+        ends = ends[np.unique(np.linspace(0, len(ends) - 1, MOST).round().astype(np.int64))]
+    return [round(times[end], 3) for end in ends], counts[ends].tolist()
 
 
 def traffic(parties: Mapping[str, str], logs: Mapping[str, ProcessLog]) -> dict[str, dict[str, int]]:

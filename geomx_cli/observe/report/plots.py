@@ -69,6 +69,8 @@ def _curves(plot: "Plot", figure: Curves, page: Page) -> None:
         return
     drawn: list[tuple[Any, Any]] = []
     for index, (series, curve) in enumerate(figure.curves.items()):
+        if not axes.shows(figure, curve):
+            continue
         look = style(series.mode, series.number)
         covers = (curve.x, curve.y) in drawn
         drawn.append((curve.x, curve.y))

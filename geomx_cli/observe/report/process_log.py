@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geomx_cli.core import events
-from geomx_cli.core.events import Event, Reported, RoundCompleted, Telemetry, Traffic
+from geomx_cli.core.events import Event, Reported, RoundCompleted, Sent, Telemetry, Traffic
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.untrusted import first_line
 from geomx_cli.jobs.view.reducer import ProcessState
@@ -19,8 +19,9 @@ MOST_COUNTS = 4096
 
 @dataclass
 class ProcessLog:
-    """state: the process's state after all its events. sent: (Unix seconds, cumulative bytes sent to other parties),
-    subsampled for long logs. problems: a sentence per damaged event.
+    """state: the process's state after all its events. sent: (Unix seconds, cumulative bytes sent to other parties)
+    each time that these had grown, subsampled for long logs. counts_sent: whether they were counted at all.
+    problems: a sentence per damaged event.
 
     Rounds are not kept, as there may be very many: `records` reads them.
     """
@@ -28,6 +29,7 @@ class ProcessLog:
     path: Path
     state: ProcessState
     sent: list[tuple[float, int]] = field(default_factory=list)
+    counts_sent: bool = False
     problems: list[str] = field(default_factory=list)
 
     @classmethod
@@ -36,16 +38,16 @@ class ProcessLog:
         log = cls(path, ProcessState(process))
         for event in log._events(log._complain):
             log.state.take(event, event.time)
-            if isinstance(event, Telemetry) and event.bytes is not None:
-                log.sent.append((event.time, event.bytes.wan[0]))
-                if len(log.sent) > MOST_COUNTS:
-                    log.sent = log.sent[::2]
+            if isinstance(event, Sent):
+                log._note_sent(event.time, event.wan)
+            elif isinstance(event, Telemetry) and event.bytes is not None:
+                log._note_sent(event.time, event.bytes.wan[0])
         return log
 
     def records(self) -> Iterator[RoundRecord]:
-        """Yield a training worker's rounds in order. An accuracy is in the record of the round whose weights were
-        evaluated, the final one in the last record. A script has no rounds: its reports are its records, numbered from
-        1, with the bytes that telemetry has counted by then.
+        """Yield a training worker's rounds in order. An accuracy or validation loss is in the record of the round whose
+        weights were evaluated, the final one in the last record. A script has no rounds: its reports are its records,
+        numbered from 1, with the bytes that telemetry has counted by then.
         """
         if self.state.first_round is None:
             yield from self._reports()
@@ -53,9 +55,21 @@ class ProcessLog:
         accuracies, finished = dict(self.state.evaluations), self.state.finished
         if finished is not None and finished.accuracy is not None:
             accuracies[self.state.round] = finished.accuracy
+        losses = dict(self.state.validation_losses)
+        if finished is not None and finished.validation_loss is not None:
+            losses[self.state.round] = finished.validation_loss
         for event in self._events(lambda problem: None):  # `read` has reported them already
             if isinstance(event, RoundCompleted):
-                yield RoundRecord.of(event, accuracies.get(event.num_iters))
+                yield RoundRecord.of(event, accuracies.get(event.num_iters), losses.get(event.num_iters))
+
+    def _note_sent(self, when: float, count: int) -> None:
+        """Add a count that is higher than the last one."""
+        self.counts_sent = True
+        if count <= (self.sent[-1][1] if self.sent else 0):
+            return
+        self.sent.append((when, count))
+        if len(self.sent) > MOST_COUNTS:
+            self.sent = self.sent[1::2]  # with the last one
 
     def _reports(self) -> Iterator[RoundRecord]:
         counts, samples, number = Traffic(), 0, 0

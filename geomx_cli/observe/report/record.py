@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from geomx_cli.core.agent_status import MAX_METRICS
-from geomx_cli.core.events import MAX_COUNT, MAX_SECONDS, Reported, RoundCompleted
+from geomx_cli.core.events import MAX_COUNT, MAX_SECONDS, VALIDATION_LOSS, Reported, RoundCompleted
 
 __all__ = ["SUFFIX", "RoundRecord", "WorkerRecords", "read_rounds"]
 
@@ -31,8 +31,8 @@ class RoundRecord(msgspec.Struct, omit_defaults=True):
 
     accuracy is present only if evaluated; the fields after it are not in records of ESync's own workers.
     evaluation_on_clock: whether total_time includes evaluations. recorded: the algorithm's own metrics, which have
-    their own names in the file, and are not read back. step, metrics: of a script's report; a metric is None if it is
-    not finite.
+    their own names in the file, and are not read back. step, metrics: of a script's report, and metrics also has the
+    validation loss; a metric is None if it is not finite.
     """
 
     num_iters: int
@@ -52,13 +52,15 @@ class RoundRecord(msgspec.Struct, omit_defaults=True):
     metrics: Annotated[dict[str, float | None], msgspec.Meta(max_length=MAX_METRICS)] = {}
 
     @classmethod
-    def of(cls, event: RoundCompleted, accuracy: float | None) -> "RoundRecord":
-        """Return the record of a round whose weights have this test accuracy."""
+    def of(
+        cls, event: RoundCompleted, accuracy: float | None, validation_loss: float | None = None
+    ) -> "RoundRecord":
+        """Return the record of a round whose weights have this test accuracy or validation loss."""
         return cls(
             num_iters=event.num_iters, time=event.times, num_samples=event.num_samples, total_time=event.total_time,
             accuracy=accuracy, bytes_sent=event.bytes_sent, bytes_received=event.bytes_received, compute=event.compute,
             communicate=event.communicate, wait=event.wait, loss=event.loss, evaluation_on_clock=True,
-            recorded=event.recorded,
+            recorded=event.recorded, metrics={} if validation_loss is None else {VALIDATION_LOSS: validation_loss},
         )  # fmt: skip
 
     @classmethod
@@ -95,10 +97,12 @@ _DECODER = msgspec.json.Decoder(RoundRecord)
 class WorkerRecords:
     """The rounds of one worker, in order, as columns; `problems`: a sentence per record that was skipped.
 
+    rounds: of a script its reports with samples or a higher step, without those of an accuracy alone.
     elapsed, accuracies: seconds of training, and the accuracy then. traffic: bytes, in both directions. sent, received,
     compute: None if no round has them. losses, metrics: as recorded, NaN for a metric that was not finite.
     """
 
+    rounds: int = 0
     samples: "array[int]" = field(default_factory=lambda: array("q"))
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     elapsed: "array[float]" = field(default_factory=lambda: array("d"))
@@ -113,6 +117,7 @@ class WorkerRecords:
     communicate: float = 0.0
     wait: float = 0.0
     problems: list[str] = field(default_factory=list)
+    _step: int = -1
 
     @property
     def seconds(self) -> float:
@@ -145,6 +150,10 @@ class WorkerRecords:
     def add(self, record: RoundRecord) -> None:
         """Append the next round."""
         exchange = record.aggregation()
+        step = record.step
+        if step is None or record.num_samples or step > max(self._step, 0):
+            self.rounds += 1
+        self._step = max(self._step, step or 0)
         self.samples.append(record.num_samples)
         self.steps.append(len(record.time))
         self.elapsed.append(record.total_time)

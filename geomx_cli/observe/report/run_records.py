@@ -97,6 +97,14 @@ class RunRecords:
             if end <= seconds
         )
 
+    def wan_bytes_by(self, seconds: float) -> int | None:
+        """Return what had been sent between the parties when the `evaluator` had trained for so long; None if that is
+        not recorded.
+        """
+        if self.metadata is None:
+            return None
+        return self.metadata.bytes_by(self.metadata.starts.get(self.metadata.evaluator, 0.0) + seconds)
+
     def each(self) -> Iterator[WorkerRecords]:
         """All workers."""
         for devices in self.workers.values():

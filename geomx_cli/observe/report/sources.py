@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.jobs.store.registry import KnownJob, find
+from geomx_cli.jobs.store.registry import KnownJob, UnknownJob, find
 from geomx_cli.observe.report.collected import fetched
 from geomx_cli.observe.report.run_folders import runs_below
 from geomx_cli.observe.report.run_records import OnProgress, RunRecords
@@ -68,8 +68,9 @@ def opened(names: Sequence[str], on_progress: OnProgress) -> Iterator[Found]:
 def _job(name: str, *, is_folder: bool) -> KnownJob:
     try:
         return find(name)
-    except InvalidSettings:
+    except UnknownJob:
         if is_folder:  # in a folder of collected jobs, an id is also that of a folder with logs
             hint = "name a job, or a folder of records as in results, results/cnn or results/cnn/hfa"
             raise InvalidSettings(f"{name} has no records of runs", hint) from None
-        raise
+        hint = "name one as in geomx jobs, or a folder of records as geomx logs collect and geomx sweep make them"
+        raise InvalidSettings(f"there is no job and no folder {name!r}", hint) from None

@@ -1,12 +1,14 @@
 """A run's results: the JSON of ESync's own tools, and summary.json with additional data."""
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.events import VALIDATION_LOSS
 from geomx_cli.observe.report.modes import title
 from geomx_cli.observe.report.record import WorkerRecords
 from geomx_cli.observe.report.run_records import RunRecords
@@ -56,6 +58,7 @@ class Summary:
     target: float
     reached: Reached | None
     parity: bool
+    validation_loss: float | None = None
     outcome: str = ""
 
     @classmethod
@@ -75,14 +78,15 @@ class Summary:
         busy = [part for part in parts if part is not None]
         return cls(
             network=run.network, mode=run.mode, workers=len(workers),
-            rounds=max(len(worker.samples) for worker in workers), samples=samples, seconds=seconds,
+            rounds=max(worker.rounds for worker in workers), samples=samples, seconds=seconds,
             samples_per_s=rate, traffic=traffic,
             busy=sum(busy) / len(busy) if busy else None,
             bytes=total, wan_bytes=run.metadata.total if run.metadata is not None else None,
+            validation_loss=_validation_loss(workers),
             outcome=run.metadata.outcome if run.metadata is not None else "",
             target=target, accuracy=evaluator.accuracies[-1][1] if evaluator.accuracies else None, parity=parity,
             reached=None if first is None
-            else Reached(*first, run.bytes_by(first[0]), _wan_bytes(run, first[0])),
+            else Reached(*first, run.bytes_by(first[0]), run.wan_bytes_by(first[0])),
         )  # fmt: skip
 
     def to_json(self, run: RunRecords) -> dict[str, Any]:
@@ -97,6 +101,7 @@ class Summary:
             "busy": self.busy,
             "bytes": {**_both_ways(self.bytes), "wan": self.wan_bytes},
             "accuracy": self.accuracy,
+            "validation_loss": self.validation_loss,
             "target": {"accuracy": self.target, "reached": fields["reached"]},
             "workers": {
                 host: {device: _own(worker) for device, worker in devices.items()}
@@ -139,7 +144,7 @@ def write(run: RunRecords, summary: Summary) -> list[Path]:
 
 def _own(worker: WorkerRecords) -> dict[str, Any]:
     return {
-        "rounds": len(worker.samples),
+        "rounds": worker.rounds,
         "samples": sum(worker.samples),
         "seconds": worker.seconds,
         "compute": worker.compute,
@@ -147,7 +152,17 @@ def _own(worker: WorkerRecords) -> dict[str, Any]:
         "wait": worker.wait,
         "bytes": _both_ways((worker.sent, worker.received)),
         "accuracy": [{"seconds": seconds, "accuracy": accuracy} for seconds, accuracy in worker.accuracies],
+        "validation_loss": [
+            {"seconds": seconds, "validation_loss": value if math.isfinite(value) else None}
+            for seconds, value in zip(*worker.metrics.get(VALIDATION_LOSS, ((), ())), strict=True)
+        ],
     }
+
+
+def _validation_loss(workers: list[WorkerRecords]) -> float | None:
+    """Return the last one, the mean over the workers that have any; None without, or if one is not finite."""
+    last = [column[1][-1] for one in workers if (column := one.metrics.get(VALIDATION_LOSS)) is not None]
+    return sum(last) / len(last) if last and all(map(math.isfinite, last)) else None
 
 
 def _both_ways(counts: tuple[int | None, int | None] | None) -> dict[str, int | None]:
@@ -157,10 +172,6 @@ def _both_ways(counts: tuple[int | None, int | None] | None) -> dict[str, int | 
 
 def _per(count: float, seconds: float) -> float | None:
     return count / seconds if seconds else None
-
-
-def _wan_bytes(run: RunRecords, seconds: float) -> int | None:
-    return run.metadata.bytes_by(seconds) if run.metadata is not None else None
 
 
 def _original_rate(samples: int, workers: list[WorkerRecords]) -> float:

@@ -41,6 +41,8 @@ def _curves(figure: Curves, axes: Axes) -> Iterator[str]:
     canvas.set_x_limits(*axes.x_limits(figure))
     canvas.set_y_limits(*axes.y_limits(figure))
     for (series, curve), marker in zip(figure.curves.items(), itertools.cycle(MARKERS), strict=False):
+        if not axes.shows(figure, curve):
+            continue
         label = f"{series.label} (mean of {curve.n})" if curve.n > 1 else series.label
         canvas.plot(curve.x, curve.y, label=label, marker=marker)
     if axes.target is not None:

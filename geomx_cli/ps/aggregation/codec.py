@@ -159,8 +159,8 @@ def complete_lan_spec(spec: str, smallest: int) -> str:
     contributed to the round, which a local server does not know of other parties.
     """
     if sends_union(parse_codec(spec)):
-        what = f"--compress-lan {spec}: a local server does not know which elements other parties contributed"
-        raise InvalidSettings(what, "leave out pull=union there")
+        what = f"{spec}: a local server does not know which elements other parties contributed"
+        raise InvalidSettings(what, "leave out pull=union in --compress-lan")
     return complete_spec(spec, smallest)
 
 

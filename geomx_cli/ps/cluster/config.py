@@ -49,7 +49,9 @@ class NodeSettings:
     A server with both planes is a local server, or a root (`global_server`); a root without `local` has no members in
     the central party's plane; a server without `upper` is the root of a flat cluster. `party_index`, `rank` and
     `global_rank` are None if the scheduler is to choose. `wan_share` is this process's fraction of its party's emulated
-    link. `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `output_dir` is where a
+    link. `group_size` is that of the process group in which a party's workers add their gradients, 0 if servers do;
+    `rank` is that in it, and only rank 0 has a plane. `rendezvous` is what they dial to form it and, for rank 0, what
+    to bind. `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `output_dir` is where a
     worker or a root saves what is to be kept, "" for nowhere. `options` holds the table of options by name.
     """
 
@@ -77,6 +79,8 @@ class NodeSettings:
     insecure: bool = False
     wan_share: float = 1.0
     device: str = ""
+    group_size: int = 0
+    rendezvous: tuple[str, ...] = ()
     options: Mapping[str, Value] = field(default_factory=dict)
 
     def number(self, option: str) -> float:

@@ -22,6 +22,7 @@ class ServerMembers:
     def __init__(self, settings: NodeSettings, is_root: bool) -> None:
         self._two_planes = is_root and settings.upper is not None
         self._central_train = settings.central_workers
+        self._ranks_are_global = settings.upper is None or settings.options.get("rank_scope") == "global"
         self._expected = settings.local.workers if settings.local is not None else 0
         if self._two_planes and settings.upper is not None:
             self._expected += settings.upper.workers
@@ -153,6 +154,10 @@ class ServerMembers:
         """The number of workers of each party; in a flat cluster each worker counts as one."""
         parties = [links[0].hello for rank, links in sorted(self._links.items()) if rank < CENTRAL]
         return [int(hello.get("workers", 1)) for hello in parties]
+
+    def counts_differ(self) -> bool:
+        """Whether scripts in different parties are told different numbers of workers (rank scope "party")."""
+        return not self._ranks_are_global and len(set(self.workers_by_party())) > 1
 
     def central_workers(self) -> int:
         """The number of training workers of the central party."""

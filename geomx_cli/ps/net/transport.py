@@ -23,6 +23,7 @@ from geomx_cli.ps.net.security import KeyRing
 from geomx_cli.ps.net.shaping import DelayLine, Shaper
 from geomx_cli.ps.net.sharing import Sharing
 from geomx_cli.ps.net.sockets import Socket, Sockets
+from geomx_cli.ps.net.wan_log import WanLog
 from geomx_cli.ps.net.wire import (
     MAX_MESSAGE,
     BadMessage,
@@ -85,6 +86,7 @@ class Transport:
         self._on_closed = on_closed
         self._on_asked = on_asked
         self._wan = DelayLine(loop, shaper) if shaper else None
+        self._wan_log = WanLog(loop, events, lambda: self.traffic().wan[0])
         self._owing: set[Link] = set()
         self._fusing: set[Link] = set()
         loop.each_turn(self._flush_fused)
@@ -154,6 +156,8 @@ class Transport:
 
     def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
         """See LinkTransport.hand_over."""
+        if link.wide_area:
+            self._wan_log.sent()
         if self._wan is None or not link.wide_area:
             link.lanes.write(lane, parts)
         else:

@@ -16,7 +16,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.ps.optim.hyper_parameters import Field
 
-__all__ = ["SCHEDULES", "Schedule", "create"]
+__all__ = ["SCHEDULES", "Schedule", "create", "optional"]
 
 MAX_STEPS = 4096
 """Steps that a `multifactor` may have."""
@@ -162,3 +162,8 @@ def create(name: str, params: Mapping[str, Any]) -> Schedule:
     if name not in SCHEDULES:
         raise InvalidSettings(f"no learning-rate schedule is called {name!r}", nearest(name, SCHEDULES))
     return SCHEDULES[name](params)
+
+
+def optional(given: tuple[str, Mapping[str, Any]] | None) -> Schedule | None:
+    """The schedule of this name and numbers; None for None. Raises as `create`."""
+    return None if given is None else create(*given)

@@ -121,9 +121,10 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "F
     """The worker part."""
     optimizer = None
     if config.optimizer_on == "worker":
-        from geomx_cli.ps.optim import optimizers
+        from geomx_cli.ps.optim import optimizers, schedules
 
-        optimizer = optimizers.create(config.optimizer, _optimizer_params(config))
+        schedule = schedules.optional(config.schedule())
+        optimizer = optimizers.create(config.optimizer, _optimizer_params(config), schedule)
     return FsaWorker(client, model, client.num_all_workers, optimizer=optimizer)
 
 

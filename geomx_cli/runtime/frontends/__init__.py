@@ -36,8 +36,9 @@ class Frontend(Protocol):
     def networks(self) -> tuple[str, ...]:
         """The values of --network that it supports."""
 
-    def network(self, name: str, shape: "Shape", classes: int) -> "Network":
-        """Return one of `networks`, or a user's own if supported, with its ModelAdapter.
+    def network(self, name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":
+        """Return one of `networks`, or a user's own if supported, with its ModelAdapter. sizes: layers and
+        their width, for gpt.
 
         Raises InvalidSettings if the framework is missing, and for image shapes that the network does not support.
         """

@@ -1,11 +1,14 @@
-"""The bundled training job: a small network on Fashion-MNIST, for trials and benchmarks of a cluster."""
+"""The bundled training job: a small network on Fashion-MNIST or a text, for trials and benchmarks of a cluster."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.partition import Placement
+    from geomx_cli.runtime.kvstore import Store
+    from geomx_cli.runtime.training.evaluation import Score
     from geomx_cli.runtime.training.loop import Loop
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.network import Network
@@ -31,10 +34,12 @@ def main(client: "Client") -> None:
 
     config = TrainConfig.from_options(client.settings.options)
     algorithm: Any = plugins.find("algorithm", config.algorithm)
+    if config.text("schedule") != "constant":
+        config = replace(config, steps=_steps(client, config))
     optimizer = algorithm.server_optimizer(config)
     # Before the initial weights, without which no worker can push.
     if optimizer is not None and (client.is_master or client.global_rank == 0):
-        client.control.set_optimizer(*optimizer)
+        client.control.set_optimizer(*optimizer, schedule=_server_schedule(client, config, algorithm))
     if client.trains:
         _train(client, config, algorithm)
     else:
@@ -43,12 +48,37 @@ def main(client: "Client") -> None:
         client.events.write(StateChanged(state="finished"))
 
 
+def _steps(client: "Client", config: "TrainConfig") -> int:
+    """Return the steps of a worker, for a schedule: those of an equal share of the data."""
+    from geomx_cli.runtime.training import data
+
+    samples = data.train_size(config.data, config.data_dir, of_text=config.trains_on_text) // client.num_all_workers
+    if config.trains_on_text:
+        samples //= int(config.number("context"))
+    return config.epochs * max(1, -(-samples // config.batch_size))
+
+
+def _server_schedule(client: "Client", config: "TrainConfig", algorithm: Any) -> Any:
+    """Return the schedule of the roots' optimizer, by its number of updates; None for the outer one of an algorithm
+    whose workers exchange weights.
+    """
+    if getattr(algorithm, "exchanges", "weights") != "gradients":
+        return None
+    if not getattr(algorithm, "asynchronous", False):
+        return config.schedule()
+    return config.schedule(client.num_all_workers if client.flat else config.number("parties"))
+
+
 def _network(config: "TrainConfig") -> "Network":
-    """Return the network for the images of the data set."""
+    """Return the network for the images, or the characters, of the data set."""
     from geomx_cli.runtime.training import data, networks
 
-    shape, classes = data.shape_of(config.data, config.data_dir)
-    return networks.find(config.network, shape, classes, config.text("framework"))
+    if config.trains_on_text:
+        shape, classes = data.text_shape(int(config.number("context")))
+    else:
+        shape, classes = data.shape_of(config.data, config.data_dir)
+    sizes = int(config.number("layers")), int(config.number("width"))
+    return networks.find(config.network, shape, classes, config.text("framework"), *sizes)
 
 
 def _values(config: "TrainConfig", network: "Network") -> "dict[str, Array]":
@@ -84,7 +114,7 @@ def _run(
     from geomx_cli.core.errors import InvalidSettings
     from geomx_cli.core.events import ProcessFinished
     from geomx_cli.runtime.kvstore import Store
-    from geomx_cli.runtime.training.evaluation import Evaluation
+    from geomx_cli.runtime.training.evaluation import Evaluation, Score
     from geomx_cli.runtime.training.loop import Loop
 
     if shard.classes > network.classes:
@@ -104,17 +134,18 @@ def _run(
         evaluation = Evaluation(network.build(), test, config.eval_every // part.steps_per_round)
     loop = Loop(client, config, model=model, part=part, shard=shard, evaluation=evaluation)
     loop.run()
-    accuracy = None
+    score = Score()
     if evaluation is not None:
         client.report(state="evaluating")
-        accuracy = loop.evaluate()
-        client.report(accuracy=accuracy)
+        score = loop.evaluate()
+        if score.accuracy is not None:
+            client.report(accuracy=score.accuracy)
     if client.global_rank == 0 and client.settings.output_dir:
-        _save(client, config, algorithm, loop, model, part, accuracy)
+        _save(client, config, algorithm, loop, model, part, score)
     client.events.write(
         ProcessFinished(
             rounds=part.rounds, samples=loop.samples, seconds=loop.seconds, stopped=loop.stopped,
-            parameters=model.digest(), accuracy=accuracy,
+            parameters=model.digest(), accuracy=score.accuracy, validation_loss=score.validation_loss,
         )
     )  # fmt: skip
     client.report(state="finished", progress=1.0, left_s=0.0)
@@ -122,7 +153,7 @@ def _run(
 
 def _save(
     client: "Client", config: "TrainConfig", algorithm: "Algorithm", loop: "Loop", model: "ModelAdapter",
-    part: "WorkerAlgorithm", accuracy: float | None,
+    part: "WorkerAlgorithm", score: "Score",
 ) -> None:  # fmt: skip
     """Save the final model; the roots save their part of the optimizer's state themselves."""
     from pathlib import Path
@@ -140,7 +171,8 @@ def _save(
         "samples": loop.samples,
         "seconds": loop.seconds,
         "stopped": loop.stopped,
-        "accuracy": accuracy,
+        "accuracy": score.accuracy,
+        "validation_loss": score.validation_loss,
         "optimizers": {
             "global": None if outer is None else {"name": outer[0], "hyper_parameters": outer[1]},
             "worker": None if own is None else {"name": own.name, "hyper_parameters": own.params},
@@ -163,7 +195,20 @@ def _data(client: "Client", config: "TrainConfig") -> "tuple[Samples, Samples | 
     from geomx_cli.runtime.training import data
     from geomx_cli.runtime.training.shards import shard
 
-    samples = data.load(config.data, "train", config.data_dir)
     store = Store(client)
+    if config.trains_on_text:
+        return _text(client, config, store)
+    samples = data.load(config.data, "train", config.data_dir)
     own = shard(samples, store.global_rank, store.num_all_workers, config.split, config.seed, store.party_ranks)
     return own, data.load(config.data, "test", config.data_dir) if client.global_rank == 0 else None
+
+
+def _text(client: "Client", config: "TrainConfig", store: "Store") -> "tuple[Samples, Samples | None]":
+    """Like `_data`, for a network that trains on a text."""
+    from geomx_cli.runtime.training import data
+    from geomx_cli.runtime.training.text import text_shard
+
+    context = int(config.number("context"))
+    whole = data.load_text(config.data, "train", context, config.data_dir)
+    own = text_shard(whole, store.global_rank, store.num_all_workers)
+    return own, data.load_text(config.data, "test", context, config.data_dir) if client.global_rank == 0 else None

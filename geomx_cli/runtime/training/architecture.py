@@ -16,12 +16,14 @@ Shape = tuple[int, int, int]
 class Parameter:
     """A float32 tensor of a network. Weights have MXNet's layout: outputs first.
 
-    start: the initial value of all elements; None for weights, which are random.
+    start: the initial value of all elements; None for weights, which are random. deviation: the standard deviation of
+    weights with a normal distribution; 0 for the uniform one of `initial_weights`.
     """
 
     name: str
     shape: tuple[int, ...]
     start: float | None = 0.0
+    deviation: float = 0.0
 
     @property
     def size(self) -> int:
@@ -46,14 +48,17 @@ class Architecture:
     def initial_weights(self, seed: int) -> dict[str, Floats]:
         """Return initial weights, the same for the same seed in every process; biases are zero, scales are one.
 
-        Uniform in ±sqrt(6 / fan in), which preserves the variance through ReLUs: He, Zhang, Ren and Sun, "Delving
-        deep into rectifiers", ICCV 2015, equation 10.
+        Unless they have a `deviation`, uniform in ±sqrt(6 / fan in), which preserves the variance through ReLUs: He,
+        Zhang, Ren and Sun, "Delving deep into rectifiers", ICCV 2015, equation 10.
         """
         random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
         weights = {}
         for item in self.parameters:
             if item.start is not None:
                 weights[item.name] = np.full(item.shape, item.start, np.float32)
+                continue
+            if item.deviation:
+                weights[item.name] = random.normal(0, item.deviation, item.shape).astype(np.float32)
                 continue
             bound = math.sqrt(6 / math.prod(item.shape[1:]))
             weights[item.name] = random.uniform(-bound, bound, item.shape).astype(np.float32)

@@ -18,14 +18,16 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
 
 __all__ = [
-    "BY_CLASS", "BY_PARTY", "CLASSES", "DATA_SETS", "DIRICHLET", "IID", "DataSet", "Split", "check_data", "check_split",
-    "directories", "find", "is_iid", "is_own", "missing", "own_directory",
+    "BY_CLASS", "BY_PARTY", "CLASSES", "DATA_SETS", "DIRICHLET", "IID", "TEXT_NETWORKS", "DataSet", "Split",
+    "check_data", "check_fit", "check_split", "directories", "find", "is_iid", "is_own", "missing", "own_directory",
 ]  # fmt: skip
 
 Split = Literal["train", "test"]
 CLASSES = 10
-"""Number of classes of every data set here."""
+"""Number of classes of every data set of images here."""
 IID, BY_CLASS, BY_PARTY, DIRICHLET = "iid", "by-class", "by-party", "dirichlet"
+TEXT_NETWORKS = ("gpt",)
+"""Networks that train on texts; all others train on images."""
 LEAST_ALPHA = 0.01  # below it numpy's gamma variates are occasionally zero
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -37,10 +39,13 @@ def is_own(name: str) -> bool:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of files. `files`: file names by split."""
+    """A data set of files. `files`: file names by split; of a text, one file for both. shape: of an image; None for
+    a text. train_size: images, or characters, to train on.
+    """
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int] | None
     files: Mapping[Split, tuple[str, ...]]
+    train_size: int
 
     def complete(self, directory: Path) -> bool:
         """Return whether all files are in the directory."""
@@ -56,12 +61,14 @@ _MNIST: Mapping[Split, tuple[str, ...]] = {
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 DATA_SETS: Mapping[str, DataSet] = {
-    "fashion-mnist": DataSet((1, 28, 28), _MNIST),
-    "mnist": DataSet((1, 28, 28), _MNIST),
+    "fashion-mnist": DataSet((1, 28, 28), _MNIST, 60_000),
+    "mnist": DataSet((1, 28, 28), _MNIST, 60_000),
     "cifar10": DataSet(
         (3, 32, 32),
         {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)},
+        50_000,
     ),
+    "austen": DataSet(None, {"train": ("austen.txt",), "test": ("austen.txt",)}, 3_823_778),
 }
 """Data sets by name."""
 
@@ -71,6 +78,22 @@ def check_data(name: str) -> None:
     if name not in DATA_SETS and not is_own(name):
         hint = f"{nearest(name, DATA_SETS)}; MODULE:FUNCTION is one of your own"
         raise InvalidSettings(f"--data {name}: there is no such data set", hint)
+
+
+def check_fit(data: str, network: str, split: str) -> None:
+    """Raises InvalidSettings if the network cannot train on the data set: gpt on images, others on a text; and if a
+    text is to be divided by classes, of which it has none. A user's own is checked only when used.
+    """
+    known = DATA_SETS.get(data)
+    if network in TEXT_NETWORKS:
+        if known is not None and known.shape is not None:
+            raise InvalidSettings(f"--network {network} trains on a text, and {data} has images", "give --data austen")
+        if not is_iid(split):
+            what = f"--split {split}: a text has no classes"
+            raise InvalidSettings(what, f"write --split {IID}: each worker has a contiguous part")
+    elif known is not None and known.shape is None:
+        hint = f"give --network {' or '.join(TEXT_NETWORKS)}, or data with images"
+        raise InvalidSettings(f"--network {network} trains on images, and {data} is a text", hint)
 
 
 def find(name: str, data_dir: str | Path = "") -> Path | None:
@@ -95,7 +118,7 @@ def own_directory(name: str) -> Path:
 def missing(name: str, data_dir: str | Path) -> str:
     """Explain why the data set is not found: the missing files if part of it exists, else the search path."""
     places = directories(name, data_dir)
-    files = [file for half in DATA_SETS[name].files.values() for file in half]
+    files = list(dict.fromkeys(file for half in DATA_SETS[name].files.values() for file in half))
     for place in places:
         lacking = [file for file in files if _path(place, file) is None]
         if len(lacking) < len(files):

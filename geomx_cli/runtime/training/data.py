@@ -2,7 +2,7 @@
 
 A user's own data set is a function of a module, named MODULE:FUNCTION: it is called with "train" or "test" and with
 --data-dir, and returns images, uint8 or float32 of shape (n, channels, height, width), and labels, integers from 0 of
-shape (n,).
+shape (n,); for a network of TEXT_NETWORKS a text, str or bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +17,10 @@ from geomx_cli.runtime.training import catalog, sources
 from geomx_cli.runtime.training.catalog import CLASSES, DATA_SETS, Split
 from geomx_cli.runtime.training.idx import Bytes, damaged, read_bytes, read_idx
 from geomx_cli.runtime.training.samples import Samples
+from geomx_cli.runtime.training.text import CHARACTERS, TextSamples, part_of, split_text
 from geomx_cli.runtime.training.user_module import call
 
-__all__ = ["load", "shape_of"]
+__all__ = ["load", "load_text", "read_text", "shape_of", "text_shape", "train_size"]
 
 MOST_CLASSES = 1000  # limit on class numbers in small data sets
 LOOKED_AT = 1024
@@ -70,10 +71,9 @@ def load(name: str, split: Split, data_dir: str | Path = "") -> Samples:
     catalog.check_data(name)
     if catalog.is_own(name):
         return _checked(name, call(name, "--data", split, str(data_dir)))
-    directory, known = catalog.find(name, data_dir), DATA_SETS[name]
-    if directory is None:
-        hint = f"geomx data fetch {name} there, or geomx data push {name} from the machine that runs geomx launch"
-        raise InvalidSettings(catalog.missing(name, data_dir), hint)
+    if name not in _READERS:
+        raise InvalidSettings(f"{name} is a text, and images are needed", "load it with geomx_cli.torch.load_text")
+    known, directory = DATA_SETS[name], _directory(name, data_dir)
     other = sources.other_than(name, directory)
     if other:
         hint = f"give --data {other}, or another --data-dir"
@@ -81,10 +81,50 @@ def load(name: str, split: Split, data_dir: str | Path = "") -> Samples:
     return Samples(*_READERS[name](known.paths(directory, split)), CLASSES)
 
 
+def load_text(name: str, split: Split, context: int, data_dir: str | Path = "") -> TextSamples:
+    """Load one split of a text, as windows of `context` characters. Raises as `load`, also for a text too short."""
+    if catalog.is_own(name):
+        text = part_of(name, call(name, "--data", split, str(data_dir)))
+    else:
+        text = read_text(name, split, data_dir)
+    samples = TextSamples.of(text, context, name=f"--data {name} ({split})")
+    return samples if split == "train" else samples.evaluated()
+
+
+def read_text(name: str, split: Split, data_dir: str | Path = "") -> Bytes:
+    """Return one split of a text of DATA_SETS. Raises as `load`, also for a data set of images."""
+    catalog.check_data(name)
+    if name in _READERS or catalog.is_own(name):
+        raise InvalidSettings(f"{name} is no text", "load it with load_data")
+    (path,) = DATA_SETS[name].paths(_directory(name, data_dir), split)
+    return split_text(read_bytes(path), split)
+
+
+def text_shape(context: int) -> tuple[tuple[int, int, int], int]:
+    """Return the shape of a window, and the number of different characters."""
+    return (1, 1, context), CHARACTERS
+
+
+def train_size(name: str, data_dir: str | Path = "", *, of_text: bool = False) -> int:
+    """Return the number of images, or of a text's characters, to train on. Loads no data but a user's own."""
+    if name in DATA_SETS:
+        return DATA_SETS[name].train_size
+    given = call(name, "--data", "train", str(data_dir))
+    return len(part_of(name, given) if of_text else _checked(name, given))
+
+
+def _directory(name: str, data_dir: str | Path) -> Path:
+    directory = catalog.find(name, data_dir)
+    if directory is None:
+        hint = f"geomx data fetch {name} there, or geomx data push {name} from the machine that runs geomx launch"
+        raise InvalidSettings(catalog.missing(name, data_dir), hint)
+    return directory
+
+
 def shape_of(name: str, data_dir: str | Path = "") -> tuple[tuple[int, int, int], int]:
     """Return the shape of an image, and the number of classes."""
-    if name in DATA_SETS:
-        return DATA_SETS[name].shape, CLASSES
+    if name in DATA_SETS and (shape := DATA_SETS[name].shape) is not None:
+        return shape, CLASSES
     test = load(name, "test", data_dir)
     return test.shape, test.classes
 

@@ -1,7 +1,7 @@
 """Decides when a worker evaluates the global model, and reports what is found."""
 
 from geomx_cli.runtime.training.divergence import divergence_warning
-from geomx_cli.runtime.training.evaluation import Evaluation
+from geomx_cli.runtime.training.evaluation import Evaluation, Score
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.record import Record
 from geomx_cli.runtime.training.stopwatch import Stopwatch
@@ -28,7 +28,7 @@ class EvaluationSchedule:
     @property
     def accuracy(self) -> float:
         """The accuracy that the last complete evaluation found; 0 before the first."""
-        return self._evaluation.accuracy if self._evaluation is not None else 0.0
+        return (self._evaluation.score.accuracy or 0.0) if self._evaluation is not None else 0.0
 
     def begin(self, model: ModelAdapter, part: WorkerAlgorithm, steps: int) -> None:
         """Begin an evaluation after `steps` steps if one is due and the global model is available."""
@@ -52,24 +52,24 @@ class EvaluationSchedule:
             self._evaluation.run(model, round_)
             self._report(self._evaluation, loss)
 
-    def final(self, model: ModelAdapter, round_: int, loss: float) -> float | None:
-        """Return the accuracy of the final weights; None without an evaluation."""
+    def final(self, model: ModelAdapter, round_: int, loss: float) -> Score:
+        """Return the score of the final weights; an empty one without an evaluation."""
         if self._evaluation is None:
-            return None
+            return Score()
         self._evaluation.run(model, round_)
         self._check_divergence(self._evaluation, loss)
-        return self._evaluation.accuracy
+        return self._evaluation.score
 
-    def _report(self, evaluation: Evaluation, loss: float) -> float:
+    def _report(self, evaluation: Evaluation, loss: float) -> float | None:
         self.count += 1
-        self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
+        self._record.evaluation(evaluation.round, evaluation.score, evaluation.seconds)
         self._check_divergence(evaluation, loss)
-        return evaluation.accuracy
+        return evaluation.score.accuracy
 
     def _check_divergence(self, evaluation: Evaluation, loss: float) -> None:
         """Warn, once, if training fails."""
         rate = self._config.optimizer_params["learning_rate"]
-        warning = divergence_warning(loss, evaluation.accuracy, evaluation.test, rate, self._config.split)
+        warning = divergence_warning(loss, evaluation.score, evaluation.test, rate, self._config.split)
         if warning and not self._failing:
             self._record.warn(warning)
         self._failing = bool(warning)

@@ -11,7 +11,7 @@ from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime.training import catalog, sources
 from geomx_cli.runtime.training.sources import SOURCES, Progress, SourceError
 
-__all__ = ["Progress", "ensure", "fetch", "require_directory"]
+__all__ = ["Progress", "ensure", "fetch", "require_directory", "verified"]
 
 
 def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
@@ -52,6 +52,13 @@ def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None
             f"{target} cannot take the data set: {error}", "name another directory with --data-dir"
         ) from None
     return target
+
+
+def verified(name: str, data_dir: str | Path = "") -> Path | None:
+    """Return the directory in which all files of the data set are found and have the known SHA-256, else None."""
+    found = catalog.find(name, data_dir)
+    intact = found and all(_intact(found / file, digest) for file, digest in SOURCES[name].digests.items())
+    return found if intact else None
 
 
 def require_directory(name: str, data_dir: str | Path) -> None:

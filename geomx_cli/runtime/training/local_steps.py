@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from geomx_cli.ps.arrays import Floats
-from geomx_cli.ps.optim import optimizers
+from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.runtime.training.flat_views import flat_views
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ class OptimizerSteps(LocalSteps):
     def __init__(self, model: _Model, config: "TrainConfig") -> None:
         super().__init__()
         self._model = model
-        self.optimizer: Optimizer = optimizers.create(config.optimizer, config.optimizer_params)
+        self.optimizer: Optimizer = optimizers.create(
+            config.optimizer, config.optimizer_params, schedules.optional(config.schedule())
+        )
         self._vector, self._gradient = np.zeros(model.size, np.float32), np.zeros(model.size, np.float32)
         self._weights = flat_views(self._vector, model.sizes)
         self._gradients = flat_views(self._gradient, model.sizes)

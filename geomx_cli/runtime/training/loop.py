@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
-from geomx_cli.runtime.training.evaluation import Evaluation
+from geomx_cli.runtime.training.evaluation import Evaluation, Score
 from geomx_cli.runtime.training.evaluation_schedule import EvaluationSchedule
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.prefetch import Prefetch
@@ -113,8 +113,8 @@ class Loop:
         self.stopped = self.stopped or "epochs"
         self._keep(at_end=True)
 
-    def evaluate(self) -> float | None:
-        """Return the accuracy of the final weights; None if this worker does not evaluate."""
+    def evaluate(self) -> Score:
+        """Return the score of the final weights; an empty one if this worker does not evaluate."""
         return self._evaluations.final(self._model, self._part.rounds, self._loss)
 
     def _batches(self) -> Iterator[Batch]:

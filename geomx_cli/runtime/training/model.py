@@ -93,6 +93,10 @@ class ModelAdapter(ModelWeights):
     def count_correct(self, batch: Batch) -> int:
         """Return the number of the batch's samples that are classified correctly."""
 
+    def mean_loss(self, batch: Batch) -> float:
+        """Return the mean loss of a batch, without training on it; of networks that train on texts."""
+        raise NotImplementedError
+
     def named_weights(self) -> dict[str, Floats]:
         """Return a copy of each trained tensor, in its shape, by name."""
         vector = np.empty(self.size, np.float32)

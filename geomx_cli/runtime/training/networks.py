@@ -38,14 +38,18 @@ def needs(name: str, framework: str = _DEFAULT) -> str:
     return _frontend(name, framework).framework
 
 
-def find(name: str, shape: "Shape" = (1, 28, 28), classes: int = 10, framework: str = _DEFAULT) -> "Network":
-    """Return the network for images of `shape`: channels, height, width. The tensors of linear, cnn and cnn-bn are
+def find(
+    name: str, shape: "Shape" = (1, 28, 28), classes: int = 10, framework: str = _DEFAULT, layers: int = 4,
+    width: int = 192,
+) -> "Network":  # fmt: skip
+    """Return the network for images of `shape`: channels, height, width; for gpt, of `layers` of `width`, (1, 1,
+    characters). The tensors of linear, cnn, cnn-bn and gpt are
     defined without a framework, so the master worker, which only sends initial weights to the global servers, needs
     none.
 
     Raises InvalidSettings for an unknown network, unsupported images, and a user's function that fails.
     """
-    return _frontend(name, framework).network(name, shape, classes)
+    return _frontend(name, framework).network(name, shape, classes, (layers, width))
 
 
 def _frontend(name: str, framework: str) -> Frontend:

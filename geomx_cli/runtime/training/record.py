@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.events import Evaluated, RoundCompleted, StateChanged, WarningRaised
+from geomx_cli.runtime.training.evaluation import Score
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -71,10 +72,14 @@ class Record:
             waiting=round(min(1.0, self._waiting), 4), progress=round(progress, 4), left_s=round(left, 1), **figures,
         )  # fmt: skip
 
-    def evaluation(self, round_: int, accuracy: float, seconds: float) -> None:
-        """Record the test accuracy of the weights after round `round_`."""
-        self._client.events.write(Evaluated(round=round_, accuracy=accuracy, seconds=round(seconds, 4)))
-        self._client.report(accuracy=accuracy)
+    def evaluation(self, round_: int, score: Score, seconds: float) -> None:
+        """Record the score of the weights after round `round_`."""
+        event = Evaluated(
+            round=round_, accuracy=score.accuracy, validation_loss=score.validation_loss, seconds=round(seconds, 4)
+        )
+        self._client.events.write(event)
+        if score.accuracy is not None:
+            self._client.report(accuracy=score.accuracy)
 
     def warn(self, message: str) -> None:
         """Record a warning for the user."""

@@ -5,7 +5,9 @@ Every source has time limits, files are verified against known digests, and noth
 
 import hashlib
 import io
+import lzma
 import queue
+import struct
 import subprocess
 import tarfile
 import tempfile
@@ -20,6 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
+from geomx_cli.runtime.training.novels import text_of_package
+
 __all__ = ["SOURCES", "Progress", "Source", "SourceError", "other_than", "ways"]
 
 Progress = Callable[[str, int, int], None]
@@ -31,6 +35,7 @@ _APT_LIMIT = 300.0
 _UPDATE_LIMIT = 45.0  # where a mirror answers, the lists come within seconds
 _PIECE = 1 << 18
 _SMALL = 1 << 17
+_UNPACKING = (lzma.LZMAError, zlib.error, struct.error)
 _MOST_BYTES = 256 << 20  # per file, compressed and decompressed
 
 
@@ -38,7 +43,7 @@ _MOST_BYTES = 256 << 20  # per file, compressed and decompressed
 class Source:
     """The source of a data set. `packed`: the files below `url`; NAME.gz contains NAME, an archive contains all in
     `folder`. digests: SHA-256 of each decompressed file, as sources may compress the same bytes differently. package:
-    Debian's, "" for none.
+    Debian's, "" for none. unpack: returns the only file of a package; then the package itself is below `url`.
     """
 
     url: str
@@ -46,6 +51,7 @@ class Source:
     digests: Mapping[str, str]
     folder: str = ""
     package: str = ""
+    unpack: Callable[[bytes], bytes] | None = None
 
 
 _FASHION = {
@@ -78,6 +84,11 @@ SOURCES: Mapping[str, Source] = {
     ),
     "cifar10": Source(
         "https://www.cs.toronto.edu/~kriz/", ("cifar-10-binary.tar.gz",), _CIFAR10, folder="cifar-10-batches-bin"
+    ),
+    "austen": Source(
+        "http://deb.debian.org/debian/pool/main/r/r-cran-janeaustenr/", ("r-cran-janeaustenr_1.0.0-1_all.deb",),
+        {"austen.txt": "65b434d16a8755142bfa95ba19c5f9abd0d30cf3dffe3b6793e834f9f56dcc96"},
+        package="r-cran-janeaustenr", unpack=text_of_package,
     ),
 }  # fmt: skip
 """Sources by data set name."""
@@ -116,7 +127,9 @@ def _from_authors(source: Source, scratch: Path, progress: Progress) -> None:
             raise SourceError(f"{file}: HTTP status {error.code}") from None
         except (OSError, HTTPException) as error:
             raise SourceError(str(getattr(error, "reason", error)) or type(error).__name__) from None
-        if source.folder:
+        if source.unpack is not None:
+            _unpack_package(source, packed, file, scratch)
+        elif source.folder:
             _unpack_all(source, packed, file, scratch)
         else:
             _unpack(source, packed, scratch / file.removesuffix(".gz"))
@@ -173,6 +186,9 @@ def _from_debian(source: Source, scratch: Path, progress: Progress) -> None:
         package = next(work.glob(f"{source.package}_*.deb"), None)
         if package is None:
             raise SourceError("apt-get download left no file")
+        if source.unpack is not None:
+            _unpack_package(source, package.read_bytes(), package.name, scratch)
+            return
         _run(work, "dpkg-deb", "-x", str(package), "content")
         for file in source.digests:
             packed = work / "content/usr/share/datasets" / source.package.removeprefix("dataset-") / f"{file}.gz"
@@ -236,6 +252,16 @@ def _unpack_all(source: Source, packed: bytes, name: str, scratch: Path) -> None
                 _write(source, f"{name}: {file}", scratch / file, content)
     except (tarfile.TarError, KeyError, OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{name} is damaged: {error}") from None
+
+
+def _unpack_package(source: Source, package: bytes, name: str, scratch: Path) -> None:
+    assert source.unpack is not None
+    (file,) = source.digests
+    try:
+        content = source.unpack(package)
+    except (ValueError, KeyError, OSError, EOFError, tarfile.TarError, *_UNPACKING) as error:
+        raise SourceError(f"{name} is damaged: {error}") from None
+    _write(source, f"{name}: {file}", scratch / file, content)
 
 
 def _write(source: Source, what: str, target: Path, content: bytes) -> None:

@@ -44,10 +44,12 @@ class StopVote:
         self._value = np.zeros(1, np.float32)
         self._exchange: PendingExchange | None = None
 
-    def begin(self, *, stop: bool, unfinished: bool) -> None:
-        """Vote in the round that has begun; returns at once."""
+    def begin(self, *, stop: bool, unfinished: bool, weight: float = 1.0) -> None:
+        """Vote in the round that has begun, for `weight` workers; returns at once."""
         source = np.full(1, np.inf if stop else 0, np.float32) if stop or unfinished else None
-        self._exchange = self._client.exchange(self._key, source, self._value, priority=self._priority)
+        self._exchange = self._client.exchange(
+            self._key, source, self._value, priority=self._priority, weight=weight
+        )
 
     @property
     def pending(self) -> "Future[None]":

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.options import OPTIMIZERS, Value
+from geomx_cli.runtime.training.catalog import TEXT_NETWORKS
 
 __all__ = ["TrainConfig"]
 
@@ -13,7 +14,8 @@ class TrainConfig:
     """See the options of the same names. `optimizer_params` are the hyper-parameters of `optimizer`, `options` all
     options by name.
 
-    time_limit: seconds. eval_every, checkpoint_every: steps. For these, and for target_accuracy, 0 means never.
+    steps: of a worker, by its share of the data; for the schedule. time_limit: seconds. eval_every, checkpoint_every:
+    steps. For these, and for target_accuracy, 0 means never.
     """
 
     algorithm: str
@@ -32,6 +34,26 @@ class TrainConfig:
     optimizer_on: str
     optimizer_params: dict[str, float] = field(default_factory=dict)
     options: Mapping[str, Value] = field(default_factory=dict)
+    steps: int = 0
+
+    @property
+    def trains_on_text(self) -> bool:
+        """Whether the network trains on a text."""
+        return self.network in TEXT_NETWORKS
+
+    def schedule(self, updates: float = 1.0) -> tuple[str, dict[str, float | bool]] | None:
+        """Return the learning rate's schedule, as name and numbers (ps/optim/schedules.py); None for a constant rate.
+        updates: of the optimizer in one step of a worker.
+        """
+        if self.text("schedule") == "constant":
+            return None
+        rate, warmup = self.optimizer_params["learning_rate"], self.number("warmup")
+        steps = max(1.0, (self.steps // 20 if warmup < 0 else warmup) * updates)
+        return "cosine", {
+            "base_lr": rate, "base_lr_orig": rate, "final_lr": rate / 10, "warmup_steps": steps,
+            "warmup_begin_lr": 0.0, "warmup_final_lr": rate, "warmup_constant": False,
+            "max_update": max(steps + 1, self.steps * updates),
+        }  # fmt: skip
 
     def number(self, option: str) -> float:
         """Return the value of an algorithm's own numeric option."""

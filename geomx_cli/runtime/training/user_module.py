@@ -3,13 +3,14 @@
 import importlib
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends import prepare_imports
 
-__all__ = ["call"]
+__all__ = ["call", "new_each_time"]
 
 
 def call(name: str, option: str, *arguments: Any) -> Any:
@@ -38,6 +39,26 @@ def call(name: str, option: str, *arguments: Any) -> Any:
         return found(*arguments)
     except (Exception, SystemExit):
         raise _failed(name, option) from None
+
+
+def new_each_time(name: str, option: str, what: str) -> Callable[..., Any]:
+    """Return a function that returns the result of MODULE:FUNCTION, as `call` does, for objects whose copies are to
+    have weights of their own.
+
+    It raises InvalidSettings if the user's function returns an object that it has returned before. `what`: the kind of
+    object, for that message. All objects are kept.
+    """
+    made: list[Any] = []
+
+    def make(*arguments: Any) -> Any:
+        found = call(name, option, *arguments)
+        if any(found is other for other in made):
+            why = f"it returned the same {what} again, and copies are to have weights of their own"
+            raise InvalidSettings(f"{option} {name}: {why}", "let it make a new one each time")
+        made.append(found)
+        return found
+
+    return make
 
 
 def _failed(name: str, option: str) -> InvalidSettings:

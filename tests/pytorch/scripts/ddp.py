@@ -19,6 +19,8 @@ if len(sys.argv) > 2:
     model.to(getattr(torch, sys.argv[2]))
 kind = next(model.parameters()).dtype
 parallel = DistributedDataParallel(model, bucket_cap_mb=0.1)
+broadcast, broadcasts = parallel._distributed_broadcast_coalesced, []
+parallel._distributed_broadcast_coalesced = lambda *given: broadcasts.append(broadcast(*given))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 generator = torch.Generator().manual_seed(100 + rank)
 losses = []
@@ -33,5 +35,6 @@ for _step in range(int(sys.argv[1])):
     dist.all_reduce(mean)
     losses.append(mean.item() / size)
 state = {name: tensor.detach().float().numpy() for name, tensor in model.state_dict().items()}
-np.savez(f"{os.environ.get('SAVE_IN', '.')}/{rank}.npz", **state, losses=np.array(losses), backend=dist.get_backend())
+np.savez(f"{os.environ.get('SAVE_IN', '.')}/{rank}.npz", **state, losses=np.array(losses), broadcasts=len(broadcasts),
+         backend=dist.get_backend())  # fmt: skip
 dist.destroy_process_group()

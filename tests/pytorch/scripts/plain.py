@@ -36,13 +36,15 @@ def pictures(count: int, seed: int) -> TensorDataset:
     return TensorDataset(images, labels)
 
 
-def train(args: argparse.Namespace, model: Any, loader: Any, optimizer: Any, epoch: int) -> None:
+def train(args: argparse.Namespace, model: Any, loader: Any, optimizer: Any, scaler: Any, epoch: int) -> None:
     model.train()
     for batch_idx, (data, target) in enumerate(loader):
         optimizer.zero_grad()
-        loss = F.nll_loss(model(data), target)
-        loss.backward()
-        optimizer.step()
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.amp):
+            loss = F.nll_loss(model(data), target)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         if batch_idx % args.log_interval == 0:
             print(f"Train epoch {epoch} [{batch_idx * len(data)}/{len(loader.dataset)}] loss {loss.item():.6f}")
 
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument("--gamma", type=float, default=0.7)
     parser.add_argument("--log-interval", type=int, default=10)
+    parser.add_argument("--amp", action="store_true")
     args = parser.parse_args()
     train_data, test_data = pictures(640, seed=1), pictures(200, seed=2)
     model = Net()
@@ -70,8 +73,9 @@ def main() -> None:
     test_loader = DataLoader(test_data, batch_size=100)
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
+    scaler = torch.amp.GradScaler("cpu", enabled=args.amp)
     for epoch in range(1, args.epochs + 1):
-        train(args, model, train_loader, optimizer, epoch)
+        train(args, model, train_loader, optimizer, scaler, epoch)
         accuracy = test(model, test_loader)
         print(f"accuracy {accuracy:.4f}")
         scheduler.step()

@@ -3,6 +3,8 @@
 rounds: the steps after which the weights were others than the optimizer's step had left.
 """
 
+import copy
+import io
 import os
 import sys
 
@@ -21,6 +23,7 @@ start = [parameter.detach().to(device) for parameter in linear(seed=0).parameter
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 assert geomx.wrap(model, optimizer) is optimizer
 assert all(torch.equal(one, other) for one, other in zip(model.parameters(), start, strict=True)), "not the master's"
+copy.deepcopy(model), torch.save((model, optimizer), io.BytesIO())
 loss_of = torch.nn.CrossEntropyLoss()
 gradients, rounds = [], []
 for step, (images, labels) in enumerate(batches(rank, steps), 1):

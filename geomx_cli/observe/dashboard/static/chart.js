@@ -6,7 +6,7 @@ import { decimals, figure } from "./format.js";
 import { aligned, AXES, over, smoothed } from "./series.js";
 import { colour, onTheme } from "./theme.js";
 
-const COLOURS = 12, HEIGHT = 170, MOST_TABLE_ROWS = 20;
+const COLOURS = 12, HEIGHT = 186, MOST_TABLE_ROWS = 20;
 
 export class Chart {
   // range: of the values, if fixed, or a function of the plot, their minimum and maximum; scale: from bytes to what the title says.
@@ -63,12 +63,13 @@ export class Chart {
       width: kind === "raw" ? 1 : 1.5, stroke: () => colour(`curve-${index % COLOURS}`),
       dash: line.dashed || index >= COLOURS ? [6, 4] : [], points: kind === "raw" && this.weight ? { show: false } : { size: 4 },
     })));
-    const { steps, marks } = AXES[this.axis], axis = { stroke: () => colour("soft"), grid: { stroke: () => colour("grid"), width: 1 },
+    const { title, steps, marks } = AXES[this.axis], axis = { stroke: () => colour("soft"), grid: { stroke: () => colour("grid"), width: 1 },
                                                  ticks: { stroke: () => colour("grid"), width: 1 }, font: "11px system-ui" };
     this.plot = new uPlot({
       width: this.canvas.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false },
       scales: { x: { time: false }, y: this.range ? { range: this.range } : {} },
-      axes: [{ ...axis, incrs: steps, values: (_, ticks) => marks(ticks), size: 30, space: 70 },
+      axes: [{ ...axis, incrs: steps, values: (_, ticks) => marks(ticks), size: 30, space: 70,
+               label: title, labelSize: 16, labelGap: 0, labelFont: "11px system-ui" },
              { ...axis, size: 56, values: (_, ticks) => decimals(ticks) }],
       series: [{}, ...series],
       hooks: { setCursor: [plot => this.setLegend(plot.cursor.idx)] },

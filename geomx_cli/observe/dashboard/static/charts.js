@@ -12,6 +12,13 @@ const KINDS = [
   ["wan", "Sent to other parties, MB per second", { scale: 1e-6 }],
 ];
 
+const MEANS = "Means over workers and time; the newest of their newest values.";
+const UNKNOWN = {
+  bytes: "Nothing was sent between parties yet: choose time or rounds.",
+  rounds: "No round is known: choose time.",
+  steps: "The script has reported no step: choose time.",
+};
+
 export class Charts {
   constructor() {
     this.charts = new Map(KINDS.map(([name, title, style]) => [name, new Chart(get("charts"), name, title, style)]));
@@ -20,18 +27,20 @@ export class Charts {
 
   show(known, axis, weight) {
     for (const [name, chart] of this.charts) chart.show(lines(known, name), axis, weight, why(known, name, axis), how(known, name));
-    this.showMetrics(known, weight);
+    // A language model has no accuracy.
+    get("accuracy").hidden = "validation_loss" in (known.metrics || {}) && !lines(known, "accuracy").length;
+    this.showMetrics(known, axis, weight);
   }
 
-  // What scripts report of their own: {metric: {process: [[step, value], ...]}}, over their own steps.
-  showMetrics(known, weight) {
-    const how = known.averaged ? "Means over workers and groups of steps." : "";
+  // The validation loss, and what scripts report of their own: {metric: {process: [[seconds, value], ...]}}.
+  showMetrics(known, axis, weight) {
+    const how = known.averaged ? MEANS : "";
     for (const [metric, processes] of Object.entries(known.metrics || {})) {
       if (!this.metrics.has(metric)) {
         this.metrics.set(metric, new Chart(get("charts"), `metric-${this.metrics.size}`, metric, { digits: 4 }));
       }
-      const found = Object.entries(processes).slice(0, MOST_LINES).map(([name, points]) => ({ name, points, axes: null }));
-      this.metrics.get(metric).show(found, "step", weight, "the script has not reported it yet", how);
+      const found = Object.entries(processes).slice(0, MOST_LINES).map(([name, points]) => ({ name, points, axes: known.axes }));
+      this.metrics.get(metric).show(found, axis, weight, UNKNOWN[axis] || "the script has not reported it yet", how);
     }
   }
 }
@@ -56,17 +65,18 @@ function within(_, low, high) {
 
 // Which values are none that a worker has measured.
 function how(known, name) {
+  if (name === "wan") return "Means over each second or longer, of all processes: from the job's start, before workers train, to its end.";
   const others = Object.values(known.others).filter(other => other.curves);
   const averaged = others.length ? [known.overall, ...others].some(one => one.averaged) : known.averaged;
   if (!averaged || !["loss", "waiting", "speed"].includes(name)) return "";
-  return name === "speed" ? "Sums over workers, of means over time." : "Means over workers and time; the newest of their newest values.";
+  return name === "speed" ? "Sums over workers, of means over time." : MEANS;
 }
 
 function why(known, name, axis) {
   const ended = known.over, script = known.script;
   if (name === "wan" && known.parties.length < 2) return "There is one party: nothing is sent to others.";
   if (Object.keys(known.curves[name]).length) {
-    return axis === "bytes" ? "Nothing was sent between parties yet: choose time or rounds." : "No round is known: choose time.";
+    return UNKNOWN[axis];
   }
   if (known.state === "orphaned" || !known.seconds) return "No event of the job has arrived yet.";
   if (name === "wan") return ended ? "Nothing was sent to other parties." : "Nothing has been sent to other parties yet.";

@@ -8,7 +8,7 @@ const STATES = ["starting", "waiting", "training", "evaluating", "serving", "sav
 const COLOURS = { saving: "serving", finished: "over", ended: "over", stopped: "over", failed: "bad", lost: "bad" };
 const DARK = ["starting", "waiting", "evaluating"];
 const LETTERS = { worker: "W", server: "S", scheduler: "C", global_server: "G", global_scheduler: "K" };
-const ROLES = { W: "worker", S: "server", G: "root", C: "scheduler", K: "global scheduler" };
+const ROLES = { W: "worker", S: "server", G: "global server", C: "scheduler", K: "global scheduler" };
 const GUTTER = 26, GAP = 14, BOX = 132, DOT = 20, LETTER = 6.2, SINGLE = 12, MOST_BOXES = 60;
 
 export class PartyMap {

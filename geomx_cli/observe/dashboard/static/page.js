@@ -56,6 +56,7 @@ function show(known) {
 
 function drawCharts(known) {
   const weight = Number(get("smoothing").value), axis = document.querySelector("#axis input:checked").value;
+  get("steps").hidden = !Object.values(known.axes.steps).some(points => points.length);
   setText(get("smoothed"), weight ? weight.toFixed(2) : "off");
   charts.show({ ...known, script: facts.script, trained: known.totals.trained }, axis, weight);
 }

@@ -10,15 +10,15 @@ export const AXES = {
   time: { title: "time", text: clock, steps: CLOCK, marks: ticks => ticks.map(clock) },
   rounds: { title: "rounds", text: whole, steps: WHOLE, marks: decimals },
   bytes: { title: "bytes between parties", text: bytes => size(bytes), steps: WHOLE, marks: sizes },
-  step: { title: "step", text: whole, steps: WHOLE, marks: decimals },
+  steps: { title: "steps of the script", text: whole, steps: WHOLE, marks: decimals },
 };
 
 const ALL = "all workers";
 
 // [[seconds, value], ...] as [[x, value], ...]; x is what had been reached by then, by linear interpolation.
 export function over(axis, axes, group, points) {
-  if (axis === "time" || axis === "step") return points;
-  const reached = axis === "bytes" ? axes.bytes : axes.rounds[group] || axes.rounds[ALL];
+  if (axis === "time") return points;
+  const reached = axis === "bytes" ? axes.bytes : axes[axis][group] || axes[axis][ALL];
   if (!reached.length) return [];
   const places = [[0, 0], ...reached];
   let next = 1;

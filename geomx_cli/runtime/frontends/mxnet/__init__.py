@@ -16,7 +16,7 @@ networks = (
 )  # fmt: skip
 
 
-def network(name: str, shape: "Shape", classes: int) -> "Network":
+def network(name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":
     """See Frontend.network. All but cnn and cnn-bn import MXNet.
 
     MODULE:FUNCTION is called with the number of classes and returns a gluon HybridBlock that maps such images to

@@ -9,7 +9,7 @@ from geomx_cli.runtime.frontends.mxnet.gluon_model import Built, GluonModel, ses
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training.architecture import Parameter, Shape
 from geomx_cli.runtime.training.network import Network
-from geomx_cli.runtime.training.user_module import call
+from geomx_cli.runtime.training.user_module import new_each_time
 
 __all__ = ["network"]
 
@@ -56,14 +56,10 @@ def _zoo_network(zoo: _Zoo, shape: Shape, classes: int) -> Network:
 
 def _user_network(name: str, shape: Shape, classes: int) -> Network:
     """Wrap the block that MODULE:FUNCTION returns. The function is called again for each copy."""
-    made: list[Any] = []
+    new_block = new_each_time(name, "--network", "block")
 
     def make(mx: Any) -> Any:
-        block = call(name, "--network", classes)
-        if any(block is other for other in made):
-            what = "it returned the same block again, and copies are to have weights of their own"
-            raise InvalidSettings(f"--network {name}: {what}", "let it make a new one each time")
-        made.append(block)
+        block = new_block(classes)
         if not isinstance(block, mx.gluon.HybridBlock):
             what = f"it returned {type(block).__name__}, no gluon HybridBlock"
             raise InvalidSettings(f"--network {name}: {what}", "return a block such as gluon.nn.HybridSequential")

@@ -12,7 +12,7 @@ framework = ""
 networks = ("linear",)
 
 
-def network(name: str, shape: "Shape", classes: int) -> "Network":
+def network(name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":
     """See Frontend.network."""
     from geomx_cli.runtime.frontends.numpy import linear
 

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 __all__ = ["attach", "framework", "network", "networks", "prepare_import"]
 
 framework = "torch"
-networks = ("cnn", "cnn-bn", "resnet18-v1")
+networks = ("cnn", "cnn-bn", "resnet18-v1", "gpt")
 
 
-def network(name: str, shape: "Shape", classes: int) -> "Network":
-    """See Frontend.network. All but cnn and cnn-bn import PyTorch.
+def network(name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":
+    """See Frontend.network. All but cnn, cnn-bn and gpt import PyTorch.
 
     MODULE:FUNCTION is called with the number of classes and returns a Module that maps such images to logits.
     """
@@ -22,6 +22,10 @@ def network(name: str, shape: "Shape", classes: int) -> "Network":
         from geomx_cli.runtime.frontends.torch import cnn
 
         return cnn.network(shape, classes, normalised=name == "cnn-bn")
+    if name == "gpt":
+        from geomx_cli.runtime.frontends.torch import gpt
+
+        return gpt.network(shape, classes, *sizes)
     from geomx_cli.runtime.frontends.torch.load import load_torch
 
     load_torch()

@@ -1,5 +1,6 @@
 """Warns if workers train on the same batches, as scripts do that do not divide their data."""
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -10,47 +11,70 @@ if TYPE_CHECKING:
 
     from geomx_cli.ps.arrays import Array
     from geomx_cli.runtime.frontends import ScriptSession
-    from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds
 
-__all__ = ["BatchCheck"]
+__all__ = ["DIGEST", "BatchCheck"]
 
-_PASSES = 3
+DIGEST = 16
+"""Bytes that workers compare."""
+_LARGEST = 1 << 20
 
 
 class BatchCheck:
-    """Compares digests of the gradients that workers bring to the first backward passes.
+    """Compares digests of what workers bring to their first rounds: of gradients, or of weights after local steps.
 
-    All have the same weights then, so equal gradients come from equal batches. The opposite need not hold: dropout and
-    different hardware make gradients differ.
+    All start from the same weights, so equal values come from equal batches. The opposite need not hold: dropout and
+    different hardware make values differ.
+
+    rounds: how many are compared. gather: takes a digest (1-D, uint8) of each worker once, and returns those of all by
+    rank, of shape (workers, DIGEST); None in a worker that does not get them. advice: how to divide the data.
     """
 
-    def __init__(self, session: "ScriptSession", rounds: "GroupRounds") -> None:
+    def __init__(
+        self, session: "ScriptSession", rounds: int, advice: str, gather: "Callable[[Array], Future[Array] | None]"
+    ) -> None:
         self._session = session
-        self._rounds = rounds
-        self._left = _PASSES if rounds.workers > 1 else 0
-        self._found = 0
-        self._same: set[int] | None = None  # the ranks whose digests were this worker's
+        self._left = rounds
+        self._advice = advice
+        self._gather = gather
+        self._digest = blake2b(digest_size=DIGEST)
+        self._counts = True
 
-    def observe(self, gradients: "Array") -> None:
-        """Note the first gradients of a backward pass, of this worker alone; all workers call this."""
+    @property
+    def compares(self) -> bool:
+        """Whether `observe` still has an effect."""
+        return self._left > 0
+
+    def observe(self, *values: "Array") -> None:
+        """Note what this worker alone has computed for a round. Nothing, or all zeros, is no evidence."""
         if not self._left:
             return
         self._left -= 1
-        sample = gradients[: 1 << 20]
-        digest = blake2b(sample.data, digest_size=16).digest() if sample.any() else bytes(16)
-        self._rounds.gather(np.frombuffer(digest, np.uint8), "batches").add_done_callback(self._compare)
+        self._counts = self._counts and any(bool(each.any()) for each in values)
+        for each in values:
+            self._digest.update(each[:_LARGEST].data)
+        if not self._left:
+            self._share(self._digest.digest() if self._counts else bytes(DIGEST))
+
+    def finish(self) -> None:
+        """This worker has no further rounds: the others need not wait for its digest."""
+        if self._left:
+            self._left = 0
+            self._share(bytes(DIGEST))
+
+    def _share(self, digest: bytes) -> None:
+        gathered = self._gather(np.frombuffer(digest, np.uint8))
+        if gathered is not None:
+            gathered.add_done_callback(self._compare)
 
     def _compare(self, gathered: "Future[Array]") -> None:
         if gathered.exception() is not None:
             return  # the job has failed, which is reported elsewhere
-        table = gathered.result()
-        own = table[self._rounds.rank]
-        same = {rank for rank in range(len(table)) if own.any() and np.array_equal(table[rank], own)}
-        self._same = same if self._same is None else self._same & same
-        self._found += 1
-        if self._found == _PASSES and len(self._same) > 1 and min(self._same) == self._rounds.rank:
-            who = " and ".join(str(rank) for rank in sorted(self._same))
-            self._session.warn(
-                f"workers {who} train on the same batches: their first {_PASSES} gradients are equal bit for bit;"
-                " divide the data with torch.utils.data.DistributedSampler, and call its set_epoch in each epoch"
-            )
+        ranks: dict[bytes, list[str]] = {}
+        for rank, row in enumerate(gathered.result()):
+            ranks.setdefault(row.tobytes(), []).append(str(rank))
+        ranks.pop(bytes(DIGEST), None)
+        same = max(ranks.values(), key=len, default=[])
+        if len(same) > 1:
+            who = " and ".join(same) if len(same) < 3 else f"{', '.join(same[:8])}{', ...' if len(same) > 8 else ''}"
+            why = "what they computed in their first steps is equal bit for bit"
+            self._session.warn(f"workers {who} train on the same batches: {why}; {self._advice}")

@@ -13,13 +13,18 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.training import data, shards
 from geomx_cli.runtime.training.catalog import IID
 
-__all__ = ["ShardSampler", "TensorDataset", "load", "shard"]
+__all__ = ["ShardSampler", "TensorDataset", "load", "load_text", "shard"]
 
 
 def load(name: str, split: Literal["train", "test"], data_dir: str | Path) -> TensorDataset:
     """See geomx_cli.torch.load_data."""
     images, labels = data.load(name, split, data_dir).take(slice(None))
     return TensorDataset(torch.from_numpy(images), torch.from_numpy(labels).long())
+
+
+def load_text(name: str, split: Literal["train", "test"], data_dir: str | Path) -> torch.Tensor:
+    """See geomx_cli.torch.load_text."""
+    return torch.from_numpy(data.read_text(name, split, data_dir).copy())
 
 
 def shard(dataset: Any, rank: int, count: int, split: str, seed: int, party: range | None) -> Any:

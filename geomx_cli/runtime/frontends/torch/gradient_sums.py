@@ -1,6 +1,7 @@
 """The sums that a backward pass begins: the buckets of DistributedDataParallel, and those of synchronised layers."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class GradientSums:
         self._pass = -1
         self._position = 0
         self._works: list[PendingWork] = []
+        self._actions: list[Callable[[], None]] = []
         self._copies: dict[Any, DeviceCopies] = {}
 
     def takes(self, tensor: Any) -> bool:
@@ -68,6 +70,10 @@ class GradientSums:
         if _in_pass() and self._enter() == 0:
             self._check.observe(elements)
 
+    def in_next_pass(self, action: Callable[[], None]) -> None:
+        """Call `action` once, before the first sum of the next pass."""
+        self._actions.append(action)
+
     def in_pass(self, work: PendingWork) -> PendingWork:
         """Have the end of the backward pass in progress, if there is one, wait for `work`; returns it."""
         if not _in_pass():
@@ -87,6 +93,9 @@ class GradientSums:
             if current != self._pass:
                 self._pass, self._position, self._works = current, 0, []
                 torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+                actions, self._actions = self._actions, []
+                for action in actions:
+                    action()
             position, self._position = self._position, self._position + 1
         return position
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
+from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
@@ -44,12 +46,18 @@ class GradientSynchroniser(Synchroniser):
     Each gradient's exchange begins when autograd has accumulated it, tensors near the input with a higher priority; the
     end of the backward pass waits for the results. Gradients accumulated before count too. A tensor without a gradient
     counts as zeros; one without a gradient in all workers gets none. Failures of the job are raised from `backward`.
-    statistics: buffers that become means with each round.
+    statistics: buffers that become means with each round. backward: shared by all optimizers of the script. check: gets
+    the first gradient of each round.
     """
 
-    def __init__(self, client: "Client", state: ModelState, optimizer: Any, statistics: Sequence[Any]) -> None:
+    def __init__(
+        self, client: "Client", state: ModelState, optimizer: Any, statistics: Sequence[Any], backward: BackwardPass,
+        check: BatchCheck,
+    ) -> None:  # fmt: skip
         self._client = client
         self._state = state
+        self._backward = backward
+        self._check = check
         self._slots = [
             _Slot(f"{state.prefix}{name}", parameter, -index)
             for index, (name, parameter) in enumerate(state.trained.items())
@@ -59,7 +67,8 @@ class GradientSynchroniser(Synchroniser):
         self._buffers = BufferMeans(client, f"{state.prefix}{BUFFERS}", statistics, -len(self._slots))
         self._vote = StopVote(client, -len(self._slots), f"{state.prefix}{STOP}")
         self._lock = threading.Lock()  # autograd has a thread for each GPU
-        self._pass: int | None = None  # the backward pass in progress
+        self._pass: int | None = None  # the backward pass whose round is in progress
+        self._is_first = False  # the next gradient of this pass is its first
         self._has_local = False
         self._is_newest = True  # of all workers' models, as this one contributed to the last round
         self._handles = [
@@ -79,10 +88,10 @@ class GradientSynchroniser(Synchroniser):
     def _enter_pass(self) -> None:
         current = torch._C._current_graph_task_id()
         if self._pass is None:
-            self._pass = current
+            self._pass, self._is_first = current, True
             self.rounds += 1
             self._vote.begin(stop=False, unfinished=True)
-            torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+            self._backward.enter(self)
         elif self._pass != current:
             what = "a backward pass began before the gradients of the one before it had been exchanged"
             hint = "a pass that has failed cannot be repeated; checkpoint activations with use_reentrant=False"
@@ -100,13 +109,16 @@ class GradientSynchroniser(Synchroniser):
         slot.staging.load(gradient, self._copies_of(slot), partial(self._send, slot))
 
     def _send(self, slot: _Slot, elements: "Array") -> None:
+        if self._is_first:
+            self._is_first = False
+            self._check.observe(elements)
         slot.exchange = self._client.exchange(slot.key, elements, elements, priority=slot.priority)
 
     def _copies_of(self, slot: _Slot) -> DeviceCopies | None:
         return self._copies.get(slot.parameter.device)
 
-    def _at_end(self) -> None:
-        """At the end of the backward pass: the gradients become the means."""
+    def contribute_rest(self) -> None:
+        """See Participant; also after a pass that has failed."""
         for slot in self._slots:
             if not slot.begun:
                 if slot.parameter.grad is None:
@@ -114,6 +126,9 @@ class GradientSynchroniser(Synchroniser):
                 else:
                     self._contribute(slot)
         self._buffers.begin(contributes=True)
+
+    def receive(self) -> None:
+        """See Participant: the gradients become the means."""
         for copies in self._copies.values():
             copies.settle()
         means = [mean for slot in self._slots if (mean := self._sum(slot)) is not None]
@@ -154,6 +169,11 @@ class GradientSynchroniser(Synchroniser):
         """See Synchroniser: abstain from the others' rounds."""
         for handle in self._handles:
             handle.remove()
+        self._check.finish()
+        if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest of its round
+            self.contribute_rest()
+            yield self._vote.pending
+            self.receive()
         while not self.ended:
             for slot in self._slots:
                 self._abstain(slot)

@@ -9,10 +9,10 @@ from geomx_cli.core.errors import InvalidSettings
 if TYPE_CHECKING:
     from geomx_cli.runtime.base_store import BaseStore
     from geomx_cli.runtime.frontends import ScriptStore
-    from geomx_cli.runtime.frontends.torch.store import Store
+    from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
     from geomx_cli.runtime.script import Session
 
-__all__ = ["leave_unless_training", "load_torch", "new_store", "store_of"]
+__all__ = ["joined", "leave_unless_training", "load_torch", "new_store"]
 
 _MASTER_ENDS = "this master worker does not train, and ends here; the worker of global rank 0 sets the weights"
 
@@ -25,13 +25,18 @@ def load_torch() -> Any:
         raise InvalidSettings(f"cannot import torch: {error}", "pip install 'geomx-cli[torch]'") from error
 
 
-def new_store(session: "Session") -> "Store":
+def new_store(session: "Session") -> "WrappingStore":
     """Join the job. Raises InvalidSettings without PyTorch, and GeomxError if the job has failed."""
     load_torch()
     from geomx_cli.runtime.frontends.torch.store import Store
 
     session.attach()
-    store = session.store = Store(session.connect())
+    if (settings := session.settings).group_size:
+        from geomx_cli.runtime.frontends.torch.party.store import PartyStore
+
+        party = session.store = PartyStore(session, settings)
+        return party
+    store = session.store = Store(session.connect(), session)
     leave_unless_training(store)
     return store
 
@@ -43,11 +48,12 @@ def leave_unless_training(store: "BaseStore") -> None:
         raise SystemExit(0)
 
 
-def store_of(session: "Session") -> "Store | None":
-    """The script's store; None before it has joined the job."""
-    if session.store is None:
-        return None
-    from geomx_cli.runtime.frontends.torch.store import Store
+def joined(session: "Session") -> "WrappingStore":
+    """The script's store. Raises InvalidSettings before it has joined the job."""
+    if session.store is not None:
+        from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
-    store: ScriptStore = session.store
-    return store if isinstance(store, Store) else None
+        store: ScriptStore = session.store
+        if isinstance(store, WrappingStore):
+            return store
+    raise InvalidSettings("this worker has not joined the job", "call geomx_cli.torch.init first")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
+from geomx_cli.runtime.frontends.torch.script_model import last_gradient
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 from geomx_cli.runtime.training.stopwatch import Stopwatch
@@ -19,47 +21,29 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
-__all__ = ["LocalSynchroniser"]
+__all__ = ["LocalRounds", "LocalSynchroniser", "SampleCount"]
 
 
-class LocalSynchroniser(Synchroniser):
-    """Drives an algorithm's worker part as the bundled loop does, after each step of the optimizer.
+class LocalRounds:
+    """Drives an algorithm's worker part as the bundled loop does. For the training thread.
 
-    A round that is due ends within that step. The job's failures are raised from `optimizer.step`.
+    count: rounds begun. ended: after `finishing`. The job's failures are raised from all methods.
     """
 
-    def __init__(
-        self, client: "Client", state: ModelState, part: "WorkerAlgorithm", model: Any, optimizer: Any
-    ) -> None:
+    def __init__(self, client: "Client", state: ModelState, part: "WorkerAlgorithm") -> None:
         if not isinstance(part, DrainableWorkerAlgorithm):
             what = f"the algorithm {client.settings.text('algo')} cannot train in a script"
             raise InvalidSettings(what, "its worker part has to derive from DrainableWorkerAlgorithm")
-        self._client = client
-        self._state = state
+        self.count = 0
+        self.ended = False
         self._part = part
         self._vote = StopVote(client, -len(state.trained), f"{state.prefix}{STOP}")
         self._watch = Stopwatch()
-        self._samples = 0
         self._exchanging = False
         self._part.start()
-        if client.settings.text("weight") == "samples":
-            model.register_forward_pre_hook(self._count_samples)
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
 
-    def _count_samples(self, model: Any, inputs: tuple[Any, ...]) -> None:
-        """Module hook: the first tensor has a row for each sample."""
-        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-        if torch.is_grad_enabled() and tensors and tensors[0].ndim:
-            self._samples += len(tensors[0])
-
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Optimizer hook."""
-        self.check_step(self._state)
-
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Optimizer hook."""
-        samples, self._samples = max(1, self._samples), 0
+    def advance(self, samples: int) -> None:
+        """The optimizer has taken a step, with so many samples. A round that is due ends here."""
         if self._part.after_step(samples, self._watch):
             self._begin(steps_left=sys.maxsize)
         if self._exchanging and self._part.must_wait:
@@ -67,7 +51,7 @@ class LocalSynchroniser(Synchroniser):
         self._watch.take()
 
     def _begin(self, steps_left: int) -> None:
-        self.rounds += 1
+        self.count += 1
         self._exchanging = True
         self._vote.begin(stop=False, unfinished=self._part.unfinished(steps_left))
 
@@ -88,6 +72,62 @@ class LocalSynchroniser(Synchroniser):
             yield self._vote.pending
             self.ended = self._synchronise()
         self._part.end()
+
+
+class SampleCount:
+    """Module hook that counts the samples of training passes; scripts copy and pickle it with their module."""
+
+    def __init__(self) -> None:
+        self._samples = 0
+
+    def __call__(self, model: Any, inputs: tuple[Any, ...]) -> None:
+        """Count the rows of the first tensor."""
+        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        if torch.is_grad_enabled() and tensors and tensors[0].ndim:
+            self._samples += len(tensors[0])
+
+    def take(self) -> int:
+        """The number since the last call, at least 1."""
+        samples, self._samples = max(1, self._samples), 0
+        return samples
+
+
+class LocalSynchroniser(Synchroniser):
+    """Takes part in an algorithm's rounds after each step of the optimizer.
+
+    A round that is due ends within that step. The job's failures are raised from `optimizer.step`.
+    """
+
+    def __init__(
+        self, client: "Client", state: ModelState, part: "WorkerAlgorithm", model: Any, optimizer: Any,
+        check: BatchCheck,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._state = state
+        self._check = check
+        self._local = LocalRounds(client, state, part)
+        self._samples = SampleCount()
+        if client.settings.text("weight") == "samples":
+            model.register_forward_pre_hook(self._samples)
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook."""
+        self.check_step(self._state)
+        if self._check.compares:
+            self._check.observe(*last_gradient(self._state))
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook."""
+        self._local.advance(self._samples.take())
+        self.rounds = self._local.count
+
+    def finishing(self) -> Iterator["Future[None]"]:
+        """See Synchroniser."""
+        self._check.finish()
+        yield from self._local.finishing()
+        self.ended = True
 
     def conclude(self) -> None:
         """See Synchroniser: the weights are the same already."""

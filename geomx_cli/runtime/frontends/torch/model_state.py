@@ -49,6 +49,9 @@ class ModelState:
         if not self.trained:
             raise InvalidSettings("the optimizer updates no parameter of the model", "unfreeze some before wrap")
         for name, parameter in self.trained.items():
+            if hasattr(parameter, "device_mesh"):
+                what = f"parameter {name} is a DTensor, divided over several processes"
+                raise InvalidSettings(what, "wrap the whole model in every worker, without fully_shard")
             if parameter.dtype not in EXCHANGED:
                 what = f"parameter {name} is of {_plain(parameter.dtype)}"
                 raise InvalidSettings(what, "train parameters of float32, float64, float16 or bfloat16")

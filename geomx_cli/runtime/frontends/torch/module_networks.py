@@ -10,7 +10,7 @@ from geomx_cli.runtime.frontends.torch.resnet import resnet18
 from geomx_cli.runtime.frontends.torch.torch_model import TorchModel, running_statistics, session
 from geomx_cli.runtime.training.architecture import Parameter, Shape
 from geomx_cli.runtime.training.network import Network
-from geomx_cli.runtime.training.user_module import call
+from geomx_cli.runtime.training.user_module import new_each_time
 
 __all__ = ["network"]
 
@@ -19,14 +19,10 @@ def network(name: str, shape: Shape, classes: int) -> Network:
     """Return resnet18-v1 or the one from MODULE:FUNCTION. Raises InvalidSettings for unsupported images."""
     if name == "resnet18-v1":
         return _network(lambda: resnet18(shape[0], classes), shape, classes, name)
-    made: list[Any] = []
+    new_module = new_each_time(name, "--network", "module")
 
     def make() -> Any:
-        module = call(name, "--network", classes)
-        if any(module is other for other in made):
-            what = "it returned the same module again, and copies are to have weights of their own"
-            raise InvalidSettings(f"--network {name}: {what}", "let it make a new one each time")
-        made.append(module)
+        module = new_module(classes)
         if not isinstance(module, torch.nn.Module):
             what = f"it returned {type(module).__name__}, no torch.nn.Module"
             raise InvalidSettings(f"--network {name}: {what}", "return a module such as torch.nn.Sequential")

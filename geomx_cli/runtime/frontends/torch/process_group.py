@@ -1,6 +1,6 @@
 """The process group of scripts written for torchrun: collectives over the job's servers instead of NCCL or gloo."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from geomx_cli.runtime.frontends.torch.refusals import Refusals
 from geomx_cli.runtime.frontends.torch.tensor_bytes import check_dense, of_bytes, read_bytes, write_bytes
 
 if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.frontends import ScriptSession
 
@@ -25,6 +26,8 @@ __all__ = ["NAME", "GeomxProcessGroup"]
 
 NAME = "geomx"
 """What torch.distributed.get_backend returns."""
+_PASSES = 3
+_ADVICE = "divide the data with torch.utils.data.DistributedSampler, and call its set_epoch in each epoch"
 
 
 class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ignore]
@@ -39,8 +42,17 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def __init__(self, client: "Client", session: "ScriptSession", group: int) -> None:
         super().__init__(client.global_rank, client.num_all_workers)
         self.rounds = GroupRounds(client, group)
-        self._gradients = GradientSums(self.rounds, BatchCheck(session, self.rounds))
+        check = BatchCheck(session, _PASSES if self.size() > 1 else 0, _ADVICE, self._gather_digest)
+        self._gradients = GradientSums(self.rounds, check)
         self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
+
+    def _gather_digest(self, digest: "Array") -> "Future[Array] | None":
+        gathered = self.rounds.gather(digest, "batches")
+        return None if self.rank() else gathered
+
+    def in_next_pass(self, action: Callable[[], None]) -> None:
+        """Call `action` in the next backward pass that sums something, before the first sum."""
+        self._gradients.in_next_pass(action)
 
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
         """The name of the backend."""

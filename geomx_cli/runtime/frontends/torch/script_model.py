@@ -115,6 +115,12 @@ class _ScriptSteps(LocalSteps):
             own[:] = value
 
 
+def last_gradient(state: ModelState) -> list[Floats]:
+    """The elements of the gradient nearest to the output, which a backward pass computes first; none without one."""
+    found = [parameter.grad for parameter in reversed(state.trained.values()) if parameter.grad is not None]
+    return [_elements(gradient) for gradient in found[:1]]
+
+
 def _elements(tensor: Any) -> Floats:
     """A tensor's elements in float32: its own memory where that is possible."""
     flat: Floats = tensor.detach().to("cpu", torch.float32).contiguous().view(-1).numpy()

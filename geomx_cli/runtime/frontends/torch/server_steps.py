@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
+from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
+from geomx_cli.runtime.frontends.torch.script_model import last_gradient
 from geomx_cli.runtime.frontends.torch.server_optimizer import group_of, hyper_parameters
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.pushed_hyper import PushedHyper
@@ -46,10 +49,13 @@ class ServerSynchroniser(Synchroniser):
     failures are raised from `optimizer.step`.
     """
 
-    def __init__(self, client: "Client", state: ModelState, optimizer: Any, params: dict[str, Any]) -> None:
+    def __init__(
+        self, client: "Client", state: ModelState, optimizer: Any, params: dict[str, Any], check: BatchCheck
+    ) -> None:
         self._client = client
         self._state = state
         self._optimizer = optimizer
+        self._check = check
         self._slots = []
         for index, (name, parameter) in enumerate(state.trained.items()):
             values = torch.empty(parameter.shape, dtype=EXCHANGED[parameter.dtype], pin_memory=parameter.is_cuda)
@@ -69,6 +75,11 @@ class ServerSynchroniser(Synchroniser):
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook: begin the round."""
         self.check_step(self._state)
+        if kwargs.get("closure", (*args, None)[1]) is not None:
+            what = "step(closure): the global servers take the step, and here there are no gradients before it"
+            raise InvalidSettings(what, "compute them, then call step without arguments")
+        if self._check.compares:
+            self._check.observe(*last_gradient(self._state))
         self.rounds += 1
         scale = self._share / self._workers  # the sum over all workers is the mean
         for slot in reversed(self._slots):
@@ -102,6 +113,7 @@ class ServerSynchroniser(Synchroniser):
 
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: abstain from the rounds of the party's other workers."""
+        self._check.finish()
         while not self.ended:
             for slot in self._slots:
                 self._exchange(slot, None)

@@ -1,12 +1,15 @@
 """Attaches the job's algorithm to a script's optimizer."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
+from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser
@@ -22,45 +25,91 @@ from geomx_cli.runtime.training.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.config import NodeSettings
 
-__all__ = ["synchronise"]
+__all__ = ["Chosen", "refuse_closures", "synchronise"]
 
 
-def synchronise(client: "Client", state: ModelState, model: Any, optimizer: Any, buffers: str) -> Synchroniser:
+def synchronise(
+    client: "Client", state: ModelState, model: Any, optimizer: Any, buffers: str, backward: BackwardPass,
+    check: BatchCheck,
+) -> Synchroniser:  # fmt: skip
     """Set the servers up, give all workers the initial tensors, and register the hooks; blocks until all workers have
     called this. See geomx_cli.torch.wrap.
+
+    backward: shared by the optimizers of a script. check: compares what workers compute with this one.
     """
-    config = TrainConfig.from_options(client.settings.options)
-    about = plugins.algorithms()[config.algorithm]
-    algorithm: Any = plugins.find("algorithm", config.algorithm)
-    statistics = _statistics(state, buffers, about.name)
-    exchanges_gradients = about.exchanges == "gradients"
-    if about.asynchronous:
+    chosen = Chosen.of(client.settings, state, buffers)
+    asynchronous = chosen.about.asynchronous
+    params: dict[str, float] = {}
+    if asynchronous:
         name, params = server_optimizer(optimizer)
         if client.global_rank == 0:
             client.control.set_optimizer(name, params)
-    elif not exchanges_gradients:
-        config = replace(config, options={**config.options, "sync_stats": bool(statistics)})
-        outer = algorithm.server_optimizer(config)
-        if outer is not None and client.global_rank == 0:
-            client.control.set_optimizer(*outer)
-    if exchanges_gradients:
-        momentum = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
-        MomentumCheck(client).use_optimizer(momentum, on_servers=about.asynchronous)
+    if chosen.exchanges_gradients:
+        refuse_closures(optimizer, f"--algo {chosen.about.name}", "an algorithm that exchanges weights, as --algo hfa")
+    chosen.set_servers_up(client, optimizer)
     broadcast = Broadcast(client)
     state.begin(broadcast)
-    broadcast.arrays({f"{state.prefix}{STOP}": np.zeros(1, np.float32)})
-    sizes = {key: tensor.numel() for key, tensor in statistics.items()}
-    if statistics and exchanges_gradients:
-        sizes = {f"{state.prefix}{BUFFERS}": sum(sizes.values())}
-    broadcast.arrays({key: np.zeros(size, np.float32) for key, size in sizes.items()})
+    chosen.declare(broadcast, state)
     client.control.barrier("all")
-    if about.asynchronous:
-        return ServerSynchroniser(client, state, optimizer, params)
-    if exchanges_gradients:
-        return GradientSynchroniser(client, state, optimizer, list(statistics.values()))
-    weights = ScriptModel(state, statistics)
-    return LocalSynchroniser(client, state, algorithm.worker(client, weights, config), model, optimizer)
+    if asynchronous:
+        return ServerSynchroniser(client, state, optimizer, params, check)
+    if chosen.exchanges_gradients:
+        return GradientSynchroniser(client, state, optimizer, list(chosen.statistics.values()), backward, check)
+    weights = ScriptModel(state, chosen.statistics)
+    part = chosen.algorithm.worker(client, weights, chosen.config)
+    return LocalSynchroniser(client, state, part, model, optimizer, check)
+
+
+def refuse_closures(optimizer: Any, job: str, instead: str) -> None:
+    """Raise InvalidSettings for an optimizer whose step runs as many backward passes as this worker's loss requires."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        what = f"LBFGS with {job}: how often it computes gradients depends on each worker's own loss"
+        raise InvalidSettings(what, f"use another optimizer, or {instead}")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The job's algorithm, for one wrapped optimizer. statistics: the buffers to average, by key."""
+
+    config: TrainConfig
+    about: plugins.Algorithm
+    algorithm: Any
+    statistics: dict[str, Any]
+
+    @classmethod
+    def of(cls, settings: "NodeSettings", state: ModelState, buffers: str) -> "Chosen":
+        """Raises InvalidSettings for `buffers` that the algorithm cannot average."""
+        config = TrainConfig.from_options(settings.options)
+        about = plugins.algorithms()[config.algorithm]
+        statistics = _statistics(state, buffers, about.name)
+        if about.exchanges != "gradients":
+            config = replace(config, options={**config.options, "sync_stats": bool(statistics)})
+        return cls(config, about, plugins.find("algorithm", config.algorithm), statistics)
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        """Whether workers send gradients, not weights."""
+        return self.about.exchanges == "gradients"
+
+    def set_servers_up(self, client: "Client", optimizer: Any) -> None:
+        """Give them the algorithm's own optimizer, and check the script's."""
+        if self.exchanges_gradients:
+            momentum = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
+            MomentumCheck(client).use_optimizer(momentum, on_servers=self.about.asynchronous)
+            return
+        outer = self.algorithm.server_optimizer(self.config)
+        if outer is not None and client.global_rank == 0:
+            client.control.set_optimizer(*outer)
+
+    def declare(self, broadcast: Broadcast, state: ModelState) -> None:
+        """Declare the keys beside those of trained tensors."""
+        broadcast.arrays({f"{state.prefix}{STOP}": np.zeros(1, np.float32)})
+        sizes = {key: tensor.numel() for key, tensor in self.statistics.items()}
+        if self.statistics and self.exchanges_gradients:
+            sizes = {f"{state.prefix}{BUFFERS}": sum(sizes.values())}
+        broadcast.arrays({key: np.zeros(size, np.float32) for key, size in sizes.items()})
 
 
 def _statistics(state: ModelState, buffers: str, algorithm: str) -> dict[str, Any]:

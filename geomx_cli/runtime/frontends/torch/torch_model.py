@@ -53,8 +53,9 @@ class TorchModel(ModelAdapter):
     def warm_up(self, samples: int) -> None:
         """Run both passes once on a batch of zeros: PyTorch chooses its kernels at first use."""
         before = self.read_statistics()
-        images = np.zeros((samples, *self.network.shape), np.float32)
-        float(self.forward_backward((images, np.zeros(samples, np.float32)), 1.0))
+        scores = self._module(torch.zeros(samples, *self.network.shape, device=self._device))
+        labels = torch.zeros(samples, *scores.shape[2:], dtype=torch.long, device=self._device)
+        torch.nn.functional.cross_entropy(scores, labels).backward()
         self.write_statistics(before)
 
     def forward_backward(self, batch: Batch, scale: float) -> SupportsFloat:
@@ -107,9 +108,17 @@ class TorchModel(ModelAdapter):
 
     def count_correct(self, batch: Batch) -> int:
         """See ModelAdapter."""
+        scores, labels = self._evaluate(batch)
+        return int((scores.argmax(dim=1) == labels).sum())
+
+    def mean_loss(self, batch: Batch) -> float:
+        """See ModelAdapter."""
+        return float(torch.nn.functional.cross_entropy(*self._evaluate(batch)))
+
+    def _evaluate(self, batch: Batch) -> tuple[Any, Any]:
         images, labels = self._tensors(batch)
         self._module.eval()
         with torch.no_grad():
             scores = self._module(images)
         self._module.train()
-        return int((scores.argmax(dim=1) == labels).sum())
+        return scores, labels

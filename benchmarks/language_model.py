@@ -1,0 +1,215 @@
+"""Measures DiLoCo with sparseloco on a language model over slow links, against training in one process and against DDP.
+
+    .venv-torch/bin/python benchmarks/language_model.py                     the table, over emulated links (root)
+    .venv-torch/bin/python benchmarks/language_model.py --row single diloco --rate '' --rtt ''       losses only
+    .venv-torch/bin/python benchmarks/language_model.py --sweep --row single diloco --rate '' --rtt ''
+    .venv-torch/bin/python benchmarks/language_model.py --steps 300 --layers 4 --width 192 --context 128
+
+The bundled network gpt on the novels of `geomx data fetch austen`, 2 parties x 2 workers with one thread each. Every
+worker takes --steps steps on a contiguous part of the text, each character once. Rows:
+
+    single        one process, the same characters: batches of all workers together, as many steps
+    diloco        --algo diloco --inner-steps 30 --compress sparseloco
+    fsa           --algo fsa without codec: the mean gradient in each step
+    ddp           DistributedDataParallel through the process group of geomx
+
+fsa and ddp compute the steps of `single` at the links' pace, so they take only --ddp-steps steps: bytes and seconds of
+the others are those of as many more. Prints the validation loss after the last step, seconds, the share of its time in
+which a worker computes (the mean over workers), and the bytes over the parties' links, in both directions.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from language_model_data import CHARACTERS
+from time_to_accuracy import SITES, _table
+from time_to_accuracy_job import Job
+from wan import Wan
+
+from geomx_cli.core.errors import CheckFailed, GeomxError
+from geomx_cli.core.events import ProcessFinished, Reported, RoundCompleted, StateChanged
+from geomx_cli.core.options import Value
+from geomx_cli.runtime.training import fetch
+
+WORKERS = 4
+SKIPPED = 2  # steps of fsa and ddp before the first that counts
+DDP = str(Path(__file__).with_name("language_model_ddp.py"))
+OUTER: Mapping[str, Value] = {
+    "algo": "diloco", "topology": "spread", "inner_steps": 30, "outer_lr": 0.9, "outer_momentum": 0.0,
+    "compress": "sparseloco", "lr": 0.002,
+}  # fmt: skip
+ROWS: Mapping[str, Mapping[str, Value]] = {
+    "single": {"algo": "local", "lr": 0.002},
+    "diloco": OUTER,
+    "fsa": {"algo": "fsa", "topology": "spread"},
+    "ddp": {"algo": "fsa", "topology": "spread", "framework": "torch", "rank_scope": "global"},
+}
+"""Rates and outer steps to begin with: choose the best of --sweep, for `single` too."""
+GRID: Mapping[str, list[Mapping[str, Value]]] = {
+    "single": [{"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)],
+    "diloco": [
+        *({"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)),
+        *({"outer_lr": outer} for outer in (0.7, 1.0)),
+        *({"outer_lr": 0.7, "outer_momentum": momentum} for momentum in (0.5, 0.9)),
+    ],
+}
+
+
+@dataclass
+class Result:
+    """loss: None if not trained to the end. seconds, wan_bytes: of all steps. computing: None if unknown."""
+
+    name: str
+    loss: float | None
+    seconds: float
+    computing: float | None
+    wan_bytes: float | None
+
+
+class Bench:
+    """Runs jobs one after another."""
+
+    def __init__(self, arguments: argparse.Namespace, wan: Wan | None) -> None:
+        self._given = arguments
+        self._wan = wan
+
+    def run(self, name: str, own: Mapping[str, Value]) -> Result:
+        """Train a row, with options of its own."""
+        given = self._given
+        partly = name in ("fsa", "ddp")
+        steps = given.ddp_steps if partly else given.steps
+        # each part has one window more than is seen, as windows begin anywhere in the first
+        spare = (1 if name == "single" else WORKERS) * (given.context + 1)
+        os.environ[CHARACTERS] = str(WORKERS * steps * given.batch_size * given.context + spare)
+        sizes = {"layers": given.layers, "width": given.width, "context": given.context}
+        options: dict[str, Value] = {
+            "parties": 2, "workers": 2, "network": "gpt", "framework": "torch", "optimizer": "adamw",
+            "schedule": "cosine", "data": "language_model_data:text", "epochs": 1, "eval_every": 0, "seed": given.seed,
+            "batch_size": given.batch_size * (WORKERS if name == "single" else 1), **sizes, **ROWS[name], **own,
+        }  # fmt: skip
+        script: tuple[str, ...] = ()
+        if name == "ddp":
+            words = (*sizes.values(), given.batch_size, steps)
+            script = (sys.executable, DDP, *map(str, words))
+        with tempfile.TemporaryDirectory(prefix="gxt") as directory:
+            job = Job(options, Path(directory), None if name == "single" else self._wan, script=script)
+            job.run(given.limit)
+            if not job.ended:
+                raise CheckFailed(f"{name} was stopped by --limit")
+            result = self._partly(name, job) if partly else self._whole(name, job)
+        loss = "" if result.loss is None else f"validation loss {result.loss:.4f}, "
+        tried = ", ".join(f"{key} {value}" for key, value in own.items())
+        print(f"{name} ({tried}): {loss}{result.seconds:.1f} s", file=sys.stderr, flush=True)
+        return result
+
+    def _whole(self, name: str, job: Job) -> Result:
+        ends = [one for worker in job.workers for one in job.events(worker) if isinstance(one, ProcessFinished)]
+        begun = [one for one in job.events(job.workers[0]) if isinstance(one, StateChanged) and one.state == "training"]
+        seconds = max(one.seconds or 0.0 for one in ends)
+        shares = [_computing(job.rounds(worker)) for worker in job.workers]
+        loss = next(one.validation_loss for one in ends if one.validation_loss is not None)
+        sent = job.bytes_between(begun[0].time, begun[0].time + seconds)
+        return Result(name, loss, seconds, statistics.fmean(shares), sent)
+
+    def _partly(self, name: str, job: Job) -> Result:
+        """Seconds and bytes of all steps, from those after the first SKIPPED."""
+        kind = Reported if name == "ddp" else RoundCompleted
+        found = [event for event in job.events(job.workers[0]) if isinstance(event, kind)]
+        first, last = found[SKIPPED - 1], found[-1]
+        factor = self._given.steps / (len(found) - SKIPPED)
+        sent = job.bytes_between(first.time, last.time)
+        share = None if name == "ddp" else _computing(job.rounds(job.workers[0])[SKIPPED:], first.total_time)
+        seconds = (last.total_time - first.total_time) * factor
+        return Result(name, None, seconds, share, None if sent is None else sent * factor)
+
+
+def _computing(rounds: list[RoundCompleted], since: float = 0.0) -> float:
+    return sum(one.compute or 0.0 for one in rounds) / (rounds[-1].total_time - since)
+
+
+def table(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
+    """Run every row once and print them beside each other."""
+    rows = {name: bench.run(name, {}) for name in arguments.row}
+    base, fsa = rows.get("single"), rows.get("fsa")
+    lines = []
+    for name, row in rows.items():
+        loss = more = less = sent = share = "-"
+        if row.loss is not None:
+            loss = f"{row.loss:.4f}"
+            more = "-" if base is None or base.loss is None else f"{100 * (row.loss / base.loss - 1):+.2f} %"
+        if row.wan_bytes is not None:
+            sent = f"{row.wan_bytes / 1e6:.4g}"
+            less = "-" if fsa is None or not fsa.wan_bytes else f"{fsa.wan_bytes / row.wan_bytes:.4g}"
+        if row.computing is not None and name != "single":
+            share = f"{100 * row.computing:.1f} %"
+        lines.append([name, loss, more, f"{row.seconds:.0f}", share, sent, less])
+    heads = ["row", "validation loss", "to single", "s", "computing", "WAN MB", "fsa's / its"]
+    _table(heads, lines, argparse.Namespace(arguments=arguments))  # type: ignore[arg-type]
+    return list(rows.values())
+
+
+def sweep(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
+    """Try the settings of GRID: the validation loss of each."""
+    found = [(own, bench.run(name, own)) for name in arguments.row for own in GRID.get(name, [])]
+    lines = [
+        [row.name, ", ".join(f"{key} {value}" for key, value in own.items()), f"{row.loss:.4f}"] for own, row in found
+    ]
+    _table(["row", "settings", "validation loss"], lines, argparse.Namespace(arguments=arguments))  # type: ignore[arg-type]
+    return [row for _, row in found]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--row", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME", help="default: all")
+    parser.add_argument("--steps", type=int, default=900, help="of a worker")
+    parser.add_argument("--ddp-steps", type=int, default=22, help="of fsa and ddp")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=16, help="of a worker")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", default="20mbit", help="of each party's link; '' is no limit")
+    parser.add_argument("--rtt", default="80ms", help="round trip between parties; '' is no delay")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a job is stopped")
+    parser.add_argument("--sweep", action="store_true", help=sweep.__doc__)
+    parser.add_argument("--json", action="store_true", help="print one object")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the requested measurement."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of a job is left behind
+    arguments = _arguments()
+    try:
+        fetch.ensure("austen")
+        with contextlib.ExitStack() as stack:
+            wan: Any = None
+            if arguments.rate or arguments.rtt:
+                wan = stack.enter_context(Wan(SITES, arguments.rate or None, arguments.rtt or None))
+                test = wan.self_test()
+                print("\n".join(test.lines()), file=sys.stderr, flush=True)
+                test.check()
+            rows = (sweep if arguments.sweep else table)(Bench(arguments, wan), arguments)
+    except GeomxError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    if arguments.json:
+        print(json.dumps({"schema_version": 1, "results": [asdict(row) for row in rows]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""One worker of geomx in peers.py: the three lines of a PyTorch script, or a script for torchrun.
+
+argv: MODE LIST, where MODE is "wrap" (geomx_cli.torch.wrap with an algorithm that exchanges gradients), "diloco" (the
+same with a round after each step) or "ddp" (DistributedDataParallel over the process group that geomx provides).
+"""
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from peer_measure import follow
+from peer_model import Payload, check_all
+from tensors import LISTS
+from torch.nn.parallel import DistributedDataParallel
+
+import geomx_cli.torch as geomx
+
+
+def main(mode: str, name: str) -> None:
+    {"wrap": _wrap, "diloco": _diloco, "ddp": _ddp}[mode](LISTS[name])
+
+
+def _wrapped(sizes: list[int]) -> tuple[Payload, Any]:
+    geomx.init()
+    payload = Payload(sizes, geomx.global_rank() + 1.0)
+    return payload, geomx.wrap(payload, torch.optim.SGD(payload.parameters(), lr=1.0))
+
+
+def _wrap(sizes: list[int]) -> None:
+    payload, _ = _wrapped(sizes)
+    _follow_backward(payload, payload, geomx.num_all_workers())
+
+
+def _ddp(sizes: list[int]) -> None:
+    dist.init_process_group("gloo")  # geomx's, whatever the script names
+    payload = Payload(sizes, dist.get_rank() + 1.0)
+    model = DistributedDataParallel(payload, gradient_as_bucket_view=True)
+    _follow_backward(payload, model, dist.get_world_size())
+    dist.destroy_process_group()
+
+
+def _follow_backward(payload: Payload, model: Any, workers: int) -> None:
+    def backward() -> None:
+        loss.pop().backward()
+
+    loss: list[Any] = []
+
+    def prepare() -> None:
+        payload.zero_grad()
+        loss.append(model())
+
+    def check(done: int) -> None:
+        check_all([item.grad for item in payload.tensors], (workers + 1) / 2)
+
+    follow(backward, check, prepare)
+
+
+def _diloco(sizes: list[int]) -> None:
+    """Each worker's step subtracts its rank + 1, so a round, with outer rate 1, subtracts the mean of that."""
+    payload, optimizer = _wrapped(sizes)
+
+    def check(done: int) -> None:
+        check_all(list(payload.tensors), -done * (geomx.num_all_workers() + 1) / 2, 1e-3)
+
+    follow(optimizer.step, check, payload.set_gradients)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

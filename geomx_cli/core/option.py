@@ -1,0 +1,104 @@
+"""One option of the table: its definition, and its value as text."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option_kinds import KINDS, Kind
+
+__all__ = ["Group", "Option", "Value", "check", "decode", "encode", "text_of"]
+
+Value = bool | int | float | str
+Group = Literal["cluster", "synchronisation", "transport", "training"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `env` is the variable that passes it to processes. `suggestions`: values that a shell offers, of many
+    that are valid; with `takes_codec`, names of codecs. A number must be within `minimum` and `maximum` and less than
+    `below`, or equal the default, which may stand for "automatic".
+    """
+
+    name: str
+    kind: Kind
+    default: Value
+    env: str
+    help: str
+    group: Group
+    choices: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
+    takes_codec: bool = False
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    below: float = math.inf
+
+    @property
+    def flag(self) -> str:
+        """Its command-line flag, e.g. `--batch-size`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as a user writes it, with a unit: "6s", "1MiB"; "" for none."""
+        return KINDS[self.kind].format(self.default)
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is the default or within the bounds."""
+        return number == self.default or (self.minimum <= number <= self.maximum and number < self.below)
+
+    @property
+    def span(self) -> str:
+        """The bounds of a number as text: "from 1 to 1024", "from 0", "from 0 and below 1", or "" if unbounded."""
+        words = (("from ", self.minimum), ("to ", self.maximum), ("and below ", self.below))
+        return " ".join(word + self._plain(bound) for word, bound in words if abs(bound) != math.inf)
+
+    @property
+    def stands_apart(self) -> str:
+        """The default as text if it is a number outside the bounds, else ""."""
+        value = self.default
+        if isinstance(value, str) or (self.minimum <= value <= self.maximum and value < self.below):
+            return ""
+        return self._plain(value)
+
+    def _plain(self, number: float) -> str:
+        return f"{number:.10g}" + ("s" if self.kind == "duration" and number else "")
+
+
+def decode(option: Option, text: str) -> Value:
+    """Parse the text of a value. Raises InvalidSettings with a hint on valid values."""
+    kind = KINDS[option.kind]
+    try:
+        value = kind.parse(text.strip())
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{option.flag} ({option.env}): {error.message}", error.hint) from None
+    except ValueError:
+        raise InvalidSettings(f"{option.flag} ({option.env}): {text!r} is not {kind.noun}", kind.hint) from None
+    return check(option, value)
+
+
+def check(option: Option, value: Value) -> Value:
+    """Return `value` if the option allows it. Raises InvalidSettings otherwise."""
+    if option.choices and value not in option.choices:
+        raise InvalidSettings(
+            f"{option.flag} ({option.env}): there is no {value!r}", nearest(str(value), option.choices)
+        )
+    if not isinstance(value, str) and not option.allows(value):
+        apart = f"{option.stands_apart}, or " if option.stands_apart else ""
+        raise InvalidSettings(
+            f"{option.flag} ({option.env}): {value} is out of range", f"write {apart}a number {option.span}".rstrip()
+        )
+    return value
+
+
+def encode(option: Option, value: Value) -> str:
+    """Return `value` as text that `decode` parses."""
+    if option.kind == "bool":
+        return "1" if value else "0"
+    return str(value)
+
+
+def text_of(value: Value) -> str:
+    """Return the value of an option as a user writes it: 40, not 40.0."""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

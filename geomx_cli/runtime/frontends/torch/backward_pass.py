@@ -1,0 +1,48 @@
+"""The backward pass in progress, in which several wrapped optimizers may get gradients."""
+
+import threading
+from typing import Protocol
+
+import torch
+
+__all__ = ["BackwardPass", "Participant"]
+
+
+class Participant(Protocol):
+    """An optimizer's part in the end of a backward pass."""
+
+    def contribute_rest(self) -> None:
+        """Begin all exchanges of the round that have not begun."""
+
+    def receive(self) -> None:
+        """Wait for the round's results."""
+
+
+class BackwardPass:
+    """All participants contribute what is left before one of them waits: workers whose gradients arrive in another
+    order would wait for each other for ever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # autograd has a thread for each GPU
+        self._participants: list[Participant] = []
+        self._task = -1
+
+    def enter(self, participant: Participant) -> None:
+        """Have the end of the current pass wait for the participant's round; once for each of its rounds, in autograd's
+        thread.
+        """
+        current = torch._C._current_graph_task_id()
+        with self._lock:
+            if current != self._task:
+                self._task, self._participants = current, []
+                torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+            self._participants.append(participant)
+
+    def _at_end(self) -> None:
+        with self._lock:
+            participants, self._participants, self._task = self._participants, [], -1
+        for participant in participants:
+            participant.contribute_rest()
+        for participant in participants:
+            participant.receive()

@@ -1,0 +1,60 @@
+"""Context managers that make an existing training loop distributed."""
+
+from types import TracebackType
+from typing import Any, ClassVar, Generic, TypeVar
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime import script
+from geomx_cli.runtime.frontends.torch import load
+
+__all__ = ["DiLoCo", "LocalSGD", "Training"]
+
+_Optimizer = TypeVar("_Optimizer")
+
+
+class Training(Generic[_Optimizer]):
+    """`with Training(model, optimizer):` around a training loop is `wrap` before it and `finish` after it, for any
+    `geomx launch --algo`; call `init` before. Gives the optimizer.
+
+    Several models are trained together in one `with` of several, all of which end with the first that does. An
+    exception passes through: it does not wait for the other workers, whose scripts end with its text if it ends this
+    one. model, optimizer, buffers and errors: see `wrap`.
+    """
+
+    algorithms: ClassVar[tuple[str, ...]] = ()
+    """The values of --algo that it stands for; empty for all."""
+
+    def __init__(self, model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> None:
+        self._model, self._optimizer, self._buffers = model, optimizer, buffers
+
+    def __enter__(self) -> _Optimizer:
+        store = load.joined(script.session())
+        algorithm = str(store.option("algo"))
+        if self.algorithms and algorithm not in self.algorithms:
+            what = f"geomx_cli.torch.{type(self).__name__} in a job of --algo {algorithm}"
+            hint = f"launch it with --algo {' or '.join(self.algorithms)}, or write geomx_cli.torch.Training for any"
+            raise InvalidSettings(what, hint)
+        store.wrap(self._model, self._optimizer, self._buffers)
+        return self._optimizer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            load.joined(script.session()).settle()
+
+
+class DiLoCo(Training[_Optimizer]):
+    """A `Training` of jobs with --algo diloco: local steps, then an outer step with the mean of the differences. Their
+    number, the outer learning rate, momentum and fragments are options of `geomx launch`.
+    """
+
+    algorithms = ("diloco",)
+
+
+class LocalSGD(Training[_Optimizer]):
+    """A `Training` of jobs with --algo hfa or esync: local steps, then the mean of all weights, with hfa first in each
+    party (--k1, --k2).
+    """
+
+    algorithms = ("hfa", "esync")

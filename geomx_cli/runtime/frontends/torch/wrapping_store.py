@@ -1,0 +1,141 @@
+"""The optimizers that a PyTorch script has wrapped, and their end."""
+
+import contextlib
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Value
+from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
+from geomx_cli.runtime.frontends.torch.model_state import ModelState
+from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
+    from geomx_cli.runtime.frontends import ScriptSession
+
+__all__ = ["WrappingStore", "finish_rounds"]
+
+_STEPS = 3
+_ADVICE = "divide the data with geomx_cli.torch.shard or sampler"
+
+
+class WrappingStore(ABC):
+    """Base class of ScriptStores behind geomx_cli.torch. For the training thread."""
+
+    def __init__(self, session: "ScriptSession") -> None:
+        self._session = session
+        self._wrapped: list[Synchroniser] = []
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
+        self._finished = False
+
+    @property
+    @abstractmethod
+    def global_rank(self) -> int:
+        """See BaseStore."""
+
+    @property
+    @abstractmethod
+    def num_all_workers(self) -> int:
+        """See BaseStore."""
+
+    @property
+    @abstractmethod
+    def party_ranks(self) -> range | None:
+        """See BaseStore."""
+
+    @abstractmethod
+    def option(self, name: str) -> Value:
+        """See BaseStore."""
+
+    @property
+    @abstractmethod
+    def failure(self) -> BaseException | None:
+        """See ScriptStore."""
+
+    @property
+    def calls(self) -> int:
+        """See ScriptStore; the rounds that the script has begun."""
+        return sum(item.rounds for item in self._wrapped)
+
+    @property
+    def wraps(self) -> bool:
+        """Whether an optimizer is wrapped: then its steps may be local ones."""
+        return bool(self._wrapped)
+
+    def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
+        """See geomx_cli.torch.wrap."""
+        if self._finished:
+            raise InvalidSettings("this worker has finished", "wrap all optimizers before geomx.finish")
+        if optimizer in self._optimizers:
+            raise InvalidSettings("this optimizer is wrapped already", "wrap each optimizer once")
+        if self._wrapped and self.option("algo") == "esync":
+            what = "a second optimizer with --algo esync: rounds of two models end at other steps in each worker"
+            raise InvalidSettings(what, "wrap one module of both and one optimizer, or train with --algo hfa")
+        prefix = f"{len(self._wrapped) + 1}/" if self._wrapped else ""
+        state = ModelState(model, optimizer, prefix)
+        for name, parameter in state.trained.items():
+            if id(parameter) in self._parameters:
+                what = f"parameter {name} is in two wrapped optimizers"
+                raise InvalidSettings(what, "give one of them all parameters that both train, or wrap one")
+        self._wrapped.append(self._synchronise(state, model, optimizer, buffers, self._batch_check()))
+        self._optimizers.add(optimizer)
+        self._parameters |= {id(parameter) for parameter in state.trained.values()}
+
+    def _batch_check(self) -> BatchCheck:
+        """For the first optimizer: what is computed with the others comes from the same batches."""
+        rounds = 0 if self._wrapped or self.num_all_workers == 1 else _STEPS
+        if plugins.algorithms()[str(self.option("algo"))].asynchronous:
+            rounds = min(rounds, 1)  # then the parties' weights differ
+        return BatchCheck(self._session, rounds, _ADVICE, lambda digest: self._gather("geomx.batches", digest))
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """See geomx_cli.torch.no_sync."""
+        before = [item.accumulating for item in self._wrapped]
+        for item in self._wrapped:
+            item.accumulating = True
+        try:
+            yield
+        finally:
+            for item, accumulating in zip(self._wrapped, before, strict=True):
+                item.accumulating = accumulating
+
+    def settle(self) -> None:
+        """See geomx_cli.torch.finish, and ScriptStore."""
+        if self._finished:
+            return
+        self._finished = True
+        self._finish(self._wrapped)
+        for item in self._wrapped:
+            item.conclude()
+
+    @abstractmethod
+    def _synchronise(
+        self, state: ModelState, model: Any, optimizer: Any, buffers: str, check: BatchCheck
+    ) -> Synchroniser:
+        """Attach the job's algorithm to an optimizer; blocks until all workers have called this."""
+
+    @abstractmethod
+    def _gather(self, name: str, digest: "Array") -> "Future[Array] | None":
+        """Collect a digest of each worker, once for each name; see BatchCheck."""
+
+    @abstractmethod
+    def _finish(self, wrapped: Sequence[Synchroniser]) -> None:
+        """Take part in the other workers' rounds until all are finished."""
+
+
+def finish_rounds(wrapped: Sequence[Synchroniser]) -> None:
+    """Run `finishing` of all synchronisers side by side, as their rounds end in any order."""
+    waiting: dict[Future[None], Iterator[Future[None]]] = {}
+    ready = [item.finishing() for item in wrapped]
+    while ready or waiting:
+        for each in ready:
+            if (future := next(each, None)) is not None:
+                waiting[future] = each
+        ready = [waiting.pop(future) for future in wait(waiting, return_when=FIRST_COMPLETED).done]
