@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings, TimedOut
+from geomx_cli.hosts.interface import Completed
 from geomx_cli.jobs.actions import data as actions
 from geomx_cli.runtime.training import push
 from geomx_cli.runtime.training.sources import SOURCES, Source
@@ -73,6 +74,10 @@ class Host:
         self._ready = threading.Event()
         if not hangs:
             self._ready.set()
+
+    def run(self, argv: Sequence[str], *, limit: float) -> Completed:
+        """It has no copy."""
+        return Completed(1, b"", b"")
 
     def open(self, argv: Sequence[str]) -> Any:
         self.argv = list(argv)
