@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy as np
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.training.architecture import Architecture
 from geomx_cli.runtime.training.flat_views import flat_views
@@ -94,8 +95,8 @@ class ModelAdapter(ModelWeights):
         """Return the number of the batch's samples that are classified correctly."""
 
     def mean_loss(self, batch: Batch) -> float:
-        """Return the mean loss of a batch, without training on it; of networks that train on texts."""
-        raise NotImplementedError
+        """Return the mean loss of a batch, without training on it. Raises InvalidSettings for networks of images."""
+        raise InvalidSettings(f"{type(self).__name__} is not evaluated by its loss", "train a text with --network gpt")
 
     def named_weights(self) -> dict[str, Floats]:
         """Return a copy of each trained tensor, in its shape, by name."""

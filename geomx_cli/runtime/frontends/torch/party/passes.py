@@ -1,5 +1,6 @@
 """Backward passes of a party's workers, which add their gradients."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,9 +50,9 @@ class PartySynchroniser(Synchroniser):
     def announce(self, active: Sequence[int]) -> None:
         """See Member."""
 
+    @abstractmethod
     def receive(self, active: Sequence[int]) -> None:
         """See Member: leave the means in the gradients."""
-        raise NotImplementedError
 
     def after_step(self, active: Sequence[int]) -> None:
         """See Member."""
