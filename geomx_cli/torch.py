@@ -7,8 +7,8 @@
     optimizer = geomx.wrap(model, optimizer)
 
 Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. All functions but `report`
-must be called from the training thread. After a failure of the job, calls of these functions and of `backward` and
-`step` raise GeomxError, whose `hint` says what to do.
+must be called from the training thread. After a failure of the job, calls of these functions, of `backward` and `step`
+and, with --p3, the first use of a tensor that is still on its way raise GeomxError, whose `hint` says what to do.
 """
 
 import sys
@@ -40,8 +40,9 @@ _Optimizer = TypeVar("_Optimizer")
 def init() -> None:
     """Join the job and block until all of its processes have; later calls do nothing.
 
-    Ends the process, with status 0, in a master worker that does not train. Raises InvalidSettings in a process not
-    started by geomx, and GeomxError if the job has failed.
+    Ends the process, with status 0, in a master worker that does not train. With `--shards` it makes the default group
+    of torch.distributed, of the party's workers. Raises InvalidSettings in a process not started by geomx, and
+    GeomxError if the job has failed.
     """
     if script.session().store is not None:
         return
@@ -58,7 +59,8 @@ def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optim
     All workers get the parameters and buffers of the master worker. What is exchanged is chosen with `geomx launch
     --algo`: with fsa and sync, `backward` leaves the mean of all workers' gradients. The optimizer stays the script's
     own: schedulers, clipping, GradScaler, parameter groups and state_dict work as before. Parameters with
-    requires_grad=False stay as they are. An optimizer for each of several models is wrapped separately.
+    requires_grad=False stay as they are. An optimizer for each of several models is wrapped separately. With `--shards`
+    fully_shard has divided the model over the party's workers before, and the optimizer is one of its DTensors.
 
     buffers: "local": each worker's own, as running statistics of batch normalization, until all get those of one worker
     in `finish`; "mean": the means over all workers, with each round (fsa, sync, hfa).

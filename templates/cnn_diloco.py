@@ -1,4 +1,4 @@
-"""Train a CNN, one outer step for many inner ones: geomx launch --algo diloco -- python cnn_diloco.py
+"""Train a CNN, one outer step for many: geomx launch --algo diloco --inner-steps 50 -- python cnn_diloco.py
 
 Every worker runs this file with its own optimizer. After a number of steps it pushes the difference, old weights minus
 new ones. The servers use the mean of all workers as a gradient, and all workers continue from the resulting weights.
@@ -46,7 +46,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=64, help="samples in the batch of each worker")
     parser.add_argument("--lr", type=float, default=0.001)
-    parser.add_argument("--inner-steps", type=int, default=50, help="steps between two pushes")
     parser.add_argument("--data-dir", default="", help="where Fashion-MNIST lies, if not where geomx looks for it")
     given = parser.parse_args()
 
@@ -60,12 +59,21 @@ def main() -> None:
     keys = list(range(len(weights)))
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=None)
     if geomx.is_master():
-        kv.set_optimizer(mx.optimizer.NAG(learning_rate=0.7, momentum=0.9))  # the outer optimizer
+        outer = mx.optimizer.NAG(learning_rate=kv.option("outer_lr"), momentum=kv.option("outer_momentum"))
+        kv.set_optimizer(outer)
     kv.init(keys, weights)
     kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
         return  # the master worker only sets the job up and does not train
     before, steps = [weight.copy() for weight in weights], 0
+
+    def exchange() -> None:
+        """Push what the inner steps have changed, and continue from the result of the outer step."""
+        for key, weight in enumerate(weights):
+            kv.push(key, before[key] - weight, priority=-key)
+            kv.pull(key, out=weight, priority=-key)
+        before[:] = [weight.copy() for weight in weights]
+
     # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
@@ -77,14 +85,14 @@ def main() -> None:
             geomx.report(samples=len(labels), loss=loss.mean())  # shown by geomx launch, status, dashboard and draw
             trainer.step(len(labels))
             steps += 1
-            if steps % given.inner_steps == 0:
-                for key, weight in enumerate(weights):
-                    kv.push(key, before[key] - weight, priority=-key)
-                    kv.pull(key, out=weight, priority=-key)
-                before = [weight.copy() for weight in weights]
+            if steps % kv.option("inner_steps") == 0:
+                exchange()
         if geomx.global_rank() == 0:
             geomx.report(accuracy=accuracy(net, test))
+    if steps % kv.option("inner_steps"):
+        exchange()  # the last steps too, so that all workers end with the same weights
     if geomx.global_rank() == 0:
+        geomx.report(accuracy=accuracy(net, test))
         net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
 
 

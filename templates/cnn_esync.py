@@ -64,6 +64,14 @@ def main() -> None:
     if geomx.global_rank() < 0:
         return  # the master worker only sets the job up and does not train
     before, esync = [weight.copy() for weight in weights], kv.esync_client()
+
+    def exchange() -> None:
+        """Push what the local steps have changed, and continue from the mean of all workers."""
+        for key, weight in enumerate(weights):
+            kv.push(key, before[key] - weight, priority=-key)
+            kv.pull(key, out=weight, priority=-key)
+        before[:] = [weight.copy() for weight in weights]
+
     # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
@@ -77,17 +85,16 @@ def main() -> None:
             trainer.step(len(labels))
             mx.nd.waitall()  # so that ESync measures whole steps
             if esync.step():
-                for key, weight in enumerate(weights):
-                    kv.push(key, before[key] - weight, priority=-key)
-                    kv.pull(key, out=weight, priority=-key)
-                before = [weight.copy() for weight in weights]
+                exchange()
                 mx.nd.waitall()
                 esync.begin()
         if geomx.global_rank() == 0:
             geomx.report(accuracy=accuracy(net, test))
+    esync.leave()  # the others no longer wait for this worker's steps
+    exchange()  # the last steps too
     if geomx.global_rank() == 0:
+        geomx.report(accuracy=accuracy(net, test))
         net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
-    esync.leave()  # the others no longer wait for this worker
 
 
 if __name__ == "__main__":

@@ -62,7 +62,14 @@ def main() -> None:
     kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
         return  # the master worker only sets the job up and does not train
-    steps = 0
+    steps, k1, k2 = 0, kv.option("k1"), kv.option("k2")
+
+    def exchange() -> None:
+        """Push this worker's share of the site's mean weights, and continue from that mean."""
+        for key, weight in enumerate(weights):
+            kv.push(key, weight / kv.num_workers, priority=-key)
+            kv.pull(key, out=weight, priority=-key)
+
     # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
@@ -74,13 +81,15 @@ def main() -> None:
             geomx.report(samples=len(labels), loss=loss.mean())  # shown by geomx launch, status, dashboard and draw
             trainer.step(len(labels))
             steps += 1
-            if steps % kv.option("k1") == 0:
-                for key, weight in enumerate(weights):
-                    kv.push(key, weight / kv.num_workers, priority=-key)
-                    kv.pull(key, out=weight, priority=-key)
+            if steps % k1 == 0:
+                exchange()
         if geomx.global_rank() == 0:
             geomx.report(accuracy=accuracy(net, test))
+    # The last steps too: push until the next mean over the sites, with which all workers end.
+    for _ in range(-(-steps // (k1 * k2)) * k2 - steps // k1):
+        exchange()
     if geomx.global_rank() == 0:
+        geomx.report(accuracy=accuracy(net, test))
         net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
 
 

@@ -3,7 +3,7 @@
 One script for a comparison: geomx sweep --algo fsa hfa diloco -- python cnn_sweep.py
 
 Every worker runs this file with its own optimizer, or in fsa with that of the servers. `kv.option` says which algorithm
-the job has, and its options: "k1" in hfa, "inner_steps" in diloco.
+the job has, and its options: "k1" and "k2" in hfa, "inner_steps", "outer_lr" and "outer_momentum" in diloco.
 """
 
 import argparse
@@ -43,14 +43,24 @@ def accuracy(net: Any, test: geomx.Samples) -> float:
     return right / len(test)
 
 
-def main() -> None:
+def server_optimizer(kv: Any, lr: float) -> Any:
+    """In fsa the only optimizer; in diloco the outer one."""
+    if kv.option("algo") == "fsa":
+        return mx.optimizer.Adam(learning_rate=lr)
+    return mx.optimizer.NAG(learning_rate=kv.option("outer_lr"), momentum=kv.option("outer_momentum"))
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=64, help="samples in the batch of each worker")
     parser.add_argument("--lr", type=float, default=0.001)
     parser.add_argument("--data-dir", default="", help="where Fashion-MNIST lies, if not where geomx looks for it")
-    given = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    given = arguments()
     seed = int(os.environ.get("GEOMX_SEED", "1"))  # geomx launch --seed, and another one for each run of geomx sweep
     mx.random.seed(seed)
     kv = geomx.init("dist_sync")
@@ -62,16 +72,30 @@ def main() -> None:
     grads = [parameter.grad() for parameter in net.collect_params().values()]
     keys = list(range(len(weights)))
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=None)
-    if geomx.is_master() and algo == "fsa":
-        kv.set_optimizer(mx.optimizer.Adam(learning_rate=given.lr))
-    elif geomx.is_master() and algo == "diloco":
-        kv.set_optimizer(mx.optimizer.NAG(learning_rate=0.7, momentum=0.9))  # the outer optimizer
+    if geomx.is_master() and algo != "hfa":  # in hfa the servers average
+        kv.set_optimizer(server_optimizer(kv, given.lr))
     kv.init(keys, weights)
     kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
         return  # the master worker only sets the job up and does not train
     before, steps = [weight.copy() for weight in weights], 0
     every = {"fsa": 1, "hfa": kv.option("k1"), "diloco": kv.option("inner_steps")}[algo]  # steps between two pushes
+    pushes = kv.option("k2") if algo == "hfa" else 1  # until the sites exchange
+
+    def exchange(samples: int = 1) -> None:
+        """Push this worker's part of the next weights of all, and continue from these."""
+        for key, (weight, grad) in enumerate(zip(weights, grads, strict=True)):
+            if algo == "fsa":  # the sum of all gradients
+                pushed = grad / (samples * geomx.num_all_workers())
+            elif algo == "hfa":  # the site's mean weights
+                pushed = weight / kv.num_workers
+            else:  # what the inner steps have changed
+                pushed = before[key] - weight
+            kv.push(key, pushed, priority=-key)
+            kv.pull(key, out=weight, priority=-key)
+        if algo == "diloco":
+            before[:] = [weight.copy() for weight in weights]
+
     # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
@@ -85,20 +109,14 @@ def main() -> None:
                 trainer.step(len(labels))
             steps += 1
             if steps % every == 0:
-                for key, (weight, grad) in enumerate(zip(weights, grads, strict=True)):
-                    if algo == "fsa":  # the sum of all gradients
-                        pushed = grad / (len(labels) * geomx.num_all_workers())
-                    elif algo == "hfa":  # the site's mean weights
-                        pushed = weight / kv.num_workers
-                    else:  # what the inner steps have changed
-                        pushed = before[key] - weight
-                    kv.push(key, pushed, priority=-key)
-                    kv.pull(key, out=weight, priority=-key)
-                if algo == "diloco":
-                    before = [weight.copy() for weight in weights]
+                exchange(len(labels))
         if geomx.global_rank() == 0:
             geomx.report(accuracy=accuracy(net, test))
+    # The last steps too: push until the sites exchange once more, so that all workers end with the same weights.
+    for _ in range(-(-steps // (every * pushes)) * pushes - steps // every):
+        exchange()
     if geomx.global_rank() == 0:
+        geomx.report(accuracy=accuracy(net, test))
         net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
 
 

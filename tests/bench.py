@@ -28,7 +28,7 @@ class KeptLink:
     unread = 0
 
     def __init__(self) -> None:
-        self.credit = 0
+        self.credit = self.received = 0
         self.asked: list[tuple[int, int, int]] = []
         self.again: list[int] = []
         self.damaged: list[int] = []
@@ -54,12 +54,15 @@ class KeptLink:
 
 
 class RecordingTransport:
-    """A link's transport, whose peer returns no credit by itself; records the requests of the tensors that are sent."""
+    """A link's transport, whose peer returns no credit by itself; records the requests of the tensors that are sent,
+    and the headers of other messages.
+    """
 
     def __init__(self, slice_bytes: int, window_bytes: int) -> None:
         self.job, self.slice_bytes, self.window_bytes = 0, slice_bytes, window_bytes
         self.counters: Counter[str] = Counter()
         self.sent: list[int] = []
+        self.control: list[Header] = []
 
     def owes(self, link: Link) -> None:
         """Nothing is owed."""
@@ -68,8 +71,11 @@ class RecordingTransport:
         link.flush()
 
     def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
+        header = decode_header(memoryview(parts[0]), 0)
         if lane == "tensors":
-            self.sent.append(decode_header(memoryview(parts[0]), 0).request)
+            self.sent.append(header.request)
+        else:
+            self.control.append(header)
 
 
 class KeptDelivery:
@@ -83,7 +89,7 @@ class KeptDelivery:
 
 
 class Bench:
-    """A root with two members, of ranks 0 and 1."""
+    """A root with `members`, two unless given otherwise, ranked from 0."""
 
     def __init__(
         self,
@@ -94,11 +100,16 @@ class Bench:
         warn: Callable[[str], None] = lambda _: None,
         may_offer: Callable[[], bool] = lambda: False,
         compress: str = "",
+        shard_of: Callable[[int], int] = lambda rank: rank,
+        members: int = 2,
     ) -> None:
-        self.links = [KeptLink(), KeptLink()]
+        self.links = [KeptLink() for _ in range(members)]
         self.delivery = KeptDelivery()
         self.dtype = dtype
-        table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, required_contributors=required_contributors)
+        table = SliceTable(
+            algorithm=algorithm or FsaServer(), roots=None, required_contributors=required_contributors,
+            shard_of=shard_of,
+        )  # fmt: skip
         self.rounds = Aggregator(
             delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table, warn=warn, may_offer=may_offer,
             below=(Compression(compress),),

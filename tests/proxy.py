@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 
 class Proxy(threading.Thread):
@@ -41,7 +41,7 @@ class Proxy(threading.Thread):
         """Forward until the process ends."""
         while True:
             sources = [] if self._losing.is_set() else [*self._listeners, *self._pairs]
-            readable, _, _ = select.select(sources, [], [], 0.01)
+            readable = _readable(sources, 0.01)
             if self._cutting.is_set():
                 self._cutting.clear()
                 doomed = [item for item in list(self._pairs) if self._random.random() < self._chance]
@@ -82,3 +82,11 @@ class Proxy(threading.Thread):
                 for end in (item, other):
                     with contextlib.suppress(OSError):
                         end.close()
+
+
+def _readable(sources: Iterable[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those from which can be read; with poll, as a long run of tests has more descriptors than select takes."""
+    poll, found = select.poll(), {source.fileno(): source for source in sources}
+    for number in found:
+        poll.register(number, select.POLLIN)
+    return [found[number] for number, _ in poll.poll(seconds * 1000)]

@@ -26,6 +26,7 @@ _.server_version
 _.sys_version
 
 # PyTorch
+_.__class__
 _._post_accumulate_grad_hooks
 _.allgather_coalesced
 _.allgather_into_tensor_coalesced

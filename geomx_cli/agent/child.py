@@ -105,7 +105,8 @@ class Child:
         if disk := full_disk(output, self._job_dir, filter(None, places)):  # its last output may be lost
             self.lacked_room = not peer
             cause += f"{FULL_DISK}{disk} of host {self._host} is full"
-            hint = "make room on that disk, or write elsewhere (--job-dir, workdir, TMPDIR), and launch again"
+            elsewhere = "--job-dir; of a host in hosts.toml state_dir, workdir or TMPDIR"
+            hint = f"make room on that disk, or write elsewhere ({elsewhere}), and launch again"
         when = words.get("time")
         when = float(when) if isinstance(when, int | float) else time.time()
         return Failure(self.name, self._host, cause, when, hint, "" if peer == self.name else peer, tail)

@@ -18,25 +18,32 @@ from geomx_cli.agent.safe_open import open_record
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["MANIFEST", "main"]
+__all__ = ["HELD", "MANIFEST", "main"]
 
 MANIFEST = "manifest.json"
+HELD = "GEOMX.held"
+"""PAX header of a file of which the reader has so many bytes already: only the rest follows."""
 _LEVEL = 6
 _CHUNK = 1 << 16
 
 
 def main(directory: Path, arguments: Sequence[str]) -> int:
     """Write the tar. Growing files are cut at their current size, event logs after their last complete line. Files
-    that are not regular are skipped and listed in the manifest.
+    that are not regular are skipped and listed in the manifest. A line on stdin, a JSON object, has the size and
+    SHA-256 that the reader holds of each file: of one that still begins so only the rest is written, see HELD.
     """
-    host_spec = HostSpec.read(directory)
+    held = json.loads(sys.stdin.buffer.readline() or b"{}")
+    try:
+        host_spec = HostSpec.read(directory)
+    except FileNotFoundError:
+        raise CheckFailed("the job was never started there: nothing to collect") from None
     files, left_out = [], []
     stream = gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=_LEVEL)
     with stream, tarfile.open(fileobj=stream, mode="w|") as tar:
         for name, process, path in _sources(directory, host_spec):
             try:
                 with open_record(path) as file:
-                    files.append({"file": name, "process": process, **_add(tar, name, file)})
+                    files.append({"file": name, "process": process, **_add(tar, name, file, held.get(name))})
             except FileNotFoundError:  # not created yet
                 continue
             except CheckFailed as error:
@@ -58,10 +65,13 @@ def _sources(directory: Path, host_spec: HostSpec) -> Iterator[tuple[str, str, P
         yield f"hosts/{host_spec.host}/{file}", "", directory / file
 
 
-def _add(tar: tarfile.TarFile, name: str, file: IO[bytes]) -> dict[str, Any]:
+def _add(tar: tarfile.TarFile, name: str, file: IO[bytes], held: tuple[int, str] | None) -> dict[str, Any]:
     size = _whole_lines(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
     prefix = _Prefix(file)
-    tar.addfile(_entry(name, size), prefix)  # type: ignore[arg-type]  # tarfile only calls read()
+    skipped = held[0] if held is not None and held[0] <= size and prefix.begins_with(*held) else 0
+    entry = _entry(name, size - skipped)
+    entry.pax_headers = {HELD: str(skipped)} if skipped else {}
+    tar.addfile(entry, prefix)  # type: ignore[arg-type]  # tarfile only calls read()
     return {"size": size, "sha256": prefix.hash.hexdigest()}
 
 
@@ -91,6 +101,16 @@ class _Prefix:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.hash = hashlib.sha256()
+
+    def begins_with(self, size: int, sha256: str) -> bool:
+        """Read `size` bytes of this hash; rewind if they have another."""
+        while size > 0 and (data := self.read(min(_CHUNK, size))):
+            size -= len(data)
+        if size == 0 and self.hash.hexdigest() == sha256:
+            return True
+        self._file.seek(0)
+        self.hash = hashlib.sha256()
+        return False
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes."""

@@ -19,6 +19,18 @@ _HEAD = """\
 # Copy it to every machine and start all hosts within a minute of each other; Ctrl-C ends what it has started.
 # The links between hosts have no keys (GEOMX_INSECURE=1): use it only in a network that you trust."""
 
+_START = """\
+processes= names= interrupted=
+start() {
+  [ -z "$interrupted" ] || return
+  name=$1
+  shift
+  env "$@" >"$logs/$name.log" 2>&1 &
+  processes="$processes $!" names="$names $name"
+}
+# After a second: the process started last has this shell's handlers until it has begun, and would lose the signal.
+trap 'interrupted=1; sleep 1; kill $processes ${!:-} 2>/dev/null' INT TERM"""
+
 _TAIL = """\
 *)
   echo "usage: sh start.sh HOST, one of: {hosts}" >&2
@@ -69,8 +81,7 @@ def plan_shell(plan: Plan, working_dirs: Mapping[str, str]) -> str:
 def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
     yield _HEAD
     yield f"# job {plan.job}: {len(plan.processes)} processes on {counted(len(plan.hosts), 'host')}"
-    yield f"set -u\njob={shlex.quote(plan.job)}\nprocesses= names= interrupted="
-    yield "trap 'interrupted=1; kill $processes 2>/dev/null' INT TERM"
+    yield f"set -u\njob={shlex.quote(plan.job)}\n{_START}"
     yield 'case "${1:-}" in'
     for host in plan.hosts:
         yield f"{host})"
@@ -97,13 +108,10 @@ def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
 
 
 def _start(process: Process) -> Iterator[str]:
-    yield f"  # {process.name}"
-    yield "  env \\"
+    yield f"  start {shlex.quote(process.file_name)} \\"
     for name, value in {**process.env, "GEOMX_INSECURE": "1"}.items():
         yield f"    {name}={_word(value)} \\"
-    command = " ".join(map(_word, process.argv))
-    yield f'    {command} >"$logs"/{shlex.quote(process.file_name)}.log 2>&1 &'
-    yield f'  processes="$processes $!" names="$names {process.file_name}"'
+    yield f"    {' '.join(map(_word, process.argv))}"
 
 
 def _word(text: str) -> str:

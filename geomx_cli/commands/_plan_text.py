@@ -18,6 +18,8 @@ def plan_text(plan: Plan) -> str:
 def _overview(plan: Plan) -> Iterator[str]:
     processes = counted(len(plan.processes), "process")
     yield f"job {plan.job}: {processes} on {plan.where}, topology {plan.topology}"
+    if plan.network:
+        yield plan.network
     width = max(len(process.name) for process in plan.processes)
     for host in plan.hosts:
         yield f"\nhost {host}"

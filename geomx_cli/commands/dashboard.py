@@ -35,7 +35,8 @@ def dashboard(name: str, port: int, opens: bool, exports: Exports) -> None:
 
     def show_url(url: str) -> None:
         click.echo(url)
-        click.echo("Ctrl-C ends the dashboard; the job goes on", err=True)
+        over = job.state is not None and job.state.over
+        click.echo(f"Ctrl-C ends the dashboard{'' if over else '; the job goes on'}", err=True)
 
     job = chosen(name)
     model = JobModel(job.plan, job.started)

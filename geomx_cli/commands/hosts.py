@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["hosts"]
 
-_SHAPING = {option.name: option.default for option in table() if option.name in ("delivery", "reduce")}
+_SHAPING = {option.name: option.default for option in table() if option.name in ("delivery", "reduce", "shards", "wan")}
 
 
 @click.group(cls=SuggestingGroup)
@@ -53,6 +53,7 @@ def check(hosts: Path, json: bool, algo: str) -> None:
     the file's [job] table, or --algo. No machine is contacted; see geomx doctor for that. The exit status is 3 when
     there is an error.
     """
+    from geomx_cli.plan.emulated_network import emulated_network
     from geomx_cli.plan.preview import preview
 
     read = read_inventory(inventory_path(hosts, local=False) or hosts)
@@ -62,7 +63,8 @@ def check(hosts: Path, json: bool, algo: str) -> None:
     if json:
         print_json(_object(read, str(values["algo"]), places), indent=2)
     else:
-        click.echo("\n".join(_lines(read, str(values["algo"]), places)))
+        network = emulated_network(str(values["wan"]), (link.text for link in inventory.links))
+        click.echo("\n".join(_lines(read, str(values["algo"]), places, network)))
 
 
 def _object(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> dict[str, object]:
@@ -80,11 +82,15 @@ def _object(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> 
     }
 
 
-def _lines(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> Iterator[str]:
+def _lines(
+    read: "InventoryFile", algo: str, places: "tuple[Preview, ...]", network: str
+) -> Iterator[str]:
     inventory = read.inventory
     processes = sum(len(place.servers) + len(place.workers) for place in places)
     on = f"on {counted(len(places), 'host')} with --algo {algo}"
     yield f"{read.path}: {processes} processes {on}, topology {inventory.topology}"
+    if network:
+        yield network
     yield from read.notes
     for party in (inventory.central, *inventory.parties):
         central = ", central" if party is inventory.central else ""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from geomx_cli.core.starter import FOLDER
-from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS, Group, Key
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Group, Key
 
 __all__ = ["page"]
 
@@ -43,6 +43,12 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
     ),
     "work": ("What it works with", ""),
     "place": ("What runs on it", "Workers follow from `devices`, wherever the rest runs."),
+    "link": (
+        "Unequal links between parties, emulated on one machine: `[[link]]`",
+        "Where all hosts have `local = true`. Each is one direction, and holds instead of `--wan`, which is for all"
+        " others. Processes of a party that share a link get equal parts of its rate. Nothing is lost: what they send"
+        " travels over TCP. `geomx hosts check`, launch and the dashboard show the emulated network in a line.",
+    ),
 }
 _TABLE_HEAD = "| Key | Example | Without it | Meaning |\n|---|---|---|---|\n"
 _TAIL = """
@@ -101,4 +107,4 @@ def _section(group: Group, keys: Iterable[Key]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(page((*TOP_KEYS, *HOST_KEYS)), end="")
+    print(page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS)), end="")

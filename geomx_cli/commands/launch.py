@@ -86,10 +86,11 @@ def launch(
     is printed to stdout, or with --json one object: "schema_version", "job", "status" ("done", "failed", "interrupted"
     or "done in part"), "exit_code", "accuracy", "loss", "rounds", "samples_per_s", "training_s", "first_step_s",
     "total_s", "bytes" ("lan" and "wan", each sent and received; "encoded" and "encoded_lan", before and after encoding
-    with --compress and --compress-lan), "outputs" (of each process that has saved files: "process", "host", "folder",
-    "files", at most eight by name, "count" and "bytes" of all), "model" (its path, on another machine HOST:PATH; or
-    null), "directory", "logs" (null when they are on other hosts), "problems" (sentences: what could not be ended
-    or released), "failure" ("process", "host", "cause", "hint",
+    with --compress and --compress-lan), "datagrams" (bytes of blocks, with --dgt 1), "relayed" (bytes sent
+    through other parties, with --tsengine), "outputs" (of each process that has saved files: "process", "host",
+    "folder", "files", at most eight by name, "count" and "bytes" of all), "model" (its path, on another machine
+    HOST:PATH; or null), "directory", "logs" (null when they are on other hosts),
+    "problems" (sentences: what could not be ended or released), "failure" ("process", "host", "cause", "hint",
     "tail"; or null) and "error" ("message" and "hint"; or null). For a job that could not be started the object has
     only "schema_version" and "error", with "exit_code" in it.
 

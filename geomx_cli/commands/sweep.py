@@ -1,6 +1,7 @@
 """`geomx sweep`: jobs of several algorithms and seeds, one after another."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from geomx_cli.commands._options import add_options, unused, values
 from geomx_cli.commands._report import comma_separated, progress, report_groups, target_option
 from geomx_cli.commands._script import ScriptCommand, script_argument
 from geomx_cli.core.env_names import unknown_variables
-from geomx_cli.core.errors import DoneInPart, InvalidSettings, TrainingFailed, UsageError
+from geomx_cli.core.errors import DoneInPart, Interrupted, InvalidSettings, TrainingFailed, UsageError
 from geomx_cli.core.plugins import algorithms, find, table
 from geomx_cli.core.units import counted
 
@@ -148,9 +149,15 @@ def sweep(
         _note,
     )
     first = jobs.prepare(names)
+    where = inventory_path(hosts, local=local) or "this machine"
+    _note(f"{counted(len(names) * seeds, 'job')}, one after another, on {where}; records go to {folder}")
     runner = running.Runner(jobs.launch, jobs.attach, lambda job: _collect(job, folder), jobs.settings, _note)
     cells = running.sweep(folder, names, range(first, first + seeds), runner, restart=restart)
-    return _report(cells, folder, target, json=json)
+    try:
+        return _report(cells, folder, target, json=json)
+    except KeyboardInterrupt:
+        hint = f"geomx sweep --to {shlex.quote(str(folder))} --report makes them"
+        raise Interrupted("interrupted; all jobs have ended, and table and figure are not made", hint) from None
 
 
 def _warn(script: Sequence[str], names: Sequence[str]) -> None:

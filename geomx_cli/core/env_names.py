@@ -8,12 +8,13 @@ from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.plugins import table
 
 __all__ = [
-    "NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables", "without_effect",
+    "INTER_TS", "NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables", "without_effect",
     "without_effect_at_launch",
 ]  # fmt: skip
 
 NO_EFFECT = " has no effect"
 USE_HFA = "MXNET_KVSTORE_USE_HFA"
+INTER_TS = "ENABLE_INTER_TS"
 SETTINGS: Mapping[str, str] = {
     "master": "DMLC_ROLE_MASTER_WORKER", "central_workers": "DMLC_ENABLE_CENTRAL_WORKER",
     "num_all_workers": "DMLC_NUM_ALL_WORKER", "interface": "DMLC_INTERFACE", "node_host": "DMLC_NODE_HOST",
@@ -21,7 +22,7 @@ SETTINGS: Mapping[str, str] = {
     "party": "GEOMX_PARTY", "party_index": "GEOMX_PARTY_INDEX", "host": "GEOMX_HOST", "rank": "GEOMX_RANK",
     "global_rank": "GEOMX_GLOBAL_RANK",
     "bind": "GEOMX_BIND", "advertise": "GEOMX_ADVERTISE", "key_file": "GEOMX_KEY_FILE", "insecure": "GEOMX_INSECURE",
-    "wan_share": "GEOMX_WAN_SHARE", "device": "GEOMX_DEVICE", "group_size": "GEOMX_GROUP_SIZE",
+    "wan_share": "GEOMX_WAN_SHARE", "links": "GEOMX_LINKS", "device": "GEOMX_DEVICE", "group_size": "GEOMX_GROUP_SIZE",
     "rendezvous": "GEOMX_RENDEZVOUS",
 }  # fmt: skip
 """The variables of a process's settings, by field of NodeSettings."""
@@ -33,7 +34,7 @@ OWN = frozenset(
 
 def of_options() -> tuple[str, ...]:
     """Return the variables that set options."""
-    return (USE_HFA, *(option.env for option in table()))
+    return (USE_HFA, INTER_TS, *(option.env for option in table()))
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
@@ -45,20 +46,11 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
             yield f"{name} means nothing to geomx" + (f"; {close}" if close else "")
 
 
-_DGT = "geomx has no DGT: every slice is delivered, over TCP"
-_TSENGINE = "geomx has no TSEngine; --topology spread shares the load of the links among the parties"
 _RESENDS = "geomx always sends again what was lost with a connection"
 _OWN_SUM = "geomx adds the arrays of a worker's devices in its own way"
 _WITHOUT_EFFECT: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "ENABLE_DGT", "DMLC_K", "DMLC_K_MIN", "ADAPTIVE_K_FLAG", "DGT_BLOCK_SIZE", "DGT_CONTRIBUTION_ALPHA",
-            "DGT_INFO", "DMLC_UDP_CHANNEL_NUM",
-        ),
-        _DGT,
-    ),
-    **dict.fromkeys(("ENABLE_INTER_TS", "ENABLE_INTRA_TS", "MAX_GREED_RATE_TS"), _TSENGINE),
-    "ENABLE_P3": "geomx always sends slices by priority, on all links",
+    "DGT_INFO": "the telemetry of servers says what datagrams do",
+    "ENABLE_INTRA_TS": "geomx has TSEngine between parties (ENABLE_INTER_TS), not inside them",
     **dict.fromkeys(("PS_RESEND", "PS_RESEND_TIMEOUT"), _RESENDS),
     "PS_DROP_MSG": "geomx drops no messages; tc netem emulates a link that does",
     "PS_HEARTBEAT_INTERVAL": "set GEOMX_HEARTBEAT (--heartbeat), with a unit",
@@ -89,7 +81,9 @@ def without_effect(environment: Mapping[str, str], *, launching: bool = False) -
             yield f"{name}{NO_EFFECT}: {_WITHOUT_EFFECT[name]}"
         elif launching and name == USE_HFA:
             yield f"{name}{NO_EFFECT} on geomx launch: write --algo hfa"
-        elif launching and name.startswith("DMLC_"):
+        elif launching and name == INTER_TS:
+            yield f"{name}{NO_EFFECT} on geomx launch: write --tsengine inter"
+        elif launching and name.startswith("DMLC_") and name not in of_options():
             yield f"{name}{NO_EFFECT} on geomx launch: {_LAUNCH_SETS}"
 
 

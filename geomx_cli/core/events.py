@@ -59,7 +59,7 @@ Rate = Annotated[float, Meta(ge=0, lt=1e18)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Step = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
 Pair = tuple[Count, Count]
-Contribution = Literal["", "rounds", "alone", "reads", "none"]
+Contribution = Literal["", "rounds", "party", "alone", "reads", "none"]
 MetricName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=64)]
 
 
@@ -97,9 +97,11 @@ class StateChanged(Event, tag="state"):
 class Telemetry(Event, tag="telemetry"):
     """Periodic metrics, once per second.
 
-    waiting: fraction of its time that a worker waits for others. progress: fraction of the training that is done.
-    left_s: estimated remaining seconds. refused: dropped messages by reason. versions: rounds of each party that an
-    asynchronous root has applied.
+    round: the newest with a contribution. waiting: share of its time that a worker waits for others. progress: share of
+    the training that is done. left_s: estimated remaining seconds. refused: dropped messages by reason. versions:
+    rounds by party that an asynchronous root applied. datagrams: bytes "sent", "received", "missing", "late" (--dgt 1).
+    relayed: bytes "sent" through other parties and "received" for them, and the number of contributions "rerouted" from
+    such a party (--tsengine).
     """
 
     state: str = ""
@@ -113,6 +115,8 @@ class Telemetry(Event, tag="telemetry"):
     bytes: Traffic | None = None
     refused: dict[str, Count] = {}
     versions: dict[str, Count] = {}
+    datagrams: dict[str, Count] = {}
+    relayed: dict[str, Count] = {}
 
 
 class Sent(Event, tag="sent"):
@@ -197,8 +201,8 @@ class ProcessFinished(Event, tag="finished"):
     rounds, samples and seconds of training, stop reason ("epochs", "time", ...), digest of the weights, and, on one
     worker, their test accuracy or validation loss.
 
-    contribution: of a script's worker that trains: "rounds" if it has begun a round of any key, "alone" if it has not
-    but reported training or, with keys, never pulled, "reads" if it has pulled one repeatedly, else "none".
+    contribution: of a script's worker that trains: "rounds" if it has begun any, "party" if none led to an exchange
+    between parties; else "alone" if it reported training or, with keys, never pulled, "reads" if it pulled repeatedly.
     """
 
     rounds: Count | None = None
@@ -295,6 +299,5 @@ class EventLog:
 
 
 def _say(stream: TextIO, text: str) -> None:
-    """Print a line; ignores OSError, as the stream may be a file on the same full disk."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the stream may be a file on the same full disk
         print(text, file=stream, flush=True)

@@ -81,6 +81,17 @@ OPTIONS: tuple[Option, ...] = (
         " which one exchanges with the servers (torch: PyTorch scripts with geomx_cli.torch.wrap; --algo fsa, sync,"
         " hfa, diloco or esync).", choices=("servers", "torch"),
     ),
+    _sync(
+        "shards", "int", 1, "GEOMX_SHARDS",
+        "Shards into which PyTorch's fully_shard divides the model in each party, with --reduce torch: as many of its"
+        " workers exchange with the servers, each its own shard. More workers hold further copies of the shards.",
+        minimum=1, maximum=1024,
+    ),
+    _sync(
+        "p3", "bool", False, "ENABLE_P3",
+        "Begin the next forward pass with the layers whose tensors have come, instead of waiting for the whole model"
+        " (fsa, sync): in the bundled job and with geomx_cli.torch. Scripts with MXNet's KVStore always do.",
+    ),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
         "Elements per slice, the unit of transfer; larger tensors are split. 0 chooses by how many global"
@@ -91,7 +102,8 @@ OPTIONS: tuple[Option, ...] = (
         "compress", "text", "", "GEOMX_COMPRESS",
         "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, 1bit,"
         " topk:0.01, bsc:0.01, mpq:0.01, sparseloco; or upwards only: 2bit:0.5. None by default. In a flat"
-        " cluster, between workers and servers.", takes_codec=True,
+        " cluster, between workers and servers. topk and sparseloco are for hfa, esync and diloco; with fsa add"
+        " --optimizer-on worker or --momentum 0.", takes_codec=True,
     ),
     _net(
         "compress_lan", "text", "", "GEOMX_COMPRESS_LAN",

@@ -34,11 +34,13 @@ __all__ = [
     "allocators",
     "codecs",
     "deliveries",
+    "delivery",
     "factory",
     "find",
     "merge",
     "mode",
     "modes",
+    "party_peers",
     "peers",
     "scan",
     "table",
@@ -202,6 +204,19 @@ def deliveries() -> Mapping[str, Plugin]:
     return _all("delivery")
 
 
+def delivery(options: Mapping[str, Value]) -> str:
+    """Return a job's delivery: --delivery, or one that its own option chooses (`chosen_by`). Raises InvalidSettings."""
+    chosen = str(options["delivery"])
+    for name, module in deliveries().items():
+        option = getattr(module, "chosen_by", "")
+        if option and options.get(option):
+            if chosen not in ("direct", name):
+                what = f"{option} {options[option]} chooses the delivery {name}, and --delivery {chosen} another"
+                raise InvalidSettings(what, "leave one of them out")
+            return name
+    return chosen
+
+
 def find(kind: Kind, name: str) -> Plugin:
     """Return the plug-in called `name`. Raises InvalidSettings, which lists the known names."""
     known = _all(kind)
@@ -237,6 +252,16 @@ def peers(delivery: str, workers: int) -> frozenset[tuple[int, int]]:
     """
     found: Callable[[int], Iterable[tuple[int, int]]] = getattr(find("delivery", delivery), "peers", lambda _: ())
     return frozenset(found(workers))
+
+
+def party_peers(delivery: str, parties: int) -> frozenset[tuple[int, int]]:
+    """Return the links between the local servers of `parties` parties as (dialler, listener) indices of parties
+    (`party_peers` of the delivery's module).
+    """
+    found: Callable[[int], Iterable[tuple[int, int]]] = getattr(
+        find("delivery", delivery), "party_peers", lambda _: ()
+    )
+    return frozenset(found(parties))
 
 
 def users(option: str) -> list[str]:

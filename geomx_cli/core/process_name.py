@@ -2,12 +2,17 @@
 
 import re
 
-__all__ = ["file_name", "shell_name"]
+__all__ = ["file_name", "party_of", "shell_name"]
 
 
 def file_name(process: str) -> str:
     """Return a process's name as a path component: "A-worker-1" for "A/worker:1"."""
     return process.replace("/", "-").replace(":", "-")
+
+
+def party_of(process: str) -> str:
+    """Return the party of a planned process: "A" for "A/worker:1"."""
+    return process.partition("/")[0]
 
 
 def shell_name(text: str) -> str:

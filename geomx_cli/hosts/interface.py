@@ -81,5 +81,8 @@ class Connector(Protocol):
     def get(self, path: str) -> bytes:
         """Read a file. Raises FileNotFoundError."""
 
+    def check_files(self) -> None:
+        """Check that files can be transferred, before any has to be."""
+
     def close(self) -> None:
         """Disconnect. Detached processes keep running."""

@@ -16,7 +16,7 @@ from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
     "CENTRAL", "DEVICE", "NAME", "Host", "HostError", "Inventory", "Local", "Party", "RankScope", "Ssh", "Topology",
-    "is_ip", "validated",
+    "WanLink", "is_ip", "validated",
 ]  # fmt: skip
 
 CENTRAL = "central"
@@ -110,6 +110,23 @@ class Party(_Frozen):
     workers: int = Field(ge=0, le=1024)
 
 
+class WanLink(_Frozen):
+    """The emulated link from one party to another, in this direction. rate: bits per second, 0 for unlimited. delay:
+    seconds.
+    """
+
+    source: str
+    target: str
+    rate: float = Field(default=0.0, ge=0)
+    delay: float = Field(default=0.0, ge=0)
+
+    @property
+    def text(self) -> str:
+        """As a process's settings have it: "A>B=100000000bit,0.015s"."""
+        parts = [f"{self.rate:.0f}bit"] * bool(self.rate) + [f"{self.delay:.6f}s"] * bool(self.delay)
+        return f"{self.source}>{self.target}={','.join(parts)}"
+
+
 class Inventory(_Frozen):
     """All parties and hosts. `parties` are the participating ones, in the order of their index.
 
@@ -119,6 +136,7 @@ class Inventory(_Frozen):
     parties: tuple[Party, ...] = Field(min_length=1)
     central: Party
     hosts: tuple[Host, ...] = Field(min_length=1)
+    links: tuple[WanLink, ...] = Field(default=(), description="emulated between parties, instead of --wan")
     allocator: str = Field(default="", description="gives the hosts their machines at launch; empty: they have them")
     topology: Topology = "central"
     global_servers: int = Field(default=1, ge=1, le=256)
@@ -127,6 +145,7 @@ class Inventory(_Frozen):
     local_servers: int = Field(default=1, ge=1, le=64)
     delivery: str = Field(default="direct", description="how slices travel: workers may listen for each other")
     reduce: Reduce = Field(default="servers", description="torch: one worker of a party exchanges with servers")
+    shards: int = Field(default=1, ge=1, le=1024, description="with reduce torch: so many, a shard each")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -179,6 +198,7 @@ class Inventory(_Frozen):
             "rank_scope": self.rank_scope,
             "delivery": self.delivery,
             "reduce": self.reduce,
+            "shards": self.shards,
         }
 
 

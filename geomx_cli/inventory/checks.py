@@ -14,11 +14,12 @@ __all__ = ["Check", "build", "cross_check"]
 Check = Callable[[Inventory], Iterable[HostError]]
 Table = Mapping[str, Any]
 _SSH = {key.name: key.name.removeprefix("ssh_") for key in HOST_KEYS if key.group == "ssh"}
+_LINK = {"from": "source", "to": "target"}
 _PLAIN = [key.name for key in HOST_KEYS if key.group != "ssh" and key.name not in ("party", "ports")]
 
 
-def cross_check(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
-    """Add the errors among the hosts. Checks that depend on invalid keys are skipped."""
+def cross_check(top: Table, hosts: Sequence[Table], links: Sequence[Table], mistakes: Mistakes) -> None:
+    """Add the errors among the hosts and links. Checks that depend on invalid keys are skipped."""
     _names(hosts, mistakes)
     _addresses(hosts, mistakes)
     for index, host in enumerate(hosts):
@@ -29,9 +30,13 @@ def cross_check(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
         _known_central(top, hosts, mistakes)
     if hosts and mistakes.keys.isdisjoint({"host", "party", "central", "devices", "topology"}):
         _parties(top, hosts, mistakes)
+    if hosts and mistakes.keys.isdisjoint({"host", "party"}):
+        _links(hosts, links, mistakes)
 
 
-def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes, check: Check) -> tuple[Inventory, tuple[str, ...]]:
+def build(
+    top: Table, hosts: Sequence[Table], links: Sequence[Table], mistakes: Mistakes, check: Check
+) -> tuple[Inventory, tuple[str, ...]]:
     """Build the inventory; also return notes on defaults chosen for the user. Raises InvalidSettings for errors of
     `check`.
     """
@@ -47,6 +52,7 @@ def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes, check: Check) 
             "central": {"name": central, "workers": workers[central]},
             "parties": [{"name": name, "workers": count} for name, count in workers.items() if name != central],
             "hosts": [_host(host) for host in hosts],
+            "links": [{_LINK.get(name, name): value for name, value in link.items()} for link in links],
         }
     )
     places = {host.name: index for index, host in enumerate(inventory.hosts)}
@@ -163,3 +169,25 @@ def _flat(top: Table, hosts: Sequence[Table], central: str, mistakes: Mistakes) 
         if host["party"] == central and host.get("devices"):
             what = f"topology flat has no workers in the central party, {central}"
             mistakes.add(("host", index, "devices"), what, "leave devices out there, or take another topology")
+
+
+def _links(hosts: Sequence[Table], links: Sequence[Table], mistakes: Mistakes) -> None:
+    parties = list(_workers(hosts))
+    seen: set[tuple[str, str]] = set()
+    for index, link in enumerate(links):
+        where = ("link", index)
+        for key in _LINK:
+            if key not in link and key not in mistakes.keys:
+                mistakes.add(where, f"this link has no {key}", f'write {key} = "{parties[0]}" under it')
+            elif key in link and link[key] not in parties:
+                mistakes.add((*where, key), f"no host belongs to party {link[key]!r}", nearest(link[key], parties))
+        pair = link.get("from", ""), link.get("to", "")
+        if all(pair) and pair[0] == pair[1]:
+            mistakes.add(where, f"this link leads from {pair[0]} to itself", "links lead to another party")
+        elif all(pair) and pair in seen:
+            what = f"the link from {pair[0]} to {pair[1]} is there already"
+            mistakes.add(where, what, "write one for each direction")
+        seen.add(pair)
+        if not {"rate", "delay"} & link.keys() and mistakes.keys.isdisjoint({"rate", "delay"}):
+            hint = 'write rate = "50mbit" or delay = "40ms" under it'
+            mistakes.add(where, "this link has neither rate nor delay", hint)

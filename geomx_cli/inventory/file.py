@@ -14,14 +14,14 @@ from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import Option, Value, check, decode
 from geomx_cli.inventory import Inventory
 from geomx_cli.inventory.checks import Check, build, cross_check
-from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS, Key
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Key
 from geomx_cli.inventory.lines import Lines
 from geomx_cli.inventory.mistakes import Mistakes, shortened
 from geomx_cli.inventory.values import kind_of
 
 __all__ = ["InventoryFile", "of_tables", "read", "read_text"]
 
-_TABLES = ("host", "defaults", "job")
+_TABLES = ("host", "link", "defaults", "job")
 _LARGEST = 4 << 20  # bytes: maximum size of an inventory
 _DIGITS = re.compile(r"[0-9_]{4300}")  # a number with more digits than Python parses
 
@@ -56,9 +56,10 @@ def of_tables(path: Path, data: Mapping[str, Any], mistakes: Mistakes, check: Ch
     top = _entries(data, TOP_KEYS, (), mistakes, beside=_TABLES)
     hosts = _hosts(data, path.parent, mistakes)
     job = _job(data, mistakes)
-    cross_check(top, hosts, mistakes)
+    links = [_entries(entry, LINK_KEYS, ("link", index), mistakes) for index, entry in _tables(data, "link", mistakes)]
+    cross_check(top, hosts, links, mistakes)
     mistakes.raise_if_any()
-    inventory, notes = build(top, hosts, mistakes, check)
+    inventory, notes = build(top, hosts, links, mistakes, check)
     return InventoryFile(path, inventory, job, notes)
 
 
@@ -174,15 +175,11 @@ def _hosts(data: Mapping[str, Any], folder: Path, mistakes: Mistakes) -> list[di
     defaults = _table(data, "defaults", mistakes)
     shared = _entries(defaults, [key for key in HOST_KEYS if key.shared], ("defaults",), mistakes)
     _use_key(shared, ("defaults",), folder, mistakes)
-    entries = data.get("host", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        hint = "every host begins with [[host]], in two brackets"
-        mistakes.add(("host",), f"host is {kind_of(entries)} and must be tables", hint)
-        return []
-    if not entries:
+    entries = _tables(data, "host", mistakes)
+    if not data.get("host"):
         mistakes.add((), "there is no host", 'write [[host]], and under it name = "beijing-1" and party = "beijing"')
     found = []
-    for index, entry in enumerate(entries):
+    for index, entry in entries:
         own = _entries(entry, HOST_KEYS, ("host", index), mistakes)
         _use_key(own, ("host", index), folder, mistakes)
         _refuse_ssh(entry, ("host", index), mistakes)
@@ -194,6 +191,16 @@ def _hosts(data: Mapping[str, Any], folder: Path, mistakes: Mistakes) -> list[di
         env = {**shared.get("env", {}), **own.get("env", {})}
         found.append({**shared, **own, "env": env})
     return found
+
+
+def _tables(data: Mapping[str, Any], name: str, mistakes: Mistakes) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the tables of this name, with their index."""
+    entries = data.get(name, [])
+    if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+        return list(enumerate(entries))
+    hint = f"every {name} begins with [[{name}]], in two brackets"
+    mistakes.add((name,), f"{name} is {kind_of(entries)} and must be tables", hint)
+    return []
 
 
 def _use_key(table: dict[str, Any], where: tuple[str | int, ...], folder: Path, mistakes: Mistakes) -> None:

@@ -10,10 +10,10 @@ from geomx_cli.core.options import OPTIONS, check
 from geomx_cli.core.plugins import allocators
 from geomx_cli.inventory import values
 
-__all__ = ["DEFAULT_PORTS", "HOST_KEYS", "TOP_KEYS", "Key"]
+__all__ = ["DEFAULT_PORTS", "HOST_KEYS", "LINK_KEYS", "TOP_KEYS", "Key"]
 
 DEFAULT_PORTS = "9100-9163"
-Group = Literal["file", "who", "ssh", "network", "work", "place"]
+Group = Literal["file", "who", "ssh", "network", "work", "place", "link"]
 
 
 @dataclass(frozen=True)
@@ -172,3 +172,9 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
 )  # fmt: skip
 
+LINK_KEYS: tuple[Key, ...] = (
+    Key("from", "link", values.name, '"beijing"', "must be there", "The party that sends.", shared=False),
+    Key("to", "link", values.name, '"shenzhen"', "must be there", "The party that receives.", shared=False),
+    Key("rate", "link", values.rate, '"50mbit"', "unlimited", "What passes, in this direction.", shared=False),
+    Key("delay", "link", values.delay, '"40ms"', "none", "How long it takes, in this direction.", shared=False),
+)

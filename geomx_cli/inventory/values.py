@@ -9,18 +9,20 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
+from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.inventory import DEVICE, NAME
 from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
-    "Parse", "absolute", "address", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of", "listen",
-    "name", "number", "ports", "python", "roles", "text", "user",
+    "Parse", "absolute", "address", "delay", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of",
+    "listen", "name", "number", "ports", "python", "rate", "roles", "text", "user",
 ]  # fmt: skip
 
 Parse = Callable[[Any, str], Any]
 
+_LONGEST_DELAY = 60.0
 _USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?"
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})?)*\.?")
 _JUMP = re.compile(rf"({_USER}@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?")
@@ -63,6 +65,22 @@ def number(least: int, most: int) -> Parse:
         return value
 
     return parse
+
+
+def rate(value: Any, example: str) -> float:
+    """A link's rate, in bits per second."""
+    found = units.parse_rate(text(value, example))
+    if not found:
+        raise InvalidSettings("a link of 0 bit/s carries nothing", "leave it out for a link without a limit")
+    return found
+
+
+def delay(value: Any, example: str) -> float:
+    """A link's delay, in seconds."""
+    found = units.parse_duration(text(value, example))
+    if found > _LONGEST_DELAY:
+        raise InvalidSettings(f"a delay of {units.format_duration(found)} is more than a minute", f"write {example}")
+    return found
 
 
 def name(value: Any, example: str) -> str:

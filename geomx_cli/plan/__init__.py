@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from geomx_cli.core import plugins
+from geomx_cli.core.env_names import SETTINGS
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean, nearest
 from geomx_cli.core.options import Value, check, defaults
 from geomx_cli.core.units import counted
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan.callers import callers
+from geomx_cli.plan.emulated_network import emulated_network
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.processes import Layout, Process
@@ -25,6 +27,8 @@ from geomx_cli.runtime.training.straggler_emulation import factors
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
 
 SCHEMA_VERSION = 1
+_SHARDED = ("fsa", "sync", "hfa", "diloco")
+"""Algorithms of --shards: their rounds follow from the number of steps alone, so they are those of all shards."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,12 @@ class Plan:
     def where(self) -> str:
         """Where the processes run, as "this machine" or "3 hosts"."""
         return "this machine" if set(self.hosts) <= set(self.here) else counted(len(self.hosts), "host")
+
+    @property
+    def network(self) -> str:
+        """A line about the emulated links; "" if there are none."""
+        links = self.processes[0].env.get(SETTINGS["links"], "").split()
+        return emulated_network(str(self.spec.options.get("wan", "")), links)
 
     def process(self, name: str) -> Process:
         """Return the process called `name`. Raises InvalidSettings if there is none."""
@@ -107,11 +117,14 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     _check(inventory, spec)
     if inventory.reduce == "torch":
         _check_reduction(spec, inventory.topology)
+    elif inventory.shards > 1:
+        what = f"--shards {inventory.shards} without --reduce torch: servers add whole gradients"
+        raise InvalidSettings(what, "write --reduce torch too")
     if not spec.script:
         _check_training(spec, inventory.topology)
     nodes = build_topology(inventory)
     _check_slowdown(spec, nodes)
-    layout = Layout.of(nodes, spec)
+    layout = Layout.of(nodes, spec, inventory.links)
     return Plan(
         job=spec.job,
         spec=spec,
@@ -131,6 +144,7 @@ def _complete(inventory: Inventory, spec: JobSpec) -> dict[str, Value]:
         if name not in known:
             raise InvalidSettings(f"there is no option {name!r}", nearest(name, sorted(known)))
     values = defaults(known.values()) | dict(spec.options) | inventory.options()
+    values["delivery"] = plugins.delivery(values)
     return {name: check(known[name], value) for name, value in values.items()}
 
 
@@ -149,10 +163,10 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             "make --silence at least twice --heartbeat",
         )
     remote = [host.name for host in inventory.hosts if not host.shares_files]
-    if options["wan"] and remote:
-        raise InvalidSettings(
-            f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"
-        )
+    for emulation in (*(["--wan"] if options["wan"] else []), *(["[[link]]"] if inventory.links else [])):
+        if remote:
+            what = f"{emulation} emulates links on one machine, and host {remote[0]} is another"
+            raise InvalidSettings(what, f"leave out {emulation}")
     if topology == "flat" and options["compress_lan"] not in ("", "none"):
         what = "--topology flat has no local servers, with which workers would exchange by --compress-lan"
         raise InvalidSettings(what, "write --compress, for what workers and servers exchange")
@@ -163,9 +177,12 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         ("allocator", "allocator", inventory.allocator),
     )
     for kind, key, name in chosen:
-        reason = plugins.find(kind, name).refuses(spec) if name else None
+        plugin = plugins.find(kind, name) if name else None
+        reason = plugin.refuses(spec) if plugin is not None else None
         if reason:
-            raise InvalidSettings(f"{key} {name}: {reason}", f"change {key} or what it cannot work with")
+            by = getattr(plugin, "chosen_by", "")
+            option, value = (f"--{by}", options[by]) if by and options.get(by) else (key, name)
+            raise InvalidSettings(f"{option} {value}: {reason}", f"change {option} or what it cannot work with")
 
 
 def _check_codecs(options: Mapping[str, Value]) -> None:
@@ -193,6 +210,14 @@ def _check_reduction(spec: JobSpec, topology: str) -> None:
     algorithm = plugins.algorithms()[str(spec.options["algo"])]
     if algorithm.asynchronous or algorithm.name == "local":
         raise InvalidSettings(f"--reduce torch does not work with --algo {algorithm.name}", hint)
+    if int(spec.options["shards"]) == 1:
+        return
+    if algorithm.name not in _SHARDED:
+        what = f"--shards does not work with --algo {algorithm.name}"
+        raise InvalidSettings(what, f"use {', '.join(_SHARDED)}, or leave --shards out")
+    if spec.options["delivery"] != "direct":
+        what = f"--shards does not work with --delivery {spec.options['delivery']}, which merges contributions"
+        raise InvalidSettings(what, "leave --delivery or --shards out")
 
 
 def _check_training(spec: JobSpec, topology: str) -> None:

@@ -1,7 +1,7 @@
 """Endpoints: the addresses that processes bind and those that others dial. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from geomx_cli.core.errors import InvalidSettings
@@ -10,7 +10,7 @@ from geomx_cli.inventory import Host, is_ip
 from geomx_cli.plan.topology import TopologyLink, TopologyNode, group_links
 from geomx_cli.ps.net.addresses import tcp
 
-__all__ = ["Endpoint", "dialled", "lay_endpoints", "takes_port"]
+__all__ = ["Endpoint", "dialled", "for_datagrams", "lay_endpoints", "takes_port"]
 
 # The path of a unix socket may have 107 bytes; 8 are reserved for suffixes added by libraries.
 _LONGEST_PATH = 99
@@ -22,15 +22,16 @@ class Endpoint:
     the one dialled by other parties; they differ only if both are used and the host has a `wan_address`.
 
     `purpose` is membership for a scheduler, slices for a server or worker, group for the worker that leads its party's
-    process group (`--reduce torch`). A global server has one endpoint for both
+    process group (`--reduce torch`), datagrams for a global server that receives some: they come to the port number
+    of its slices, by UDP. A global server has one endpoint for both
     of its planes, attributed to the global one. `port` is assigned even if the process listens on a unix socket only:
     the DMLC variables identify a scheduler by its port.
     """
 
     process: str
     plane: Literal["local", "global"]
-    purpose: Literal["membership", "slices", "group"]
-    protocol: Literal["tcp", "ipc"]
+    purpose: Literal["membership", "slices", "group", "datagrams"]
+    protocol: Literal["tcp", "ipc", "udp"]
     bind: str
     near: str
     advertised: str
@@ -81,6 +82,16 @@ def lay_endpoints(
         if node.leads_group:
             found[node.name] = (*found[node.name], _of_group(node, groups[node.name], port))
     return found
+
+
+def for_datagrams(ends: Iterable[Endpoint]) -> Iterator[Endpoint]:
+    """Yield where a process with these endpoints receives datagrams; one that is not dialled from other hosts receives
+    them at a port of loopback that it chooses when it starts.
+    """
+    for end in ends:
+        if end.protocol == "tcp" and end.purpose == "slices":
+            bind, near, advertised = (each.replace("tcp:", "udp:", 1) for each in (end.bind, end.near, end.advertised))
+            yield replace(end, purpose="datagrams", protocol="udp", bind=bind, near=near, advertised=advertised)
 
 
 def _of_group(node: TopologyNode, wires: Sequence[TopologyLink], port: int) -> Endpoint:

@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from geomx_cli.core import plugins
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.process_name import file_name
-from geomx_cli.inventory import Host, RankScope, is_ip
-from geomx_cli.plan.endpoints import Endpoint, lay_endpoints
+from geomx_cli.inventory import Host, RankScope, WanLink, is_ip
+from geomx_cli.plan.endpoints import Endpoint, for_datagrams, lay_endpoints
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.placeholders import fill, values_for
 from geomx_cli.plan.topology import Plane, TopologyLink, TopologyNode, links, planes
@@ -46,10 +46,12 @@ class Process:
 @dataclass(frozen=True)
 class Layout:
     """Inputs to the settings of all processes. `socket_dirs`: each host's folder for unix sockets. `carriers`: the
-    processes of each party that share its emulated link. on_cpus: host and global rank of all workers without a GPU.
+    processes of each party that share its emulated link. links: emulated between parties. on_cpus: host and global rank
+    of all workers without a GPU.
     """
 
     spec: JobSpec
+    links: tuple[WanLink, ...]
     wires: tuple[TopologyLink, ...]
     planes: Mapping[str, Plane]
     endpoints: Mapping[str, Sequence[Endpoint]]
@@ -59,12 +61,13 @@ class Layout:
     on_cpus: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, nodes: Sequence[TopologyNode], spec: JobSpec) -> "Layout":
+    def of(cls, nodes: Sequence[TopologyNode], spec: JobSpec, emulated: tuple[WanLink, ...] = ()) -> "Layout":
         """Build the layout. Raises InvalidSettings as lay_endpoints does."""
         wires = links(nodes)
         socket_dirs = {node.host.name: spec.socket_dir_on(node.host) for node in nodes}
         return cls(
             spec=spec,
+            links=emulated,
             wires=wires,
             planes=planes(nodes),
             endpoints=lay_endpoints(nodes, wires, socket_dirs),
@@ -111,8 +114,16 @@ class Layout:
             global_rank=node.global_rank,
             argv=argv,
             env=dict(sorted(env.items())),
-            endpoints=tuple(self.endpoints.get(node.name, ())),
+            endpoints=self._endpoints(node),
         )
+
+    def _endpoints(self, node: TopologyNode) -> tuple[Endpoint, ...]:
+        """Those of the process, with one for datagrams at a root if the delivery sends some."""
+        ends = tuple(self.endpoints.get(node.name, ()))
+        sends = getattr(plugins.find("delivery", str(self.spec.options["delivery"])), "sends_datagrams", None)
+        if node.role != "global_server" or sends is None or not sends(self.spec.options):
+            return ends
+        return (*ends, *for_datagrams(ends))
 
     def _torchrun(self, node: TopologyNode) -> dict[str, str]:
         """The variables by which torchrun tells a script's worker its ranks; none for a master that does not train.
@@ -170,6 +181,7 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
         key_file=spec.key_file_on(node.host, node.name),
         group_size=node.group,
         rendezvous=_rendezvous(node, layout),
+        links=tuple(link.text for link in layout.links),
         wan_share=1 / len(carriers) if node.name in carriers else 1.0,
         device=node.device if node.device.startswith("gpu") else "",
         options=spec.options,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.inventory import CENTRAL, Inventory, validated
@@ -33,7 +34,9 @@ def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host
         }
         for index, (name, parties) in enumerate(groups.items())
     ]
-    fields = {name: options[name] for name in ("topology", "global_servers", "local_servers", "delivery", "reduce")}
+    shape = ("topology", "global_servers", "local_servers", "reduce", "shards")
+    fields = {name: options[name] for name in shape}
+    fields["delivery"] = plugins.delivery(options)
     fields["rank_scope"] = "global" if options["rank_scope"] == "global" else "party"
     parties = [{"name": name, "workers": workers[name]} for name in names]
     central = {"name": CENTRAL, "workers": workers[CENTRAL]}

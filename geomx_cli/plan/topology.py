@@ -4,11 +4,12 @@ A plane has the name of the party whose scheduler leads it, or is "global".
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.units import counted
 from geomx_cli.inventory import Host, Inventory, Party
 from geomx_cli.plan.placement import hosts_for, placement_errors
 from geomx_cli.ps.cluster.config import Role
@@ -25,9 +26,10 @@ class TopologyNode:
     """One process. `local` and `upper` are its planes, "" for none; `index` is that of its party.
 
     `rank` is among the processes of its role in its party; for global servers and workers of a flat cluster, in all
-    parties. `device` is the training device of a worker, else "". `dials`: ranks of workers of its plane that it
-    dials, if the delivery links workers. `group`: the workers of its party, which add their gradients themselves
-    (`--reduce torch`); 0 if servers do. Only the first of them has a plane.
+    parties. `device` is the training device of a worker, else "". `dials`: if the delivery links them, ranks of workers
+    of its plane that a worker dials, or indices of the parties whose local servers of its rank a local server dials.
+    `group`: the workers of its party, which add their gradients themselves (`--reduce torch`); 0 if servers do. Only
+    the first of them has a plane, or one for each shard.
     """
 
     role: Role
@@ -51,7 +53,7 @@ class TopologyNode:
     @property
     def leads_group(self) -> bool:
         """Whether the other workers of its party dial it, to form their process group."""
-        return self.group > 1 and bool(self.local)
+        return self.group > 1 and self.rank == 0
 
 
 @dataclass
@@ -97,27 +99,38 @@ def build_topology(inventory: Inventory) -> tuple[TopologyNode, ...]:
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
     nodes = tuple(_flat(inventory) if inventory.topology == "flat" else _hierarchy(inventory))
     if inventory.reduce == "torch":
-        nodes = tuple(_grouped(nodes))
+        nodes = tuple(_grouped(nodes, inventory.shards))
     workers = Counter(node.local for node in nodes if node.role == "worker" and node.local)
     pairs = {plane: plugins.peers(inventory.delivery, count) for plane, count in workers.items()}
-    return tuple(
-        replace(node, dials=tuple(sorted(listener for dialler, listener in pairs[node.local] if dialler == node.rank)))
-        if node.role == "worker" and node.local
-        else node
-        for node in nodes
-    )
+    indices = {node.index for node in nodes if node.role == "server" and node.upper}
+    of_parties = plugins.party_peers(inventory.delivery, len(indices))
+    return tuple(replace(node, dials=_dials(node, pairs.get(node.local, ()), of_parties)) for node in nodes)
 
 
-def _grouped(nodes: Sequence[TopologyNode]) -> Iterator[TopologyNode]:
-    """Take all training workers but the first of each party out of their planes."""
+def _dials(
+    node: TopologyNode, of_plane: Collection[tuple[int, int]], of_parties: Collection[tuple[int, int]]
+) -> tuple[int, ...]:
+    if node.role == "worker" and node.local:
+        return tuple(sorted(listener for dialler, listener in of_plane if dialler == node.rank))
+    if node.role == "server" and node.upper:
+        return tuple(sorted(listener for dialler, listener in of_parties if dialler == node.index))
+    return ()
+
+
+def _grouped(nodes: Sequence[TopologyNode], shards: int) -> Iterator[TopologyNode]:
+    """Take all training workers but the first `shards` of each party out of their planes. Raises InvalidSettings for a
+    party whose workers are no multiple of the shards.
+    """
     sizes = Counter(node.party for node in nodes if node.global_rank is not None)
-    led: set[str] = set()
+    for party, size in sizes.items():
+        if size % shards:
+            what = f"party {party} has {counted(size, 'worker')}, and --shards is {shards}"
+            raise InvalidSettings(what, "each party needs a worker for each shard, or a multiple of that")
     for node in nodes:
         if node.global_rank is None:
             yield node
         else:
-            yield replace(node, group=sizes[node.party], local="" if node.party in led else node.local)
-            led.add(node.party)
+            yield replace(node, group=sizes[node.party], local=node.local if node.rank < shards else "")
 
 
 def planes(nodes: Sequence[TopologyNode]) -> dict[str, Plane]:
@@ -136,23 +149,32 @@ def planes(nodes: Sequence[TopologyNode]) -> dict[str, Plane]:
 
 
 def links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
-    """Return all links: members of a plane dial its scheduler, clients its servers, and workers each other if the
-    delivery links them.
+    """Return all links: members of a plane dial its scheduler, clients its servers, and workers or local servers each
+    other if the delivery links them.
     """
     found: list[TopologyLink] = []
     for name, plane in planes(nodes).items():
         found += [TopologyLink(node, plane.leader, name) for node in (*plane.servers, *plane.clients)]
         found += [TopologyLink(client, server, name) for client in plane.clients for server in plane.servers]
-        pairs = ((node, peer) for node in plane.clients for peer in plane.clients if peer.rank in node.dials)
+        pairs = ((node, peer) for node in plane.clients for peer in plane.clients if _is_dialled(peer, node))
         found += [TopologyLink(node, peer, name) for node, peer in pairs]
     return tuple(found)
+
+
+def _is_dialled(peer: TopologyNode, node: TopologyNode) -> bool:
+    """Whether a client of a plane dials another one."""
+    if node.role == "server":
+        return peer.index in node.dials and peer.rank == node.rank
+    return peer.rank in node.dials
 
 
 def group_links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
     """Return the connections of process groups that are planned: those to the worker that leads each."""
     leaders = {node.party: node for node in nodes if node.leads_group}
     return tuple(
-        TopologyLink(node, leaders[node.party], node.party) for node in nodes if node.group > 1 and not node.local
+        TopologyLink(node, leaders[node.party], node.party)
+        for node in nodes
+        if node.group > 1 and not node.leads_group
     )
 
 

@@ -59,6 +59,6 @@ def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
 
 
 def place(endpoint: Endpoint) -> tuple[str, int]:
-    """Return the address and port that a TCP endpoint binds."""
-    address, _, port = endpoint.bind.removeprefix("tcp://").rpartition(":")
+    """Return the address and port that a TCP or UDP endpoint binds."""
+    address, _, port = endpoint.bind.removeprefix(f"{endpoint.protocol}://").rpartition(":")
     return address.strip("[]"), int(port)

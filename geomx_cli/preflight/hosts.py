@@ -105,6 +105,8 @@ def _modules(host: Host, facts: Facts, required: Requirements) -> Iterator[Check
         packages = " ".join(f"'{_EXTRAS.get(name, name)}'" for name in missing)
         what = f"{facts.executable} has no {', '.join(missing)}"
         fix = f"there: {facts.executable} -m pip install {packages}"
+        if "mxnet" in missing and facts.versions.get(required.instead):
+            fix += f", or train with {required.instead}, which it has: --framework {required.instead}"
         yield Check(host.name, "modules", "problem", what, fix)
         return
     mxnet, numpy = (facts.versions.get(name, "") for name in ("mxnet", "numpy"))

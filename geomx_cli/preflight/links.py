@@ -21,6 +21,7 @@ class _Bind(NamedTuple):
     address: str
     port: int
     process: str
+    protocol: str
 
 
 def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[tuple[str, int]]]:
@@ -28,10 +29,11 @@ def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tupl
     binds: dict[str, list[_Bind]] = {}
     for process in planned.processes:
         for endpoint in process.endpoints:
-            if endpoint.protocol == "tcp":
-                binds.setdefault(process.host, []).append(_Bind(*place(endpoint), process.name))
+            if endpoint.protocol != "ipc":
+                bind = _Bind(*place(endpoint), process.name, endpoint.protocol)
+                binds.setdefault(process.host, []).append(bind)
     requests = {
-        host: {"token": probes.token(host), "binds": [(bind.address, bind.port) for bind in own]}
+        host: {"token": probes.token(host), "binds": [(bind.address, bind.port, bind.protocol) for bind in own]}
         for host, own in binds.items()
     }
     checks: list[Check] = []
@@ -39,7 +41,7 @@ def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tupl
     for host, answer in probes.ask("listen", requests, _LISTEN_LIMIT).items():
         bound = list(zip(binds[host], answer["results"], strict=True))
         checks += _ports(host, bound, facts)
-        listened |= {(host, bind.port) for bind, result in bound if not result["error"]}
+        listened |= {(host, bind.port) for bind, result in bound if not result["error"] and bind.protocol == "tcp"}
     return checks, listened
 
 
@@ -75,7 +77,8 @@ def _ports(host: str, bound: Iterable[tuple[_Bind, Mapping[str, Any]]], facts: M
             yield Check(host, "port")
         elif result["in_use"]:
             holder = f" by {result['holder']}" if result["holder"] else ""
-            what = f"port {bind.port}, where {bind.process} is to listen, is in use{holder}"
+            udp = " (UDP)" * (bind.protocol == "udp")
+            what = f"port {bind.port}{udp}, where {bind.process} is to listen, is in use{holder}"
             yield Check(
                 host, "port", "problem", what, "end that program, or give the host other ports in the inventory"
             )

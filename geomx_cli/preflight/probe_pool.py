@@ -161,7 +161,10 @@ class ProbePool:
 
 
 def _start(host: Connector) -> tuple[ProbeClient, Skew]:
-    """Start a probe. Raises HostUnreachable, or CheckFailed if the host has no working Python or geomx."""
+    """Start a probe. Raises HostUnreachable, also for a host that takes no files, or CheckFailed if it has no working
+    Python or geomx.
+    """
+    host.check_files()
     try:
         client = ProbeClient(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
     except (FileNotFoundError, PermissionError):

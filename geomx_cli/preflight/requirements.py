@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from geomx_cli.core import plugins
+from geomx_cli.core.options import defaults
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec
 from geomx_cli.plan.topology import TopologyNode, build_topology
+from geomx_cli.runtime import frontends
 from geomx_cli.runtime.training import networks
 
 __all__ = ["DISTRIBUTIONS", "Requirements", "requirements"]
@@ -22,12 +25,15 @@ _IMPORT = r"^\s*(?:(?:import|from)\s+(?:geomx_cli\.)?{name}\b|from\s+geomx_cli\s
 
 @dataclass(frozen=True)
 class Requirements:
-    """Number of `processes` and of training workers (`training`), `memory` in bytes, and required `modules`."""
+    """Number of `processes` and of training workers (`training`), `memory` in bytes, and required `modules`. instead:
+    the value of --framework with which workers would not need MXNet, "" for none.
+    """
 
     processes: int
     training: int
     memory: int
     modules: tuple[str, ...]
+    instead: str = ""
 
 
 def requirements(inventory: Inventory, spec: JobSpec) -> Mapping[str, Requirements]:
@@ -44,12 +50,15 @@ def _required(host: Host, nodes: list[TopologyNode], spec: JobSpec, frameworks: 
     training = sum(node.global_rank is not None for node in nodes)
     bundled = 0 if spec.script else workers
     saving = () if spec.script else ("safetensors",)
-    modules = (*_EVERYWHERE, *(("psutil",) if host.interface else ()), *(frameworks if workers else ()), *saving)
+    delivery = plugins.find("delivery", plugins.delivery(defaults(plugins.table()) | dict(spec.options)))
+    own = getattr(delivery, "modules", ())
+    modules = (*_EVERYWHERE, *own, *(("psutil",) if host.interface else ()), *(frameworks if workers else ()), *saving)
     return Requirements(
         processes=len(nodes),
         training=training,
         memory=len(nodes) * _ANY_PROCESS + bundled * (_BUNDLED_WORKER - _ANY_PROCESS),
         modules=modules if nodes else (),
+        instead="torch" if not spec.script and spec.options["network"] in frontends.find("torch").networks else "",
     )
 
 

@@ -12,14 +12,15 @@ __all__ = ["bind_error", "bound", "free", "holders"]
 _LISTENING = "0A"
 
 
-def bound(address: str, port: int) -> socket.socket:
-    """Return a TCP socket bound like those of the job; resolves a host name. Raises OSError."""
+def bound(address: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Return a TCP socket (SOCK_DGRAM: UDP) bound like those of the job; resolves a host name. Raises OSError."""
     family, kind, protocol, _, where = socket.getaddrinfo(
-        address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        address or None, port, type=kind, flags=socket.AI_PASSIVE
     )[0]
     made = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if kind == socket.SOCK_STREAM:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         made.bind(where)

@@ -3,6 +3,7 @@
 import errno
 import os
 import select
+import socket
 import threading
 import time
 import traceback
@@ -13,7 +14,7 @@ from geomx_cli.core.jsonlines import LineBuffer, decode, encode
 from geomx_cli.probe import dialling
 from geomx_cli.probe.facts import facts
 from geomx_cli.probe.listeners import Listeners
-from geomx_cli.probe.ports import bind_error, holders
+from geomx_cli.probe.ports import bind_error, bound, holders
 
 __all__ = ["Service"]
 
@@ -91,13 +92,16 @@ class Service:
     def _listen(self, request: Request) -> Mapping[str, Any]:
         token = str(request["token"])
         results = []
-        for address, port in request["binds"][:_MOST]:
+        for address, port, protocol in request["binds"][:_MOST]:
             try:
-                self._listeners.open(str(address), int(port), token)
+                if protocol == "udp":
+                    bound(str(address), int(port), socket.SOCK_DGRAM).close()
+                else:
+                    self._listeners.open(str(address), int(port), token)
                 results.append({"error": "", "in_use": False, "holder": ""})
             except OSError as error:
                 in_use = error.errno == errno.EADDRINUSE
-                who = holders([int(port)])[int(port)] if in_use else ""
+                who = holders([int(port)])[int(port)] if in_use and protocol == "tcp" else ""
                 results.append({"error": bind_error(error), "in_use": in_use, "holder": who})
         return {"results": results}
 

@@ -70,12 +70,12 @@ class Client:
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
         """Declare `tensors` to the servers; blocks. Repeating a declaration is free. Raises InvalidSettings for a
-        conflict.
+        conflict, and for a shard that no worker has.
         """
         new = [tensor for tensor in tensors if not self._is_declared(tensor)]
         if not new:
             return
-        asked = {"tensors": [[item.name, item.size, item.dtype, item.row] for item in new]}
+        asked = {"tensors": [[item.name, item.size, item.dtype, item.row, item.shard] for item in new]}
         for tensor, (key, slices) in zip(new, self.control.request("declare", asked)["placements"], strict=True):
             placement = Placement(key, tensor, tuple(Slice(*item) for item in slices))
             self.tensors.setdefault(tensor.name, DeclaredTensor(placement))
@@ -83,8 +83,8 @@ class Client:
     def _is_declared(self, tensor: Tensor) -> bool:
         known = self.tensors.get(tensor.name)
         if known is not None and known.placement.tensor != tensor:
-            what = f"key {tensor.name!r} was declared as {known.placement.tensor}, now as {tensor}"
-            raise InvalidSettings(what, "size and dtype of a key never change")
+            what = f"key {tensor.name!r} was declared with {known.placement.tensor}, now with {tensor}"
+            raise InvalidSettings(what, "size, dtype and shard of a key never change")
         return known is not None
 
     def init(
@@ -134,12 +134,13 @@ class Client:
         is lazy, and `out` is not allowed; needed parts of the result have to be pulled. Without `src` this worker
         abstains: it receives the round's result without counting in it, at almost no cost. Higher `priority` is sent
         first. `weight`, above 0, is sent with the contribution; `hyper` holds hyper-parameters for the optimizer.
-        Raises InvalidSettings for a worker that does not train or has left, for rows that the key does not have, and if
-        too many rounds of the key have no result yet (declared_tensor.MAX_OPEN).
+        Raises InvalidSettings for a worker that does not train or has left, for another one's shard, for rows that the
+        key does not have, and if too many rounds of the key have no result yet (declared_tensor.MAX_OPEN).
         """
         self._worker.check()
         self._check_contribution(weight, hyper or {})
         tensor = self._tensor(name)
+        tensor.check_contributor(self.rank)
         src = tensor.contribution(src, out)
         tensor.check_open()
         latest = tensor.latest

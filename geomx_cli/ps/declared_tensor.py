@@ -10,6 +10,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Placement
 from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import EVERY
 from geomx_cli.ps.pending_exchange import PendingExchange
 
 __all__ = ["MAX_OPEN", "DeclaredTensor"]
@@ -62,6 +63,13 @@ class DeclaredTensor:
                 f"{len(self._open)} rounds of key {self.placement.tensor.name!r} have no result yet",
                 "wait for some of them before the next",
             )
+
+    def check_contributor(self, rank: int) -> None:
+        """Check that the worker of this rank in its party contributes to this tensor."""
+        tensor = self.placement.tensor
+        if tensor.shard not in (EVERY, rank):
+            what = f"key {tensor.name!r} is contributed by worker {tensor.shard} of each party"
+            raise InvalidSettings(what, f"this one is worker {rank}: it may pull the key")
 
     def check(self, array: Array) -> None:
         """Check that an array has this tensor's size and dtype, and one dimension."""

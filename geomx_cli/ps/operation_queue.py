@@ -112,7 +112,8 @@ class OperationQueue:
                 kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
                 length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=contributors,
                 weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
-                codec=codec, server=piece.server, size=placement.tensor.size, **({} if rows is None else form_of(rows)),
+                codec=codec, server=piece.server, size=placement.tensor.size, shard=placement.tensor.shard,
+                **({} if rows is None else form_of(rows)),
             )  # fmt: skip
             if operation.numbers is not None and rows is not None:
                 payload: memoryview | None = numbers_payload(rows.numbers)
@@ -157,7 +158,7 @@ class OperationQueue:
         """All results of this operation have arrived."""
         self._open.discard(operation)
         self._node.encoded = {self.plane: self._compression.bytes}
-        if operation.kind == Kind.EXCHANGE:
+        if operation.kind == Kind.EXCHANGE and operation.weight:  # the others' last rounds are none of its own
             self._node.telemetry.round = max(operation.round, self._node.telemetry.round)
         if operation.kind == Kind.EXCHANGE or operation.in_turn:
             state = self._keys[operation.placement.key]

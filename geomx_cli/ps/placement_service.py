@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import NEAR, Partition, Placement, Slice, Tensor
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
-from geomx_cli.ps.net.wire import Header
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.wire import EVERY, Header
 
 __all__ = ["PlacementService"]
 
@@ -29,7 +31,7 @@ class PlacementService:
         self._compression = compression
         self._partition: Partition | None = None
         self._placements: dict[str, Placement] = {}
-        self._shapes: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+        self._shapes: dict[tuple[int, int], tuple[int, int, int, int, int]] = {}
 
     def has_declared(self, header: Header) -> bool:
         """Whether the slice in a header matches a declaration. Only the first server of a plane receives declarations,
@@ -37,13 +39,16 @@ class PlacementService:
         """
         if self._node.memberships[0].rank != 0:
             return True
-        found = (header.length, header.dtype, header.row, header.size)
+        found = (header.length, header.dtype, header.row, header.size, header.shard)
         return self._shapes.get((header.key, header.slice)) == found
 
     def declare(self, request: Request) -> None:
-        """Answer with the placements of the tensors. Raises InvalidSettings for one that was declared otherwise."""
+        """Answer with the placements of the tensors. Raises InvalidSettings for one that was declared otherwise, and
+        for a shard of which this party has no worker.
+        """
         given = request.body["tensors"]
-        tensors = [Tensor(str(name), int(size), str(dtype), int(row)) for name, size, dtype, row in given]
+        tensors = [Tensor(*fields) for fields in given]
+        self._check_shards(tensors, request.link)
         if self._upstream is None:
             self._answer(request, [self._own_partition().declare(tensor) for tensor in tensors])
             return
@@ -51,6 +56,20 @@ class PlacementService:
             self._upstream.links[0], "declare", request.body,
             lambda body: self._assign_to_party(request, tensors, body), request.refuse,
         )  # fmt: skip
+
+    def _check_shards(self, tensors: list[Tensor], sender: Link) -> None:
+        settings = self._node.settings
+        if settings.upper is None:
+            count = 0
+        elif self._members.is_party(self._members.rank_of(sender)):
+            return  # whose local server has checked them
+        else:
+            count = settings.local.workers if settings.local is not None else 0
+        for tensor in tensors:
+            if tensor.shard != EVERY and tensor.shard >= count:
+                what = f"key {tensor.name!r} is contributed by worker {tensor.shard} of each party"
+                have = f"this one has {count}" if settings.upper is not None else "a flat cluster has no parties"
+                raise InvalidSettings(f"{what}, and {have}", "divide the model into as many shards in each party")
 
     def _assign_to_party(self, request: Request, tensors: list[Tensor], body: dict[str, Any]) -> None:
         """Assign the slices to the local servers of this party."""

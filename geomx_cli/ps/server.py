@@ -25,6 +25,7 @@ from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
+from geomx_cli.ps.contribution_service import ContributionService
 from geomx_cli.ps.control_service import ControlService
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
@@ -33,6 +34,7 @@ from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.placement_service import PlacementService
 from geomx_cli.ps.server_compression import ServerCompression
+from geomx_cli.ps.server_peers import PEERS, ServerPeers
 
 __all__ = ["Server"]
 
@@ -56,12 +58,11 @@ class Server:
             on_reconnect=self._on_reconnect, on_asked=self._on_asked,
         )  # fmt: skip
         upstream = self._upstream
-        delivery.begin(self.node, upstream)
         placements = PlacementService(self.node, self._members, upstream, self._compression.wan)
         self._table = SliceTable(
             algorithm=algorithm, roots=None if upstream is None else lambda: len(upstream.links),
             required_contributors=self._members.required_contributors, cohort_of=self._members.cohort_of,
-            declared=placements.has_declared,
+            shard_of=self._members.shard_of, declared=placements.has_declared,
         )  # fmt: skip
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, self._notify_roots if upstream else None)
         self._aggregator = Aggregator(
@@ -75,7 +76,10 @@ class Server:
             lambda: self._party_index,
         )  # fmt: skip
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
+        self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
+        self._peers = ServerPeers(self.node, upstream, delivery)
         self._endpoints = self.node.listen(settings.local or settings.upper)
+        delivery.begin(self.node, upstream, self._contributions)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
         self._join()
 
@@ -130,7 +134,10 @@ class Server:
         if settings.party_index is not None:
             rank = settings.party_index * settings.local.servers + own_rank
         group = f"{settings.local.uri}:{settings.local.port}"
-        self.node.join(settings.upper, "worker", self._dial_roots, rank=rank, group=group, wide_area=True)
+        self.node.join(
+            settings.upper, "worker", self._dial_roots, rank=rank, group=group, wide_area=True,
+            endpoints=list(self._endpoints),
+        )  # fmt: skip
 
     def _dial_roots(self, membership: Membership) -> None:
         settings, upstream = self._settings, self._upstream
@@ -144,6 +151,7 @@ class Server:
             )  # fmt: skip
             upstream.links.append(link)
             self.node.liveness.watch(link)
+        self._peers.join(membership, self._party_index)
         self._joined(membership)
 
     def _joined(self, _: Membership) -> None:
@@ -162,6 +170,9 @@ class Server:
     # Members.
 
     def _on_link(self, link: Link) -> None:
+        if link.hello.get("plane") == PEERS:
+            self._peers.arrive(link)
+            return
         self._check_identity(link)
         self._members.arrive(link)
         self.node.liveness.watch(link)
@@ -189,7 +200,7 @@ class Server:
                 self._aggregator.on_reconnect(link)
 
     def _on_asked(self, link: Link, header: Header) -> None:
-        if self._upstream is None or link not in self._upstream.links:
+        if self._upstream is None or link not in (*self._upstream.links, *self._upstream.peers.values()):
             raise BadMessage("a request for contributions from a process that is no global server of this one")
         if header.topic in ("again", "damaged"):
             self._upstream.again(link, header.request, damaged=header.topic == "damaged")
@@ -208,6 +219,7 @@ class Server:
         self._aggregator.left(self._members.rank_of(request.link))
         self._control.release_barriers()
         if self._upstream is not None and self._members.required_contributors() == []:
+            self._delivery.leave()
             for root in self._upstream.links:
                 self.node.rpc.ask(root, "leave", {}, lambda _: None, self.node.fail)
 
@@ -230,31 +242,17 @@ class Server:
             return
         rank = self._members.rank_of(link)
         if header.kind == Kind.EXCHANGE:
-            ranks = header.contributors
-            if (ranks != (rank,) and not self._may_bring(link, rank, ranks)) or not self._members.trains(rank):
-                raise BadMessage(f"contributions of ranks {ranks} from rank {rank}")
-            self._aggregator.on_exchange(link, header, payload, rank)
+            self._contributions.take(link, header, payload)
         elif header.kind == Kind.PULL:
             self._aggregator.values.on_pull(link, header, rank, payload)
             if self._members.settle(rank):
                 self._aggregator.members_changed()
         elif header.kind == Kind.OFFER:
             self._aggregator.values.on_offer(link, header, payload)
-        else:
+        elif header.kind == Kind.PUSH:
             self._aggregator.values.on_push(link, header, payload)
-
-    def _may_bring(self, link: Link, rank: int, ranks: tuple[int, ...]) -> bool:
-        """Whether this member may contribute for all these ranks, in ascending order: members of its plane that the
-        delivery allows.
-        """
-        return bool(ranks) and list(ranks) == sorted({*ranks}.intersection(self._brought_by(link, rank)))
-
-    def _brought_by(self, link: Link, rank: int) -> set[int]:
-        """The ranks for which this member may contribute; some may not have arrived yet."""
-        plane, own = str(link.hello["plane"]), int(link.hello["rank"])
-        settings = self._settings.local if plane == "local" else self._settings.upper
-        count = settings.workers if settings is not None else 0
-        return {rank - own + other for other in self._delivery.brings(plane, own) if 0 <= other < count}
+        else:
+            raise BadMessage(f"a {header.kind.name} that this delivery does not know")
 
     # Requests.
 
@@ -266,9 +264,11 @@ class Server:
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
             self._control.use_codec(request)
             return
+        if self._delivery.on_request(request):
+            return
         rank = self._members.rank_of(request.link)
         if request.topic == "stuck":
-            for other in self._brought_by(request.link, rank):
+            for other in self._contributions.brought_by(request.link, rank):
                 self._deadlocks.stuck_elsewhere(other)
         elif request.topic == "leave":
             self._leave(request)
@@ -294,7 +294,7 @@ class Server:
             yield PendingWait("reached a barrier", began, ranks)
 
     def _report(self) -> None:
-        self.node.telemetry.round = self._table.last_round
+        self.node.telemetry.round = self._table.contributed
         self.node.encoded = self._compression.bytes
         if self._is_root and self._table.asynchronous:
             self.node.telemetry.versions = self._members.by_party(self._table.finished)

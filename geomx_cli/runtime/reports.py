@@ -46,6 +46,7 @@ class Reporter:
         self._queue: deque[_Entry] = deque(maxlen=QUEUED)
         self._events: EventLog | None = None
         self._has_failed: Callable[[], bool] = lambda: False
+        self._on_loss: Callable[[float], None] = lambda _: None
         self._began: float | None = None
         self._names: set[str] = set()
         self.trained = False  # whether samples or a loss were reported
@@ -61,12 +62,18 @@ class Reporter:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
 
-    def begin(self, events: "EventLog", has_failed: Callable[[], bool] = lambda: False) -> None:
+    def begin(
+        self,
+        events: "EventLog",
+        has_failed: Callable[[], bool] = lambda: False,
+        on_loss: Callable[[float], None] = lambda _: None,
+    ) -> None:
         """Write to `events` from now on. Seconds count from here, or from an earlier report. `has_failed`: whether the
         job has failed, called from a thread; reports with a framework's scalars that are read after that are dropped.
+        `on_loss`: gets each loss, in that thread.
         """
         with self._lock:
-            self._has_failed = has_failed
+            self._has_failed, self._on_loss = has_failed, on_loss
             self._enabled = events.is_kept
             self._began = time.monotonic() if self._began is None else self._began
             self._events = events
@@ -170,6 +177,8 @@ class Reporter:
 
     def _write(self, events: "EventLog", entry: _Entry, epoch: float, *, live: bool) -> None:
         seconds, step, samples, loss, accuracy, metrics = entry
+        if loss is not None:
+            self._on_loss(loss)
         if samples != self._counted[1]:
             self._counted = seconds, samples
         events.write(

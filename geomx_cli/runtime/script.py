@@ -124,7 +124,7 @@ class Session:
             if isinstance(seen, GeomxError):
                 return seen
             seen = seen.__cause__ or seen.__context__
-        failure = self.store.failure if self.store is not None else None
+        failure = self.store.cause(error) if self.store is not None else None
         if isinstance(failure, GeomxError):
             return failure
         if isinstance(error, SystemExit):
@@ -164,8 +164,10 @@ class Session:
         self._joined = True
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))
-        reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None)
-        return self._client
+        client = self._client
+        on_loss = (lambda loss: client.report(loss=loss)) if client is not None else (lambda _: None)
+        reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None, on_loss)
+        return client
 
     @property
     def settings(self) -> "Settings":

@@ -9,6 +9,7 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       DMLC_NODE_HOST, DMLC_INTERFACE, PORT    own address, or the interface that has it, and the port to listen on
       GEOMX_INSECURE=1                        listen on non-loopback addresses without keys
       MXNET_KVSTORE_USE_HFA=1, _HFA_K1, _K2   the algorithm HFA with these periods, 1 if not set (or GEOMX_ALGO)
+      ENABLE_INTER_TS=1                       TSEngine between parties, as GEOMX_TSENGINE=inter
     processes of a party (the global servers are the servers of the central party)
       DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT     address of the party's scheduler
       DMLC_NUM_SERVER, DMLC_NUM_WORKER        number of servers and workers of the party
@@ -33,7 +34,7 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       GEOMX_DEVICE                            gpuN: train on that GPU, the only one in CUDA_VISIBLE_DEVICES
       GEOMX_GROUP_SIZE, GEOMX_RENDEZVOUS      worker with GEOMX_REDUCE=torch: the size of its party's process group, and
                                               where that forms; all but its first worker have no DMLC_PS_... variables
-      GEOMX_KEY_FILE, GEOMX_WAN_SHARE
+      GEOMX_KEY_FILE, GEOMX_WAN_SHARE, GEOMX_LINKS
 """
 
 import os
@@ -41,7 +42,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from geomx_cli.core.env_names import SETTINGS, USE_HFA
+from geomx_cli.core.env_names import INTER_TS, SETTINGS, USE_HFA, of_options
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option, decode, encode
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings, Role
@@ -79,7 +80,7 @@ class Settings(NodeSettings):
     @classmethod
     def from_environment(cls, table: Iterable[Option], env: Mapping[str, str] | None = None) -> "Settings":
         """Read a process's settings. Raises InvalidSettings naming the missing or invalid variable."""
-        env = _with_hfa(os.environ if env is None else env)
+        env = _with_tsengine(_with_hfa(os.environ if env is None else env))
         role = _role(env)
         return cls(
             role=role,
@@ -105,9 +106,15 @@ def _with_hfa(env: Mapping[str, str]) -> Mapping[str, str]:
     return {**dict.fromkeys(_HFA, "1"), **env, "GEOMX_ALGO": "hfa"}
 
 
+def _with_tsengine(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Translate the variable by which GeoMX scripts request TSEngine between parties."""
+    return {"GEOMX_TSENGINE": "inter", **env} if _int(env, INTER_TS, 0) == 1 else env
+
+
 def none_are_set() -> bool:
     """Return whether no variable assigns this process to a cluster."""
-    return not any(name.startswith("DMLC_") or name in ("GEOMX_JOB", "GEOMX_SCHEDULER") for name in os.environ)
+    of_jobs = (name for name in os.environ if name.startswith("DMLC_") or name in ("GEOMX_JOB", "GEOMX_SCHEDULER"))
+    return not set(of_jobs).difference(of_options())
 
 
 def _encode(value: object) -> str:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import ROOT
@@ -29,6 +30,21 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     script = wrote.removeprefix("wrote here/")
     assert script == name.replace("-", "_") + ".py" and command.endswith(f" -- python {script}")
     options = command.split("geomx launch")[1].split(" -- ")[0]
+    result = trained(desk, tmp_path, script, options, data)
+    assert result["accuracy"] > 0.5 and result["samples_per_s"] > 0
+
+
+@pytest.mark.parametrize("options", ["--algo hfa --k1 20 --k2 10", "--algo diloco --inner-steps 1000 --outer-lr 1e-6"])
+def test_the_last_steps_are_exchanged(desk: Desk, tmp_path: Path, options: str) -> None:
+    """Of 75 steps none is lost, and the outer optimizer has the job's options: at such a rate nothing is learnt."""
+    data = write_data(tmp_path / "data", train=400)
+    assert desk.geomx("init", "here", "--template", "cnn-sweep").returncode == 0
+    result = trained(desk, tmp_path, "cnn_sweep.py", options, data)
+    assert (result["accuracy"] > 0.5) == ("hfa" in options), result
+
+
+def trained(desk: Desk, tmp_path: Path, script: str, options: str, data: Path) -> Any:
+    """The result of a job of two workers, each of which takes 75 steps; it has no warnings, and one model is saved."""
     done = desk.geomx(
         "launch", *shlex.split(options), "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"),
         "--", "python", script, "--data-dir", str(data), "--batch-size", "8", "--epochs", "3",
@@ -37,8 +53,9 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     logs = [path.read_text() for path in sorted((tmp_path / "job" / "logs").glob("*-worker-0.log"))]
     assert done.returncode == 0, (done.stderr, logs)
     result = json.loads(done.stdout)
-    assert result["status"] == "done" and result["accuracy"] > 0.5 and result["samples_per_s"] > 0
+    assert result["status"] == "done" and result["warnings"] == [], result
     assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.params"))) == 1
+    return result
 
 
 def test_help_lists_all_templates(desk: Desk) -> None:

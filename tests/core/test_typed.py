@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys, threading
 import msgspec
@@ -26,6 +28,7 @@ for _ in range(100):
 """
 
 
+@pytest.mark.processes
 def test_threads_may_use_a_new_type_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

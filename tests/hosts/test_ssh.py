@@ -25,6 +25,7 @@ from geomx_cli.hosts.ssh.config import hops
 from geomx_cli.hosts.ssh.connector import SshConnector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Ssh
+from geomx_cli.preflight.probe_pool import ProbePool
 
 Machines = Callable[..., Sshd]
 BINARY = bytes(range(256)) * 20_000
@@ -103,6 +104,8 @@ def test_sshd_without_sftp(machines: Machines, person: Person) -> None:
     assert str(caught.value) == (
         "host alpha takes no files: its sshd has no SFTP (its sshd_config needs the line: Subsystem sftp internal-sftp)"
     )
+    with closing(machine.host()) as host, ProbePool({"alpha": host}) as probes:
+        assert str(probes.failures["alpha"]) == str(caught.value), "known before anything is started"
 
 
 @pytest.mark.processes

@@ -16,7 +16,7 @@ from geomx_cli.core import starter
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Ssh
 from geomx_cli.inventory.file import InventoryFile
-from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS
 from geomx_cli.inventory.lines import Lines
 from geomx_cli.inventory.lines import Path as KeyPath
 
@@ -26,6 +26,7 @@ HUB = '[[host]]\nname = "h"\nparty = "hub"\nssh = "192.0.2.1"\n'
 A1 = '[[host]]\nname = "a1"\nparty = "A"\nssh = "192.0.2.2"\ndevices = ["cpu"]\n'
 B1 = '[[host]]\nname = "b1"\nparty = "B"\nssh = "192.0.2.3"\ndevices = ["cpu"]\n'
 GOOD = HUB + A1
+LINK = '[[link]]\nfrom = "A"\nto = "hub"\nrate = "50mbit"\ndelay = "40ms"\n'
 FINGERPRINT = "SHA256:mVPwvezndPv/ARoIadVY98vAC0g+P/5633yTC4d/wXE"
 
 
@@ -191,6 +192,21 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "no devices anywhere": (HUB + A1.replace('devices = ["cpu"]', ""), 5, "party A has no devices", '["cpu"]'),
     "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "central, spread, flat"),
     "unknown allocator": ('allocator = "slrum"\n' + GOOD, 1, "there is no allocator 'slrum'", "choose one of none"),
+    "link without an end": (
+        GOOD + LINK.replace('to = "hub"\n', ""), 10, "this link has no to", 'write to = "hub" under it',
+    ),
+    "link from nowhere": (GOOD + LINK.replace('"A"', '"a"'), 11, "no host belongs to party 'a'", "did you mean A?"),
+    "link to itself": (GOOD + LINK.replace('"hub"', '"A"'), 10, "leads from A to itself", "another party"),
+    "link twice": (GOOD + LINK + LINK, 15, "the link from A to hub is there already", "for each direction"),
+    "link without effect": (
+        GOOD + '[[link]]\nfrom = "A"\nto = "hub"\n', 10, "neither rate nor delay", 'rate = "50mbit"',
+    ),
+    "link that carries nothing": (
+        GOOD + LINK.replace("50mbit", "0mbit"), 13, "rate: a link of 0 bit/s", "leave it out",
+    ),
+    "link with a long delay": (GOOD + LINK.replace("40ms", "2h"), 14, "is more than a minute", "40ms"),
+    "link that loses": (GOOD + LINK + "loss = 0.1\n", 15, "there is no key 'loss' here", "choose one of from, to"),
+    "link in one bracket": (GOOD + "[link]\n", 10, "link is a table", "in two brackets"),
     "no servers": ("global_servers = 0\n" + GOOD, 1, "global_servers: 0 is out of range", "from 1 to 256"),
     "flat with local servers": (
         'topology = "flat"\nlocal_servers = 2\n' + GOOD, 2, "flat has no local servers", "leave local_servers out",
@@ -295,7 +311,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(tmp_path: Path)
     assert message.splitlines() == [
         "hosts.toml has 4 mistakes:",
         "  hosts.toml:1: there is no key 'colour' here",
-        "    choose one of central, topology, global_servers, local_servers, allocator, host, defaults, job",
+        "    choose one of central, topology, global_servers, local_servers, allocator, host, link, defaults, job",
         "  hosts.toml:11: ports: 0 is no port",
         "    a port lies between 1 and 65535",
         "  hosts.toml:13: lr: it is true or false and must be a number",
@@ -424,8 +440,13 @@ def test_the_example_of_each_key_is_right(tmp_path: Path, home: Path, key: Any) 
     assert isinstance(found.inventory, Inventory)
 
 
+def test_links_have_a_direction(tmp_path: Path) -> None:
+    links = read(tmp_path, GOOD + LINK + '[[link]]\nfrom = "hub"\nto = "A"\ndelay = "5ms"\n').inventory.links
+    assert [link.text for link in links] == ["A>hub=50000000bit,0.040000s", "hub>A=0.005000s"]
+
+
 def test_the_reference_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS))
+    assert (ROOT / "docs" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS))
 
 
 @pytest.mark.processes
@@ -453,6 +474,16 @@ def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
         "job: batch_size = 64, lr = 0.05",
     ):
         assert line in done.stdout.splitlines()
+
+
+@pytest.mark.processes
+def test_hosts_check_shows_the_emulated_network(desk: Desk, tmp_path: Path) -> None:
+    text = GOOD + LINK + '[job]\nwan = "1gbit,10ms"\n'
+    (tmp_path / "hosts.toml").write_text(text)
+    done = desk.geomx("hosts", "check")
+    assert done.stdout.splitlines()[1] == (
+        "emulated network: each party 1000 Mbit/s, round trip 10 ms; A to hub 50 Mbit/s, delay 40 ms"
+    )
 
 
 @pytest.mark.processes
@@ -544,5 +575,5 @@ def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
     assert {host.python for host in found.hosts} == {"~/geomx/bin/python"}
     (tmp_path / "hosts.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0])
     shell = desk.geomx("launch", "--dry-run", "--shell").stdout
-    assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime >') == 12
+    assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime\n') == 12
     assert str(ROOT) not in shell and str(Path.home()) not in shell and sys.executable not in shell

@@ -62,6 +62,18 @@ def test_running_job_and_again(desk: Desk, job: Launch) -> None:
     assert (folder / "logs" / "A-worker-1.log").read_bytes() == log.read_bytes()
 
 
+@pytest.mark.processes
+def test_a_host_on_which_the_job_never_started(standing: Launch, tmp_path: Path) -> None:
+    spec = standing.directory / "hosts" / "A" / "agent.json"
+    content = spec.read_bytes()
+    spec.unlink()
+    try:
+        problems = collect(find(standing), tmp_path / "here")["problems"]
+    finally:
+        spec.write_bytes(content)
+    assert problems == [{"host": "A", "problem": "the job was never started there: nothing to collect"}]
+
+
 def test_what_is_no_plain_file_is_left_out_and_named(desk: Desk, job: Launch) -> None:
     events = job.directory / "events" / "A-worker-1.jsonl"
     events.unlink()
@@ -183,11 +195,22 @@ def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Per
     launch.wait_until_running()
     big = Path(sites[1].state_dir) / "jobs" / launch.id / "logs" / "A-worker-0.log"
     with big.open("ab") as file:
-        file.write(b"0123456789abcde\n" * 500_000)
+        file.write(os.urandom(8_000_000))
     folder = desk.folder / "here"
     manifest = desk.json("logs", "collect", "--to", str(folder))
     check(folder / launch.id, manifest)
     assert len(manifest["files"]) == FILES
+    with big.open("ab") as file:
+        file.write(b"the end\n")
+    said: list[str] = []
+    collect(find(launch), folder / launch.id, said.append)
+    check(folder / launch.id, json.loads((folder / launch.id / "manifest.json").read_bytes()))
+    assert (folder / launch.id / "logs" / "A-worker-0.log").read_bytes() == big.read_bytes()
+    assert not [line for line in said if " MB so far" in line], "only what has grown"
+    (folder / launch.id / "logs" / "A-worker-0.log").write_bytes(b"changed here\n")
+    check(folder / launch.id, desk.json("logs", "collect", "--to", str(folder)))
+    big.write_bytes(b"begun anew\n" * 1_000_000)
+    check(folder / launch.id, desk.json("logs", "collect", "--to", str(folder)))
     sites[1].stop()
     done = desk.geomx("logs", "collect", "--to", str(folder), "--json")
     assert done.returncode == 7 and "host A: " in done.stderr

@@ -11,24 +11,29 @@ pytestmark = pytest.mark.processes
 
 SCRIPT = ROOT / "tests" / "scripts" / "no_push.py"
 ALL = "no gradients were exchanged: each worker trained alone"
+APART = "nothing was exchanged between parties: the scripts ended before that (in hfa: after K1 x K2 steps)"
 
 
 @pytest.mark.parametrize(
-    ("idle", "what", "wanted", "logged"),
+    ("idle", "what", "options", "wanted", "logged"),
     [
-        ("all", "trains", ALL, 2),
-        ("all", "keyless", ALL, 2),
-        ("all", "reads", "", 0),
-        ("0", "trains", "A/worker:0 contributed to no round", 1),
-        ("0", "leaves", "A/worker:0 contributed to no round", 0),
-        ("none", "trains", "", 0),
+        ("all", "trains", "", ALL, 2),
+        ("all", "keyless", "", ALL, 2),
+        ("all", "reads", "", "", 0),
+        ("0", "trains", "", "A/worker:0 contributed to no round", 1),
+        ("0", "leaves", "", "A/worker:0 contributed to no round", 0),
+        ("none", "trains", "", "", 0),
+        ("none", "trains", "--algo hfa --k2 2", APART, 0),
+        ("none", "trains", "--algo hfa --k2 1", "", 0),
     ],
 )
-def test_who_has_not_pushed(desk: Desk, tmp_path: Path, idle: str, what: str, wanted: str, logged: int) -> None:
+def test_who_has_not_pushed(
+    desk: Desk, tmp_path: Path, idle: str, what: str, options: str, wanted: str, logged: int
+) -> None:
     job = tmp_path / "job"
     done = desk.geomx(
-        "launch", "--local", "--workers", "1", "--job-dir", str(job), "--", "python", str(SCRIPT), idle, what,
-        limit=100,
+        "launch", "--local", "--workers", "1", "--job-dir", str(job), *options.split(), "--", "python", str(SCRIPT),
+        idle, what, limit=100,
     )  # fmt: skip
     logs = [path.read_text() for path in sorted((job / "logs").glob("*.log"))]
     assert done.returncode == 0, (done.stderr, logs)

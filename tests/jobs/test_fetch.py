@@ -429,6 +429,7 @@ def test_outputs_of_a_process_that_failed_come_with_a_warning(desk: Desk) -> Non
     assert "warning: A/worker:0 failed (exited with status 1: OSError: [Errno 28] No space left" in done.stderr
 
 
+@pytest.mark.processes
 def test_outputs_come_back_from_two_hosts_and_are_pruned(saved: tuple[Desk, str, list[Sshd]]) -> None:
     desk, name, machines = saved
     done = desk.geomx("fetch", "--to", "res")

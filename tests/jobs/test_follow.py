@@ -44,7 +44,7 @@ def test_a_slow_start_says_what_it_waits_for(monkeypatch: Any) -> None:
     assert " s  waiting for all to join and for the initial values: " in shown()
     for name in rows:
         progress.take(name, StateChanged(time=2.0, state="training"), 2.0)
-    assert "training, round 0, waiting for the first step\n" in shown()
+    assert "training, round 0, waiting for the first round\n" in shown()
     worker = progress.training_rows[0].process.name
     progress.take(worker, RoundCompleted(time=3.0, num_iters=1, num_samples=8, total_time=1.0), 3.0)
     assert "training, round 1\n" in shown()

@@ -175,14 +175,23 @@ def chosen(asked: str, *script: str, algo: str = "fsa", topology: str = "central
         ("from torch import distributed", "torch"),
         ("from torch.nn.parallel import DistributedDataParallel as DDP", "torch"),
         ("import mxnet as mx\nimport torch.distributed", "mxnet"),
-        ("import torch\nfrom torch.distributions import Normal", "mxnet"),
+        ("import torch\nfrom torch.distributions import Normal", "torch"),
+        ("import torchvision", "mxnet"),
     ],
 )
-def test_scripts_for_torchrun_count_all_workers(tmp_path: Path, text: str, framework: str) -> None:
+def test_scripts_for_torch_count_all_workers(tmp_path: Path, text: str, framework: str) -> None:
     path = tmp_path / "train.py"
     path.write_text(text)
     found = chosen("auto", "python", str(path))
     assert (found.scope, found.framework) == ("global", framework)
+    assert chosen("auto", "python", str(path), algo="hfa").scope == ("global" if framework == "torch" else "party")
+
+
+def test_a_script_with_the_api_for_mxnet_is_none_of_torch(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import geomx_cli.mxnet as geomx\nfrom torch.utils.data import DataLoader\n")
+    found = chosen("auto", "python", str(path))
+    assert (found.scope, found.framework) == ("party", "mxnet")
 
 
 def test_the_scope_of_other_jobs() -> None:

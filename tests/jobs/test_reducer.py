@@ -20,8 +20,10 @@ from geomx_cli.core.events import (
     WarningRaised,
 )
 from geomx_cli.jobs.actions.linger import LINGER, SAVING, Linger
+from geomx_cli.jobs.view.parties import party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
+from geomx_cli.jobs.view.table import sentence
 
 PEERS = {"B/server:0": (50, 60)}
 
@@ -119,6 +121,26 @@ def test_the_accuracy_of_a_job_is_the_newest_of_its_lowest_rank() -> None:
     progress.take(low.process.name, ProcessFinished(time=2.5, accuracy=0.125), 2.5)
     progress.take(high.process.name, ProcessFinished(time=4.0, accuracy=0.75), 4.0)
     assert progress.accuracy == 0.125
+
+
+@pytest.mark.parametrize(
+    ("event", "lives"),
+    [
+        (Telemetry(time=5.0, samples_per_s=50.0), 10),
+        (Reported(time=5.0, step=1, total_time=1.0, samples=8, samples_per_s=50.0, live=True), 30),
+    ],
+    ids=["telemetry", "report"],
+)
+def test_a_rate_without_news_is_none(event: Event, lives: float) -> None:
+    """The disk may be full, or the worker save its model; other events are no news of the rate."""
+    clock = [100.0]
+    progress = Progress.of(planned(), 0.0, lambda: clock[0])
+    progress.take("A/worker:0", event, 100.0)
+    progress.take("A/worker:0", Telemetry(time=90.0, loss=1.0), 120.0)
+    for clock[0], rate in ((100.0 + lives - 1, 50.0), (100.0 + lives, 0.0)):
+        assert (progress.rows["A/worker:0"].current_rate, progress.samples_per_s) == (rate, rate)
+    assert "samples/s" not in sentence(progress)
+    assert party_totals(progress)[1].samples_per_s == 0
 
 
 def test_workers_that_end_without_joining_have_not_finished_the_job() -> None:

@@ -198,7 +198,7 @@ def test_a_script_edited_meanwhile_ends_the_sweep(jobs: Jobs) -> None:
 
 
 def test_settings_are_the_same_whichever_algorithm_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENABLE_P3", "1")
+    monkeypatch.setenv("PS_DROP_MSG", "1")
     given = {option.name: option.default for option in table()}
     lines: list[str] = []
 
@@ -212,7 +212,7 @@ def test_settings_are_the_same_whichever_algorithm_is_first(monkeypatch: pytest.
         return jobs.settings()
 
     assert settings("local", "fsa") == settings("fsa")
-    assert lines[0].startswith("warning: ENABLE_P3 has no effect")
+    assert lines[0].startswith("warning: PS_DROP_MSG has no effect")
 
 
 def test_restart_waits_for_the_job_that_runs(jobs: Jobs) -> None:

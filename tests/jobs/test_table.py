@@ -1,6 +1,7 @@
 """The displayed state of a job: the table at several terminal sizes, and the final messages."""
 
 import io
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ import plans
 import pytest
 from rich.console import Console
 
-from geomx_cli.core.events import Traffic, parse
+from geomx_cli.core.events import Telemetry, Traffic, parse
 from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.jobs.view.failure_report import explain
@@ -39,7 +40,8 @@ def progress(planned: Plan) -> Progress:
     for row in progress.rows.values():
         row.traffic = Traffic(lan=(715_000, 1_234_567_890), wan=(715_000, 1_234_567_890))
         if row.trains:
-            row.state, row.round, row.samples_per_s, row.loss = "evaluating", 12345, 1234.0, 0.4321
+            row.take(Telemetry(time=0.0, samples_per_s=1234.0), math.inf)
+            row.state, row.round, row.loss = "evaluating", 12345, 0.4321
             row.accuracy, row.progress, row.left_s = 0.8888, 0.5, 123.0
     for name in ("A/server:0", "B/worker:1"):
         progress.rows[name].status, progress.rows[name].state = 1, "ended"

@@ -12,9 +12,8 @@ from geomx_cli.core.env_names import without_effect, without_effect_at_launch
 from geomx_cli.core.jsonlines import read_objects
 
 OF_GEOMX = {
-    "ENABLE_DGT": "2", "DMLC_K": "0.8", "ADAPTIVE_K_FLAG": "1", "DMLC_K_MIN": "0.2", "DGT_BLOCK_SIZE": "4096",
-    "DGT_CONTRIBUTION_ALPHA": "0.3", "DGT_INFO": "1", "DMLC_UDP_CHANNEL_NUM": "3", "ENABLE_P3": "1",
-    "ENABLE_INTER_TS": "1", "ENABLE_INTRA_TS": "1", "MAX_GREED_RATE_TS": "0.9",
+    "DGT_INFO": "1",
+    "ENABLE_INTRA_TS": "1",
     "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "1000", "PS_DROP_MSG": "10", "PS_VERBOSE": "2", "DMLC_LOCAL": "1",
     "PS_HEARTBEAT_INTERVAL": "5", "PS_HEARTBEAT_TIMEOUT": "60", "DMLC_USE_KUBERNETES": "1",
     "MXNET_KVSTORE_USETREE": "1", "MXNET_KVSTORE_SERIAL_PUSH": "1", "MXNET_KVSTORE_REDUCTION_NTHREADS": "4",
@@ -28,27 +27,29 @@ def test_what_has_no_effect_is_named_once_each() -> None:
     for off in ("0", ""):
         assert list(without_effect(dict.fromkeys(OF_GEOMX, off))) == []
     honoured = {"DMLC_ROLE": "worker", "DMLC_INTERFACE": "eth0", "MXNET_KVSTORE_USE_HFA": "1", "PATH": "/bin"}
+    honoured |= {"ENABLE_DGT": "2", "DMLC_K": "0.8", "ADAPTIVE_K_FLAG": "1", "DMLC_UDP_CHANNEL_NUM": "3"}
+    honoured |= {"ENABLE_INTER_TS": "1", "MAX_GREED_RATE_TS": "0.8"}
     assert list(without_effect(honoured)) == []
     assert [sentence.split()[0] for sentence in without_effect(honoured, launching=True)] == [
-        "DMLC_INTERFACE", "DMLC_ROLE", "MXNET_KVSTORE_USE_HFA",
+        "DMLC_INTERFACE", "DMLC_ROLE", "ENABLE_INTER_TS", "MXNET_KVSTORE_USE_HFA",
     ]  # fmt: skip
-    set_on = {"a": {"ENABLE_P3": "1"}, "b": {"ENABLE_P3": "1"}}
+    set_on = {"a": {"PS_DROP_MSG": "1"}, "b": {"PS_DROP_MSG": "1"}}
     where = without_effect_at_launch({"DMLC_ROLE": "worker"}, set_on)
     assert [(sentence.split()[0], place) for sentence, place in where.items()] == [
-        ("ENABLE_P3", "env of a, b: "), ("DMLC_ROLE", ""),
+        ("PS_DROP_MSG", "env of a, b: "), ("DMLC_ROLE", ""),
     ]  # fmt: skip
 
 
 def test_every_process_started_by_hand_tells(cluster: Cluster, tmp_path: Path) -> None:
     argv, env = hooked("unaware.py", "0")
-    env |= {"ENABLE_P3": "1", "ENABLE_DGT": "2", "PS_RESEND": "0", "GEOMX_JOB_DIR": str(tmp_path)}
+    env |= {"PS_DROP_MSG": "1", "DGT_INFO": "2", "PS_RESEND": "0", "GEOMX_JOB_DIR": str(tmp_path)}
     cluster.each = {name: {"GEOMX_PROCESS": name} for name in ("s", "srv0", "w0")}
     cluster.launch_flat(argv, workers=1, env=env)
     cluster.finish()
     for name in cluster.each:
         events = [event for event, _ in read_objects(tmp_path / "events" / f"{name}.jsonl")]
         warned = [event["message"] for event in events if event["event"] == "warning"]
-        assert [sentence.split()[0] for sentence in warned] == ["ENABLE_DGT", "ENABLE_P3"]
+        assert [sentence.split()[0] for sentence in warned] == ["DGT_INFO", "PS_DROP_MSG"]
         assert all(cluster.output(name).count(f"warning: {sentence}\n") == 1 for sentence in warned)
 
 
@@ -72,15 +73,15 @@ party = "one"
 devices = ["cpu"]
 """
     )
-    variables = {"ENABLE_P3": "1", "DMLC_INTERFACE": "eth7", "PS_VERBOSE": "0", "MXNET_KVSTORE_USE_HFA": "1"}
+    variables = {"PS_DROP_MSG": "1", "DMLC_INTERFACE": "eth7", "PS_VERBOSE": "0", "MXNET_KVSTORE_USE_HFA": "1"}
     done = desk.geomx("launch", "--job-dir", "job", "--", *argv, limit=150, **variables)
     assert done.returncode == 0, done.stderr
     warnings = [line.partition(" has no effect")[0] for line in done.stderr.splitlines() if "no effect" in line]
     assert warnings == [
         "warning: env of hub, one: ENABLE_INTRA_TS",
         "warning: DMLC_INTERFACE",
-        "warning: ENABLE_P3",
         "warning: MXNET_KVSTORE_USE_HFA",
+        "warning: PS_DROP_MSG",
     ]
     assert "ENABLE_INTRA_TS has no effect" in (tmp_path / "job" / "logs" / "one-server-0.log").read_text()
 

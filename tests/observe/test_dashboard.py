@@ -91,7 +91,7 @@ def take(model: JobModel, process: str, fields: dict[str, Any]) -> None:
 
 
 def test_events_are_folded() -> None:
-    model = JobModel(planned(), BEGAN)
+    model = JobModel(planned(), BEGAN, lambda: BEGAN + 6)
     take(model, "A/worker:0", {"time": BEGAN + 1, "event": "state", "state": "training"})
     training = {"state": "training", "round": 4, "samples_per_s": 50.0, "loss": 2.0, "waiting": 0.25, "progress": 0.5}
     take(model, "A/worker:0", telemetry(2, **training))
@@ -112,7 +112,7 @@ def test_events_are_folded() -> None:
     rows = {row["name"]: row for row in known["processes"]}
     assert rows["A/worker:0"]["round"] == 4 and rows["A/worker:0"]["waiting"] == 0.25 and rows["A/worker:0"]["trains"]
     assert rows["B/worker:1"]["state"] == "failed" and rows["A/server:0"]["wan"] == [5000, 10]
-    assert known["curves"]["accuracy"] == {"accuracy": [[3.0, 0.6]]}
+    assert known["curves"]["accuracy"] == {"accuracy": [[2.0, 0.6]]}, "when its round was over"
     assert known["curves"]["loss"] == {"A/worker:0": [[2.0, 2.0]]}
     assert known["curves"]["wan"] == {"A": [[2.5, 3001.0], [3.5, 2000.0]]}, "all of the first, then spread over time"
     assert known["links"] == [{"from": "A", "to": "central", "bytes": 5000, "bytes_per_s": 2000}]
@@ -157,6 +157,15 @@ def test_the_accuracy_is_that_of_the_lowest_rank_that_reports_any() -> None:
     assert model.snapshot()["curves"]["accuracy"] == {"accuracy": curve}, "not that of the one with most"
     assert model.overall()["curves"]["accuracy"] == {"all workers": curve}
     assert model.progress.accuracy == 0.5
+
+
+def test_an_accuracy_is_shown_when_its_round_was_over() -> None:
+    model = JobModel(planned(), BEGAN)
+    for second in range(1, 30):
+        take(model, "A/worker:0", telemetry(second, state="training", round=2 * second))
+    take(model, "A/worker:0", {"time": BEGAN + 30, "event": "evaluation", "accuracy": 0.6, "round": 20})
+    take(model, "A/worker:0", {"time": BEGAN + 31, "event": "finished", "rounds": 60, "accuracy": 0.7})
+    assert model.snapshot()["curves"]["accuracy"] == {"accuracy": [(10.0, 0.6), (31.0, 0.7)]}
 
 
 def test_many_workers_are_shown_by_party() -> None:
@@ -206,7 +215,7 @@ def test_the_last_loss_is_drawn_though_its_worker_has_finished() -> None:
 
 
 def test_a_finished_worker_has_no_rate() -> None:
-    model = JobModel(planned(), BEGAN)
+    model = JobModel(planned(), BEGAN, lambda: BEGAN + 3)
     for name in ("A/worker:0", "B/worker:1"):
         take(model, name, telemetry(1, state="training", samples_per_s=50.0))
     take(model, "B/worker:1", {"time": BEGAN + 2, "event": "finished", "rounds": 4})
@@ -435,7 +444,7 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     """Twelve processes, during training, after their end, and with a restarted dashboard."""
     data = write_data(tmp_path / "data", 2048, 64)
     words = ["--local", "--network", "linear", "--data-dir", str(data), "--batch-size", "16", "--epochs", "100000"]
-    words += ["--time-limit", "60s"]
+    words += ["--time-limit", "60s", "--wan", "1gbit,2ms"]
     launch = desk.start("launch", *words, "--algo", "hfa", "--k1", "2", "--k2", "2", "--eval-every", "20", "--json")
     until(lambda: list(desk.state.glob("geomx/jobs/*/plan.json")) or launch.poll() is not None)
     dashboard = desk.start("dashboard")
@@ -444,6 +453,8 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     browser.wait_for(f"{ROWS}.length === 12")
     browser.wait_for(f"{TEXT}.includes('linear by hfa · running') && {TEXT}.includes('samples/s')", 60)
     browser.wait_for(f"{TEXT}.includes('test accuracy')", 60)
+    network = browser.value("document.getElementById('network').textContent")
+    assert network == "emulated network: each party 1000 Mbit/s, round trip 2 ms"
     browser.wait_for("document.querySelectorAll('.chart canvas').length === 5")
     browser.wait_for("document.querySelectorAll('#hosts meter').length === 2")
     browser.wait_for(f"{RATES}.some(text => /[1-9].* [kM]B\\/s/.test(text))")
@@ -515,7 +526,7 @@ def page_answers(model: JobModel) -> dict[str, Any]:
 
     return {
         "/data": data,
-        "/job": lambda _: {**job, "options": options, "hosts": ["A"], "processes": long(names)},
+        "/job": lambda _: {**job, "network": "", "options": options, "hosts": ["A"], "processes": long(names)},
         "/rows": lambda given: model.rows(given["party"], int(given["first"])),
         "/jobs": lambda _: {"jobs": [{"job": "job-2", "what": "cnn by fsa", "started": BEGAN}]},
         "/log": lambda given: {"lines": [["A", HOSTILE]], "searched": 1, "matched": 1, "problems": []},

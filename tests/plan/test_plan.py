@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import geomx_cli
+from geomx_cli.commands._plan_text import plan_text
 from geomx_cli.core import options
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.plugins import table
-from geomx_cli.inventory import Host, Inventory, Party, Ssh, validated
+from geomx_cli.inventory import Host, Inventory, Party, Ssh, WanLink, validated
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import choose, free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
@@ -277,6 +278,22 @@ def test_one_host_needs_no_tcp() -> None:
     assert found.hosts == ("local",)
     assert {endpoint.protocol for endpoint in found.endpoints} == {"ipc"}
     assert found.process("A/server:0").env.items() >= GLOBAL_DIAL.items()
+
+
+def test_datagrams_come_to_the_port_of_the_slices() -> None:
+    """The option chooses the delivery; no process needs another port."""
+    found, without = make(dgt=1, global_servers=2), make(global_servers=2)
+    ends = [end for end in found.endpoints if end.protocol == "udp"]
+    assert [end.process for end in ends] == ["central/global_server:0", "central/global_server:1"]
+    for end in ends:
+        (tcp,) = (each for each in without.process(end.process).endpoints if each.protocol == "tcp")
+        assert (end.purpose, end.port, end.bind) == ("datagrams", tcp.port, tcp.bind.replace("tcp", "udp"))
+    assert f"listens      {ends[0].bind} (datagrams, global plane)" in plan_text(found)
+    assert [end for end in found.endpoints if end.protocol != "udp"] == list(without.endpoints)
+    env = found.process("A/server:0").env
+    assert (env["GEOMX_DELIVERY"], env["ENABLE_DGT"]) == ("dgt", "1")
+    assert "udp" not in {end.protocol for end in make(dgt=2).endpoints}
+    assert {end.protocol for end in make(one_host=True, dgt=1).endpoints} == {"ipc"}
 
 
 CLUSTERS: list[dict[str, Any]] = [
@@ -617,6 +634,11 @@ def test_a_cluster_of_a_thousand_is_planned_at_once() -> None:
         ({"parties": 0}, "parties"),
         ({"lr": -1.0}, "--lr"),
         ({"colour": "red"}, "there is no option 'colour'"),
+        ({"dgt": 2, "topology": "flat"}, "a flat cluster has no local servers"),
+        ({"dgt": 2, "compress": "fp16"}, "--compress fp16 encodes whole slices"),
+        ({"delivery": "dgt"}, "write --dgt 1, 2 or 3"),
+        ({"dgt": 1, "dgt_block": 1000}, "a multiple of 64"),
+        ({"dgt": 4}, "--dgt"),
     ],
     ids=str,
 )
@@ -639,6 +661,32 @@ def test_paths_and_ports_are_checked() -> None:
         plan(short, SPEC)
     with pytest.raises(InvalidSettings, match="host h is another"):
         plan(wide_area(), replace(SPEC, options={"wan": "10mbit"}))
+    with pytest.raises(InvalidSettings, match=r"\[\[link\]\] emulates links on one machine"):
+        plan(wide_area().model_copy(update={"links": (WanLink(source="hub", target="A", delay=0.1),)}), SPEC)
+
+
+def test_every_process_knows_the_emulated_links() -> None:
+    values = options.defaults() | {"parties": 2}
+    links = (WanLink(source="A", target="B", rate=5e7, delay=0.04), WanLink(source="B", target="A", delay=0.001))
+    inventory = this_machine(values, range(20001, 20001 + ports_needed(values))).model_copy(update={"links": links})
+    found = plan(inventory, replace(SPEC, options=values))
+    assert {item.env["GEOMX_LINKS"] for item in found.processes} == {"A>B=50000000bit,0.040000s B>A=0.001000s"}
+    server = Settings.from_environment(table(), found.process("A/server:0").env)
+    assert server.links == tuple(link.text for link in links)
+    assert found.network == "emulated network: A to B 50 Mbit/s, delay 40 ms; B to A delay 1 ms"
+
+
+@pytest.mark.parametrize(
+    ("wan", "line"),
+    [("", ""), ("100mbit,30ms", "emulated network: each party 100 Mbit/s, round trip 30 ms"),
+     ("512kbit", "emulated network: each party 0.512 Mbit/s")],
+)  # fmt: skip
+def test_a_plan_names_the_emulated_network(wan: str, line: str) -> None:
+    values = options.defaults() | {"wan": wan}
+    inventory = this_machine(values, range(20001, 20001 + ports_needed(values)))
+    found = plan(inventory, replace(SPEC, options=values))
+    assert found.network == line
+    assert plan_text(found).splitlines()[1:2] == [line], "or an empty line"
 
 
 def test_the_inventory_refuses_what_does_not_fit() -> None:

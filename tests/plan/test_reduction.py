@@ -70,6 +70,19 @@ def test_only_leaders_are_members() -> None:
     assert "A/worker:0" not in planned.callers
 
 
+def test_a_worker_of_each_shard_is_a_member() -> None:
+    planned = make(shards=2, workers=4)
+    found = {name: settings(process) for name, process in workers(planned).items()}
+    assert [name for name, own in found.items() if own.local] == [
+        f"{party}/worker:{rank}" for party in "AB" for rank in range(2)
+    ]
+    assert {own.local.workers for own in found.values() if own.local} == {2}
+    assert {own.group_size for own in found.values()} == {4}
+    for rank in (1, 2, 3):
+        assert (f"A/worker:{rank}", "A/worker:0") in planned.links
+    assert [name for name, process in workers(planned).items() if process.endpoints] == ["A/worker:0", "B/worker:0"]
+
+
 def test_a_group_forms_on_the_party_s_network() -> None:
     inventory = two_hosts()
     planned = plan(choose(inventory, None), replace(SPEC, options={"rank_scope": "global"}))
@@ -101,6 +114,9 @@ def test_a_group_of_one_host_is_not_reachable_from_others() -> None:
         ({"algo": "mixed"}, "--reduce torch does not work with --algo mixed"),
         ({"algo": "async", "topology": "flat"}, "--topology flat has no parties"),
         ({"algo": "local", "parties": 1, "workers": 1}, "does not work with --algo local"),
+        ({"shards": 2, "algo": "esync"}, "--shards does not work with --algo esync"),
+        ({"shards": 2, "workers": 3}, "party A has 3 workers, and --shards is 2"),
+        ({"shards": 2, "reduce": "servers"}, "--shards 2 without --reduce torch"),
         ({"spec": replace(SPEC, script=())}, "is for scripts that call geomx_cli.torch.wrap, not the bundled job"),
     ],
 )

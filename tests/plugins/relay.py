@@ -44,7 +44,7 @@ class Relay(Direct):
     """The delivery of a worker. Only worker 0 of a plane with others gathers, from the first contribution on."""
 
     def begin(self, node: "Node", upstream: "UpstreamClient", peers: "Mapping[int, Link]") -> None:
-        super().begin(node, upstream)
+        super().begin(node, upstream, peers)
         self._node, self._links = node, peers
         self._gathering: Gathering | None = None
         self._left: set[int] = set()  # ranks in the plane
@@ -183,8 +183,8 @@ class Gathering:
 class RelayServer(Direct):
     """The delivery of a server: worker 0 may bring worker 1's contributions."""
 
-    def begin(self, node: "Node", upstream: "UpstreamClient | None", peers: object = None) -> None:
-        super().begin(node, upstream)
+    def begin(self, node: "Node", upstream: "UpstreamClient | None", others: object) -> None:
+        super().begin(node, upstream, others)
         self._count = Path(node.settings.job_dir or os.devnull, f"contributions-{node.process.replace('/', '-')}")
 
     def brings(self, plane: str, rank: int) -> Collection[int]:

@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_at_the_last_moment() -> None:
     [port] = free_ports(1)
     hub = local("hub")
     with closing(hub), probe_pool.ProbePool({"hub": hub}) as asked, socket.create_server(("127.0.0.1", port)):
-        bind = {"token": asked.token("hub"), "binds": [("127.0.0.1", port)]}
+        bind = {"token": asked.token("hub"), "binds": [("127.0.0.1", port, "tcp")]}
         [result] = asked.ask("listen", {"hub": bind}, 5.0)["hub"]["results"]
     assert result["in_use"]
     assert f"(pid {os.getpid()})" in result["holder"]

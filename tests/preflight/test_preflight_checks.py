@@ -102,7 +102,13 @@ def test_a_host_that_lacks_something(fields: dict[str, Any], name: str, level: s
 
 def test_an_extra_is_named_for_mxnet() -> None:
     [check] = wrong(hosts.check_host(HOST, changed(missing=["mxnet"]), Skew(0, 0), NEED))
-    assert check.fix == "there: /there/bin/python -m pip install 'geomx-cli[mxnet]'"
+    install = "there: /there/bin/python -m pip install 'geomx-cli[mxnet]'"
+    assert check.fix == install
+    only_torch, need = changed(missing=["mxnet"], versions={"torch": "2.6.0"}), replace(NEED, instead="torch")
+    [check] = wrong(hosts.check_host(HOST, only_torch, Skew(0, 0), need))
+    assert check.fix == f"{install}, or train with torch, which it has: --framework torch"
+    [check] = wrong(hosts.check_host(HOST, only_torch, Skew(0, 0), NEED))
+    assert check.fix == install, "a script for MXNet"
 
 
 def test_a_workdir_that_is_not_there() -> None:

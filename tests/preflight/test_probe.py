@@ -158,9 +158,12 @@ def test_folders_that_cannot_be_used(start: Callable[..., Probe], tmp_path: Path
 def test_listening_dialling_measuring_and_letting_go(start: Callable[..., Probe]) -> None:
     port, idle, other = free_ports(3)
     listener, dialler = start(), start()
-    binds = [["127.0.0.1", port], ["127.0.0.1", other], ["192.0.2.77", idle]]
-    with socket.create_server(("127.0.0.1", other)):
-        good, taken, nowhere = listener.ask("listen", token="mine", binds=binds)["results"]
+    binds = [["127.0.0.1", port, "tcp"], ["127.0.0.1", other, "tcp"], ["192.0.2.77", idle, "tcp"]]
+    with socket.create_server(("127.0.0.1", other)), socket.socket(type=socket.SOCK_DGRAM) as udp:
+        udp.bind(("127.0.0.1", idle))
+        binds += [["127.0.0.1", other, "udp"], ["127.0.0.1", idle, "udp"]]
+        good, taken, nowhere, free, busy = listener.ask("listen", token="mine", binds=binds)["results"]
+        assert free == good and busy == {"error": "it is in use", "in_use": True, "holder": ""}
         assert good == {"error": "", "in_use": False, "holder": ""}
         assert taken["in_use"]
         assert f"(pid {os.getpid()})" in taken["holder"]
@@ -188,7 +191,7 @@ def test_listening_dialling_measuring_and_letting_go(start: Callable[..., Probe]
 def test_its_ports_are_free_when_its_input_ends(start: Callable[..., Probe]) -> None:
     [port] = free_ports(1)
     probe = start()
-    probe.ask("listen", token="mine", binds=[["0.0.0.0", port]])
+    probe.ask("listen", token="mine", binds=[["0.0.0.0", port, "tcp"]])
     assert listening(port)
     assert probe.end() == 0
     with socket.create_server(("127.0.0.1", port)):
@@ -199,7 +202,7 @@ def test_its_ports_are_free_when_its_input_ends(start: Callable[..., Probe]) -> 
 def test_a_caller_that_talks_nonsense_harms_nobody(start: Callable[..., Probe], greeting: bytes) -> None:
     [port] = free_ports(1)
     probe = start()
-    probe.ask("listen", token="mine", binds=[["127.0.0.1", port]])
+    probe.ask("listen", token="mine", binds=[["127.0.0.1", port, "tcp"]])
     with socket.create_connection(("127.0.0.1", port)) as caller:
         caller.settimeout(10)
         with suppress(OSError):  # the probe may cut it off while it sends

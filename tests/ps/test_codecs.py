@@ -206,8 +206,15 @@ QUANTISERS: dict[str, Callable[[Array], Array]] = {
     "2bit:0.75": lambda array: np.where(array >= 0.75, 0.75, np.where(array <= -0.75, -0.75, 0)).astype(np.float32),
     "1bit:0.25": by_blocks(two_means, 1024),
     "sparseloco": sparseloco,
+    "sparseloco:1": sparseloco,
 }
 DECAY = {"sparseloco": np.float32(0.95)}
+
+
+@pytest.mark.parametrize("argument", ["0", "1.5", "-1", "nan", "much"])
+def test_a_decay_is_above_zero_and_at_most_one(argument: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"sparseloco:{argument}: '{argument}' is no decay"):
+        parse_codec(f"sparseloco:{argument}")
 
 
 @pytest.mark.parametrize("spec", QUANTISERS)

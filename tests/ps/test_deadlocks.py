@@ -1,5 +1,7 @@
 """Which members are asked for which slices if windows are full of waiting contributions."""
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from bench import SIZE, Bench, KeptLink
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker
+from geomx_cli.ps.aggregation.deadlock_breaker import SHARE, DeadlockBreaker
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.delivery.direct import Direct
@@ -51,6 +53,28 @@ def test_who_is_stuck_by_what_waits_elsewhere_is_asked_until_it_moves() -> None:
     assert len(bench.links[1].asked) == 1, "it has sent something since"
 
 
+def test_members_are_asked_while_others_contributions_come_within_a_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [time.monotonic() + 1]
+
+    def monotonic() -> float:
+        now[0] += 0.001  # so each check takes a millisecond
+        return now[0]
+
+    monkeypatch.setattr("geomx_cli.ps.aggregation.deadlock_breaker.time", SimpleNamespace(monotonic=monotonic))
+    bench = Bench()
+    bench.push(1, 1, ONES, key=9)
+    for key in (1, 2):
+        bench.push(0, 1, ONES, key=key)
+        bench.deadlocks.check()
+    assert bench.links[1].asked == [(1, 0, 1)], "not again so soon"
+    now[0] += 0.001 / SHARE
+    bench.push(0, 1, ONES, key=3)
+    bench.deadlocks.check()
+    assert bench.links[1].asked == [(1, 0, 1), (2, 0, 1), (3, 0, 1)]
+
+
 class Party:
     """A local server with two workers, and its roots."""
 
@@ -58,7 +82,7 @@ class Party:
         self.links, self.told = [KeptLink(), KeptLink()], 0
         upstream, delivery = UpstreamClient(), Direct()
         upstream.links.append(KeptLink())  # type: ignore[arg-type]
-        delivery.begin(None, upstream)  # type: ignore[arg-type]
+        delivery.begin(None, upstream, None)  # type: ignore[arg-type]
         table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, required_contributors=lambda: [0, 1])
         self.rounds = Aggregator(delivery=delivery, upstream=upstream, own_rank=lambda: 0, table=table)
         self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]], self._tell)  # type: ignore[list-item]

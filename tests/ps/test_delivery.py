@@ -53,8 +53,9 @@ def planned(cluster: Cluster, one_host: bool, **options: Value) -> Plan:
 
 
 def test_a_delivery_of_another_distribution_is_found(installed: None) -> None:
-    assert list(plugins.deliveries()) == ["direct", "relay"]
-    assert {option.name: option.choices for option in plugins.table()}["delivery"] == ("direct", "relay")
+    names = ["dgt", "direct", "tsengine", "relay", "forced"]
+    assert list(plugins.deliveries()) == names
+    assert {option.name: option.choices for option in plugins.table()}["delivery"] == tuple(names)
     assert plugins.peers("relay", 3) == {(1, 0)} and not plugins.peers("relay", 1) and not plugins.peers("direct", 3)
 
 

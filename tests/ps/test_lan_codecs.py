@@ -301,7 +301,7 @@ def test_rounds_of_a_cluster(
 ) -> None:
     env = {
         "GEOMX_COMPRESS_LAN": lan, "GEOMX_COMPRESS": wan, "SHUFFLE": "1", "MXNET_KVSTORE_BIGARRAY_BOUND": "100000",
-        "SERVER_OPTIMIZER": "1" if optimizer else "",
+        "MXNET_KVSTORE_SIZE_LOWER_BOUND": "0", "SERVER_OPTIMIZER": "1" if optimizer else "",
     }  # fmt: skip
     shape = {"central_workers": len(central)} if central else {}
     found = run(cluster, tmp_path, env, **shape)
@@ -324,6 +324,7 @@ def test_every_round_is_right_though_links_of_workers_are_cut(
         found = simulate(lan, wan, [[0, 1], [2, 3]], size, index, ROUNDS, optimizer=optimizer, quantise=own)
         wanted |= {f"{number}-{index}": array for number, array in enumerate(found)}
     env = {"GEOMX_COMPRESS_LAN": lan, "GEOMX_COMPRESS": wan, "MXNET_KVSTORE_BIGARRAY_BOUND": "4096"}
+    env["MXNET_KVSTORE_SIZE_LOWER_BOUND"] = "0"
     check_rounds(cluster, tmp_path, 1, "both" if wan else "below", optimizer, 0, wanted=wanted, **env)
 
 

@@ -27,5 +27,39 @@ def test_a_new_connection_gets_each_message_once_in_order(lane: Lane) -> None:
     link.restart(lane, lambda: upstream.repeat(link, lane))
     assert transport.sent == (list(range(1, in_flight + 1)) if lane == "tensors" else [])
     for received in range(1, in_flight + COUNT + 1):
-        link.credit(received * SLICE)
+        link.credit(received * SLICE, received * SLICE)
     assert transport.sent == list(range(1, COUNT + 1))
+
+
+def test_on_a_slow_link_the_first_layers_slices_overtake_all_that_are_not_under_way() -> None:
+    """Slices that the receiver asks for go before them, without credit, but not while the path is full."""
+    transport = RecordingTransport(SLICE, WINDOW)
+    link = Link(transport, "root 0", wide_area=True, greeting={})  # type: ignore[arg-type]
+
+    def send(request: int, priority: int) -> None:
+        header = Header(kind=Kind.EXCHANGE, request=request, key=request, round=1, priority=priority)
+        link.send(header, memoryview(bytes(SLICE)))
+
+    for request in range(1, 11):
+        send(request, -request)  # the last layers' are ready first
+    send(20, 0)
+    path = WINDOW // SLICE
+    assert transport.sent == list(range(1, path + 1))
+    link.credit(SLICE, SLICE)
+    assert transport.sent[path:] == [20]
+    assert link.want(10, 0, 1) and not link.want(30, 0, 1)
+    assert transport.sent[path:] == [20], "the path is full"
+    link.credit(SLICE, 3 * SLICE)
+    send(30, 0)
+    assert transport.sent[path:] == [20, 10, 30], "though the receiver has returned credit for one slice only"
+    link.credit((path + 3) * SLICE, (path + 3) * SLICE)
+    assert transport.sent[path + 3 :] == [5, 6, 7, 8]
+
+
+def test_what_has_arrived_is_reported_on_a_wide_area_link_only() -> None:
+    for wide_area in (True, False):
+        transport = RecordingTransport(SLICE, WINDOW)
+        link = Link(transport, "root 0", wide_area=wide_area, greeting={})  # type: ignore[arg-type]
+        link.arrived(SLICE)
+        link.flush_credit()
+        assert [header.arrived for header in transport.control] == ([SLICE] if wide_area else [])

@@ -211,9 +211,11 @@ def test_a_fixed_window_holds_and_credit_is_bounded() -> None:
     assert not fixed.admits(1000)
     assert fixed.admits(500)
     fixed.returned(10**9)
-    assert fixed.under_way == 0
+    fixed.arrived(10**9)
+    assert (fixed.under_way, fixed.held) == (0, 0)
     fixed.returned(1000)
-    assert (fixed.under_way, fixed.size) == (0, 2500)
+    fixed.arrived(1000)
+    assert (fixed.under_way, fixed.held, fixed.size) == (0, 0, 2500)
 
 
 def test_one_message_may_always_be_under_way() -> None:
@@ -227,21 +229,49 @@ def test_one_message_may_always_be_under_way() -> None:
     assert small.admits(5000)
 
 
-def use(win: window.Window, clock: SimpleNamespace, rate: float, round_trip: float, seconds: float) -> int:
+def use(
+    win: window.Window, clock: SimpleNamespace, rate: float, round_trip: float, seconds: float, size: int = 2**20
+) -> int:
     """Send slices over a path of `rate` bytes per second; returns how many bytes it carried."""
-    size, end, free, returns, carried = 2**20, clock.now + seconds, clock.now, [], 0
+    end, free, returns, carried = clock.now + seconds, clock.now, [], 0
     while clock.now < end:
         while win.admits(size):
             win.sent(size)
             free = max(free, clock.now) + size / rate
             returns.append(free + round_trip)
         clock.now = max(clock.now, returns.pop(0))
+        win.arrived(size)
         win.returned(size)
         carried += size
     for when in returns:
         clock.now = max(clock.now, when)
+        win.arrived(size)
         win.returned(size)
     return carried
+
+
+def test_on_a_wide_area_link_little_is_under_way_whatever_the_receiver_may_hold(clock: SimpleNamespace) -> None:
+    """What waits at the sender can be overtaken, and what the receiver asks for waits for no credit."""
+    rate, round_trip, size = 25e6, 0.03, 2**17
+    win = window.Window(2**20, slack=1.0)
+    use(win, clock, rate, round_trip, 3.0, size)
+    path = 2**20 + window.PATHS * rate * round_trip + window.LATE * rate
+    sent = 0
+    while win.admits(size):
+        win.sent(size)
+        sent += size
+    assert 0.9 * path <= sent <= 1.5 * path + size < 8 * 2**20
+    win.arrived(sent)
+    while win.admits(size):  # the receiver returns no credit
+        win.sent(size)
+        win.arrived(size)
+        sent += size
+    assert sent == win.held == 8 * 2**20 and win.admits(size, asked=True)
+    while win.admits(size, asked=True):
+        win.sent(size)
+    assert win.under_way <= 1.5 * path + size, "nor does it fill the path"
+    win.stay_small()
+    assert win.admits(size, asked=True), "shared memory has no path"
 
 
 def test_a_window_grows_until_it_fills_the_path_and_shrinks_when_the_path_is_short(clock: SimpleNamespace) -> None:
@@ -268,6 +298,15 @@ def test_an_emulated_link_has_a_rate_and_a_delay(clock: SimpleNamespace) -> None
     assert shaper.arrives(1000, "tensors") == pytest.approx(200.001)
     assert shaping.Shaper("8mbit", 0.5).leaves(1000, "tensors") == pytest.approx(200.002)
     assert shaping.Shaper("30ms").leaves(10**9, "control") == pytest.approx(200.015)
+    links = ("A>B=4mbit,20ms", "C>A=5ms")
+    shaper = shaping.Shaper("8mbit,30ms", 0.5, links, "A")
+    assert shaper.leaves(1000, "tensors", "B") == pytest.approx(200.004 + 0.020)
+    assert shaper.leaves(1000, "tensors", "C") == pytest.approx(200.002 + 0.015), "only the other direction has a link"
+    assert [shaper.arrives(1000, "tensors", "C") for _ in range(3)] == [200.0] * 3, "the other end emulates it"
+    shaper.arrives(1000, "tensors", "B")
+    assert shaper.arrives(1000, "tensors", "B") == pytest.approx(200.002)
+    assert shaping.Shaper("", links=links, party="D").leaves(10**9, "tensors", "A") == 200.0
+    assert shaping.Shaper("", links=links, party="D"), "so that it shares no memory with those at a link"
     assert not shaping.Shaper("")
     assert shaping.Shaper("1ms")
 
@@ -422,7 +461,7 @@ def test_a_request_with_a_wrong_field_is_refused_and_named() -> None:
         ("optimizer", {"by": "w0", "name": "sgd", "params": 7}, "Expected `object`, got `int` - at `$.params`"),
         ("optimizer", {"by": "w0", "hold": 1}, "Expected `bool`, got `int` - at `$.hold`"),
         ("optimizer", {"by": "w0", "serial": -1}, "Expected `int` >= 0 - at `$.serial`"),
-        ("declare", {"tensors": [["x", 1]]}, "Expected `array` of length 4, got 2 - at `$.tensors[0]`"),
+        ("declare", {"tensors": [["x", 1]]}, "Expected `array` of length 5, got 2 - at `$.tensors[0]`"),
         ("state_write", {"by": "w0", "at": 0, "piece": "text"}, "got `str` - at `$.piece`"),
         ("barrier", {"scope": "nowhere"}, "Invalid enum value 'nowhere' - at `$.scope`"),
         ("mode", {}, "Object missing required field `asynchronous`"),

@@ -34,13 +34,32 @@ def test_a_repeat_is_dropped_only_while_the_first_one_is_queued() -> None:
     assert emptied(queue) == [1]
 
 
-def test_a_slice_that_is_asked_for_leaves_the_queue_or_is_wanted_once() -> None:
+def test_a_slice_that_is_asked_for_goes_first_now_or_when_it_is_queued() -> None:
     queue = SendQueue()
     for request in (1, 2, 3):
-        queue.push(exchange(request, key=request), memoryview(b"x"))
-    taken = queue.take(2, 0, 1)
-    assert taken is not None and taken[0].request == 2 and exchange(2) not in queue
-    assert queue.take(9, 0, 1) is None
-    assert queue.is_wanted(exchange(9, key=9))
-    assert not queue.is_wanted(exchange(9, key=9)) and not queue.is_wanted(exchange(9, key=9, round_=2))
-    assert emptied(queue) == [1, 3]
+        queue.push(exchange(request, key=request), memoryview(bytes(request)))
+    assert not queue.asked and queue.ask(2, 0, 1) and queue.ask(2, 0, 1)
+    assert queue.asked and queue.next_size() == 2 and exchange(2) in queue
+    queue.push(exchange(2, key=2), memoryview(b"a repeat"))
+    assert not queue.ask(9, 0, 1)
+    queue.push(exchange(8, key=9, round_=2), memoryview(b"x"))
+    queue.push(exchange(9, key=9), memoryview(b"x"))
+    assert emptied(queue) == [2, 9, 1, 3, 8] and not queue.asked
+    queue.push(exchange(10, key=9), memoryview(b"x"))
+    assert not queue.asked, "a request holds for one message"
+
+
+def test_all_parts_of_a_contribution_go_first_that_is_asked_for() -> None:
+    queue = SendQueue()
+    first, second = exchange(1, key=1), exchange(1, key=1)
+    first.kind = second.kind = Kind.PART
+    second.priority -= 1
+    urgent = exchange(2, key=2, priority=5)
+    for part in (second, urgent, first, second):
+        queue.push(part, memoryview(b"x"))
+    assert queue.ask(1, 0, 1)
+    assert [queue.pop()[0].priority for _ in range(3)] == [first.priority, second.priority, urgent.priority]
+    assert not queue and not queue.ask(1, 0, 1)
+    for part in (urgent, first, second):
+        queue.push(part, memoryview(b"x"))
+    assert [queue.pop()[0].priority for _ in range(3)] == [first.priority, second.priority, urgent.priority]

@@ -39,7 +39,7 @@ class Launched:
             argv, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def end(self, limit: float = 120.0) -> dict[str, Any]:
+    def end(self, limit: float = 170.0) -> dict[str, Any]:
         """The result of the job."""
         said, self.errors = self.process.communicate(timeout=limit)
         found: dict[str, Any] = json.loads(said) if said else {}

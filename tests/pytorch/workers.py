@@ -36,6 +36,12 @@ class Workers:
             ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(count)}
             self.cluster.launch_flat(argv, workers=count, env=paths, worker_env=ranks)
 
+    def start_far_apart(self, script: str, **options: Any) -> None:
+        """Start it with two parties of one worker, and --wan among the options."""
+        env = {"PYTHONPATH": os.pathsep.join(map(str, (HOOK, ROOT, SCRIPTS)))}
+        values = {"parties": 2, "workers": 1, "rank_scope": "global", **options}
+        self.cluster.launch_planned(self.cluster.planned([str(SCRIPTS / script)], values, env=env))
+
     def finish(self, limit: float = 90.0) -> None:
         """Wait for the successful end of all processes."""
         self.cluster.finish(limit)

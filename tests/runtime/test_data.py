@@ -280,6 +280,7 @@ def test_the_command_prints_the_directory(site: Path, tmp_path: Path) -> None:
     assert FILES["train"][0] in result.stderr
 
 
+@pytest.mark.processes
 def test_a_long_wait_for_packages_is_reported(tmp_path: Path) -> None:
     programs, go = tmp_path / "bin", tmp_path / "go"
     programs.mkdir()

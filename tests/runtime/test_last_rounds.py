@@ -214,10 +214,10 @@ def test_a_target_is_reached_by_the_others(launch: Run, algo: str, seed: int) ->
     ("algo", "lan"),
     [
         ("fsa --central-workers 1", "int8"),
-        ("fsa --compress topk:0.1", "2bit:0.01"),
-        (DILOCO, "topk:0.1"),
+        ("fsa --compress topk:0.1,min=0", "2bit:0.01"),
+        (DILOCO, "topk:0.1,min=0"),
         ("esync --compress fp16", "q4"),
-        ("hfa --k1 2 --k2 3 --compress topk:0.1", "fp16"),
+        ("hfa --k1 2 --k2 3 --compress topk:0.1,min=0", "fp16"),
     ],
     ids=("central workers", "fsa", "diloco", "esync", "hfa"),
 )

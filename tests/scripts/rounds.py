@@ -5,7 +5,8 @@ SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before
 push of this worker), SIZES, DTYPE, FILL (push this number instead of seeded gradients), COMMON (1: all workers
 give the initial values; differ: this one gives others than the master), GATES (a directory: wait at each gate until it
 has a file of that name), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds), FAIL (1: fail instead of
-saying goodbye), FAULT (executed by B/worker:0 after 21 rounds).
+saying goodbye), LOSS (1: report a loss that falls from 1 to 0.1 in the first round), FAULT (executed by B/worker:0
+after 21 rounds).
 """
 
 import os
@@ -61,6 +62,8 @@ rounds = [int(count) for count in os.environ.get("ROUNDS", "5").split(",")]
 delays = random.Random(int(os.environ.get("SHUFFLE", "0")) * 1000 + client.global_rank)
 segment = int(os.environ.get("SEGMENT", "0"))
 for number in range(rounds[client.rank % len(rounds)]):
+    if "LOSS" in os.environ:
+        client.report(loss=0.1 if number else 1.0)
     if segment and number % segment == 0:
         gate(f"part{number // segment}")
     gradients = [

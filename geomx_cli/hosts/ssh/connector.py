@@ -117,6 +117,10 @@ class SshConnector:
 
         return self._with_files(get, what, size)
 
+    def check_files(self) -> None:
+        """See Connector.check_files."""
+        self._with_files(lambda _: None, f"{self.name} opened no SFTP session", 0)
+
     def close(self) -> None:
         """See Connector.close."""
         with self._lock:

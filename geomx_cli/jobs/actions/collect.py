@@ -8,14 +8,14 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
 
-from geomx_cli.agent.pack import MANIFEST
+from geomx_cli.agent.pack import HELD, MANIFEST
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
@@ -75,7 +75,8 @@ class _Manifest(msgspec.Struct):
 
 
 def collect(job: KnownJob, folder: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; return the content of its manifest.json.
+    """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; return the content of its manifest.json. Of files
+    that are there already, only what has been added is transferred.
 
     Each file is a complete, verified copy from one moment, or is not replaced: a host that fails half-way changes
     nothing. Failed hosts are listed in "problems". "outputs" has what processes have saved, which `geomx fetch` brings.
@@ -89,7 +90,7 @@ def collect(job: KnownJob, folder: Path, say: Callable[[str], None] = lambda tex
 
     def fetch(host: Connector) -> list[_Entry]:
         try:
-            entries, manifest = _fetch(job, host, folder, status.received)
+            entries, manifest = _fetch(job, host, folder, kept, status.received)
             problems.extend({"host": host.name, "problem": what} for what in manifest.left_out[:_MOST_FILES])
             outputs.extend({"host": host.name, **msgspec.to_builtins(one)} for one in manifest.outputs[:_MOST_FILES])
             return entries
@@ -175,16 +176,19 @@ def _write(
 
 
 def _fetch(
-    job: KnownJob, host: Connector, folder: Path, received_bytes: Callable[[int], None]
+    job: KnownJob, host: Connector, folder: Path, kept: Sequence[_Entry], received_bytes: Callable[[int], None]
 ) -> tuple[list[_Entry], _HostManifest]:
     """Fetch one host's files, verify and place them; return them and the host's manifest."""
     channel = host.open(module_command(host.python, "geomx_cli.agent", "pack", job.directory_on(host.name)))
     expected = _expected(job, host.name)
+    held = {entry.file: (entry.size, entry.sha256) for entry in kept if _is_held(entry, host.name, folder)}
     try:
+        with suppress(OSError):  # it ended early; stderr says why
+            channel.send(json.dumps(held).encode() + b"\n")
         try:
-            received, manifest = _unpack(_Stream(channel, received_bytes), expected, folder)
+            received, manifest = _unpack(_Stream(channel, received_bytes), expected, held, folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
-            raise CheckFailed(last_line(channel.errors(), f"it sent an incomplete archive: {error}")) from None
+            raise CheckFailed(last_line(channel.errors(), f"incomplete: {error}").removeprefix("error: ")) from None
         if manifest is None:
             raise CheckFailed("the connection broke before the end")
         return _settle(folder, host.name, received, manifest), manifest
@@ -196,7 +200,7 @@ def _fetch(
 
 
 def _unpack(
-    stream: "_Stream", expected: Collection[str], folder: Path
+    stream: "_Stream", expected: Collection[str], held: Mapping[str, tuple[int, str]], folder: Path
 ) -> tuple[dict[str, tuple[int, str]], _HostManifest | None]:
     """Return the size and hash of each file received, and the manifest received with them."""
     received: dict[str, tuple[int, str]] = {}
@@ -211,7 +215,11 @@ def _unpack(
             if source is not None and is_manifest:
                 manifest = decode(source.read(), _HostManifest)
             elif source is not None and member.name in expected and member.name not in received:
-                received[member.name] = _receive(source, _part(folder, member.name))
+                begins = int(member.pax_headers.get(HELD, 0))
+                if begins not in (0, held.get(member.name, (0,))[0]):
+                    raise CheckFailed(f"it sent {member.name!r} from byte {begins} on")
+                place, part = folder / member.name, _part(folder, member.name)
+                received[member.name] = _receive(source, part, place if begins else None)
             else:
                 raise CheckFailed(f"it sent {member.name!r}, which is no file of this job")
     return received, manifest
@@ -235,19 +243,29 @@ def _expected(job: KnownJob, host: str) -> set[str]:
     return logs | {f"hosts/{host}/agent.log", f"hosts/{host}/{FILE_NAME}"}
 
 
+def _is_held(entry: _Entry, host: str, folder: Path) -> bool:
+    """Whether a file of the host is here as it was collected."""
+    with suppress(OSError), (folder / entry.file).open("rb") as file:
+        return entry.host == host and hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+    return False
+
+
 def _part(folder: Path, name: str) -> Path:
     return folder / f"{name}.part"
 
 
-def _receive(source: IO[bytes], path: Path) -> tuple[int, str]:
-    """Write the received bytes; return their size and SHA-256."""
+def _receive(source: IO[bytes], path: Path, before: Path | None) -> tuple[int, str]:
+    """Write the bytes of `before` and those received; return their size and SHA-256."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     size, digest = 0, hashlib.sha256()
-    with path.open("wb") as file:
-        while data := source.read(_CHUNK):
-            size += len(data)
-            digest.update(data)
-            file.write(data)
+    with ExitStack() as stack:
+        parts = [source] if before is None else [stack.enter_context(before.open("rb")), source]
+        file = stack.enter_context(path.open("wb"))
+        for part in parts:
+            while data := part.read(_CHUNK):
+                size += len(data)
+                digest.update(data)
+                file.write(data)
     return size, digest.hexdigest()
 
 

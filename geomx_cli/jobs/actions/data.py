@@ -66,6 +66,8 @@ def provide(
     if ours is None:
         host, why = next(iter(refused.items()))
         hint = f"run geomx data fetch {name} here: launch then sends it to hosts without it"
+        if folder:
+            hint = f"--data-dir names a folder of every host; without it they use what geomx data push {name} sends"
         raise CheckFailed(f"host {host} has no {name} and cannot fetch it: {why}", hint)
     note(f"{', '.join(refused)} cannot download {name}; sending the copy in {ours}")
     pushed = push(name, ours, [hosts[host] for host in refused], folder, on_progress, existing=bool(folder))

@@ -105,6 +105,8 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
                 provide(planned, inventory, reached, view.note, _progress(view.note, set_status))
             directory.write_plan(planned, inventory)
             view.note(f"job {spec.job}: {_count(planned)}; {log_paths(planned)}")
+            if planned.network:
+                view.note(planned.network)
             if spec.script and not options.tee:
                 view.note(f"what the script prints: geomx logs {spec.job} -f")
             dirs = working_dirs(inventory, planned)

@@ -36,6 +36,7 @@ from geomx_cli.jobs.view.follow import View
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.plan import Plan
+from geomx_cli.runtime import frontends
 
 __all__ = ["Watch"]
 
@@ -53,8 +54,7 @@ class Watch:
     A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended on its behalf. An
     Interrupt in the pool's inbox stops the job, a second one kills it; with `detaches`, or if another geomx takes the
     job over, the job is released instead. A Suspend stops this process until it is continued. `observer` is open;
-    `on_listening` is called once the job has bound its ports. A warning about a variable is shown once, however many
-    processes write it; those in `warned` are not shown.
+    `on_listening` is called once the job has bound its ports. A warning about a variable is shown once; `warned`: not.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Watch:
             return
         worker, scheduler = (row.process for row in found)
         cause = f"ended with status 0 while {scheduler.name} still waits for workers to join"
-        hint = 'every worker must create the store, kv.create("dist_sync"), and use it'
+        hint = frontends.JOINING[str(self._plan.spec.options["framework"])]
         self._fail(Failure(worker.name, worker.host, cause, time.monotonic(), hint))
 
     def _end(self, host: str, why: str, left: Sequence[str]) -> None:

@@ -21,7 +21,6 @@ _COMMON = frozenset(("party", "versions"))
 """Names that are common on other objects: they count only on a store."""
 _STORES = frozenset(("kv", "kvstore", "store"))
 _PACKAGE = "geomx_cli"
-_TORCHRUN = ("torch.distributed.", "torch.nn.parallel.DistributedDataParallel.")
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,16 @@ def _first_use(sources: Iterable[Source]) -> str | None:
 
 
 def _other_framework(script: Sequence[str], inventory: Inventory) -> str:
-    """Return the framework whose API of geomx a script imports, unless that is MXNet's, or "torch" for a script for
-    torchrun; "" for neither.
+    """Return the framework whose API of geomx a script imports, unless that is MXNet's, or "torch" for one that imports
+    torch and no mxnet; "" for neither.
     """
     if not script or isinstance(sources := sources_of(script, inventory), str):
         return ""
     imported = {name for source in sources if source.tree is not None for name in _imported_names(source.tree)}
-    distributed = "mxnet" not in imported and any(f"{name}.".startswith(_TORCHRUN) for name in imported)
     others = (name for name in frontends.NAMES if name != "mxnet" and f"{_PACKAGE}.{name}" in imported)
-    return next(others, "torch" if distributed else "")
+    packages = {name.partition(".")[0] for name in imported}
+    is_torch = "torch" in packages and not imported & {"mxnet", f"{_PACKAGE}.mxnet"}
+    return next(others, "torch" if is_torch else "")
 
 
 def _imported_names(tree: ast.AST) -> Iterator[str]:

@@ -25,8 +25,8 @@ def awaited(progress: Progress, *, names: bool = True) -> str:
         joining = [row for row in rows if row.status is None and row.state == "waiting"]
         text = "waiting for all to join and for the initial values"
         return text + _names(joining, names=names) if joining else ""
-    if phase == "training" and progress.first_step is None and not any(row.round for row in rows):
-        return "waiting for the first step"
+    if phase == "training" and progress.first_step is None and not any(row.round or row.samples for row in rows):
+        return "waiting for the first round"
     running = [row for row in rows if row.runs]
     if phase in ("stopping", "finished") and running:
         return f"waiting for {counted(len(running), 'process')} to end{_names(running, names=names)}"

@@ -1,4 +1,4 @@
-"""Which workers of a script have contributed to no round of the job."""
+"""Which workers of a script have contributed to no round of the job, or to none between parties."""
 
 from collections.abc import Iterable
 
@@ -11,17 +11,21 @@ _MOST = 3
 
 
 def no_contribution(rows: Iterable[ProcessState]) -> str:
-    """Return the warning of training workers whose script has ended without a contribution; "" for none.
+    """Return the warning of training workers whose script has ended without a contribution, or with contributions to
+    rounds of their party only; "" for none.
 
     A script that only reads is no case: none of its workers contributes, and none reports training. A worker that
     pulls repeatedly beside others that train may evaluate.
     """
     training = [row for row in rows if row.trains]
     ends = {row.process.name: row.finished.contribution for row in training if row.finished is not None}
-    others = any(end == "rounds" for end in ends.values())
+    apart = [name for name, end in ends.items() if end == "party"]
+    if apart and len(apart) == len(training):
+        return "nothing was exchanged between parties: the scripts ended before that (in hfa: after K1 x K2 steps)"
+    others = any(end in ("rounds", "party") for end in ends.values())
     idle = [name for name, end in ends.items() if end == "alone" or (others and end == "none")]
     if not idle:
-        return ""
+        return f"{some_of(apart, _MOST)} exchanged with their own party only" if apart else ""
     if len(ends) == len(training) and all(end in ("alone", "none") for end in ends.values()):
         return "no gradients were exchanged: each worker trained alone"
     return f"{some_of(idle, _MOST)} contributed to no round"

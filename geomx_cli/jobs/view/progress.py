@@ -1,7 +1,8 @@
 """A job's progress: the states of its processes and their totals."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -26,7 +27,8 @@ class Totals:
     """Totals over the job; None if unknown.
 
     `samples_per_s`: samples of all training workers divided by the longest training time of one. `encoded`,
-    `encoded_lan`: see Traffic. `outputs`: see outputs.py. warnings: why the figures may not be those of the algorithm.
+    `encoded_lan`: see Traffic. datagrams, relayed: see Telemetry. `outputs`: see outputs.py. warnings: why the figures
+    may not be those of the algorithm.
     """
 
     accuracy: float | None
@@ -40,6 +42,8 @@ class Totals:
     wan: tuple[int, int]
     encoded: tuple[int, int]
     encoded_lan: tuple[int, int]
+    datagrams: dict[str, int] = field(default_factory=dict)
+    relayed: dict[str, int] = field(default_factory=dict)
     outputs: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -70,9 +74,9 @@ class Progress:
     interrupted: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, began: float) -> "Progress":
-        """The progress of a job that started at `began` without any events yet."""
-        rows = {process.name: ProcessState(process) for process in plan.processes}
+    def of(cls, plan: Plan, began: float, clock: Callable[[], float] = time.monotonic) -> "Progress":
+        """The progress of a job that started at `began`, by `clock`, without any events yet."""
+        rows = {process.name: ProcessState(process, clock) for process in plan.processes}
         return cls(plan.job, rows, began, script_warning=plan.spec.script_warning)
 
     def mark_first_failure(self, failure: Failure) -> None:
@@ -222,6 +226,8 @@ class Progress:
             wan=_sum(row.traffic.wan for row in rows),
             encoded=_sum(row.traffic.encoded for row in rows),
             encoded_lan=_sum(row.traffic.encoded_lan for row in rows),
+            datagrams=dict(sum((Counter(row.datagrams) for row in rows), Counter[str]())),
+            relayed=dict(sum((Counter(row.relayed) for row in rows), Counter[str]())),
             outputs=outputs_of(rows),
             warnings=list(filter(None, [self.script_warning, no_contribution(rows)])),
         )

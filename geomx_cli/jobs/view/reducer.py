@@ -3,7 +3,8 @@
 Additional data (curves, columns of rounds) is kept by each reader, from the same typed events.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.agent_status import MAX_METRICS
@@ -24,6 +25,9 @@ from geomx_cli.plan import Process
 
 __all__ = ["ProcessState"]
 
+_TELEMETRY_LIVES, _REPORTS_LIVE = 10.0, 30.0
+"""Seconds for which a rate is current: telemetry comes once a second, reports as often as a script makes them."""
+
 
 @dataclass
 class ProcessState:
@@ -34,14 +38,15 @@ class ProcessState:
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
     algorithm's own metrics of its newest round. step, metrics: as its script has reported, and
     the validation loss; the newest of each.
-    trains_since: Unix seconds of its host, None before training. first_round: end of its first round, by the clock of
-    the caller of `take`. failure: the cause that the process reports; finished: it has completed its work. outputs:
-    what it has saved.
+    trains_since: Unix seconds of its host, None before training. first_round: end of its first round, by `clock`, which
+    is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
+    work. outputs: what it has saved.
 
     status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.
     """
 
     process: Process
+    clock: Callable[[], float] = time.monotonic
     state: str = "starting"
     round: int = 0
     samples_per_s: float | None = None
@@ -51,6 +56,8 @@ class ProcessState:
     progress: float | None = None
     left_s: float | None = None
     traffic: Traffic = field(default_factory=Traffic)
+    datagrams: dict[str, int] = field(default_factory=dict)
+    relayed: dict[str, int] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
     validation_losses: dict[int, float] = field(default_factory=dict)
     samples: int = 0
@@ -66,6 +73,7 @@ class ProcessState:
     status: int | None = None
     ended: float = 0.0
     asked: bool = False
+    _rate_ends: float = 0.0
     _newest: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
@@ -80,8 +88,11 @@ class ProcessState:
 
     @property
     def current_rate(self) -> float:
-        """Its samples per second; 0 if unknown, and once it has finished or ended."""
-        return self.samples_per_s or 0.0 if self.status is None and self.finished is None else 0.0
+        """Its samples per second; 0 if unknown, some seconds after the last news of it (the process saves, or cannot
+        write its log), and once it has finished or ended.
+        """
+        trains = self.status is None and self.finished is None and self.clock() < self._rate_ends
+        return self.samples_per_s or 0.0 if trains else 0.0
 
     @property
     def telemetry_time(self) -> float:
@@ -96,11 +107,11 @@ class ProcessState:
                 if state == "training":
                     self.trains_since = min(event.time, self.trains_since or event.time)
             case Telemetry():
-                self._take_telemetry(event)
+                self._take_telemetry(event, when)
             case RoundCompleted():
                 self._take_round(event, when)
             case Reported():
-                self._take_report(event)
+                self._take_report(event, when)
             case Evaluated():
                 self._take_evaluation(event)
             case ProcessFailed():
@@ -119,18 +130,23 @@ class ProcessState:
         self.status, self.ended, self.asked = status, when, asked
         self.state = "finished" if status == 0 else "stopped" if asked else "ended"
 
-    def _take_telemetry(self, event: Telemetry) -> None:
+    def _take_telemetry(self, event: Telemetry, when: float) -> None:
         self.round = max(self.round, event.round)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
         self._is_newest("telemetry", event)
         if event.state:
             self._enter(event.state, event)
-        for name in ("samples_per_s", "waiting", "progress", "left_s"):
+        self._note_rate(event.samples_per_s, event, when + _TELEMETRY_LIVES)
+        for name in ("waiting", "progress", "left_s"):
             if (value := getattr(event, name)) is not None and self._is_newest(name, event):
                 setattr(self, name, value)
         if event.bytes is not None and self._is_newest("traffic", event):
             self.traffic = event.bytes
+        if event.datagrams and self._is_newest("datagrams", event):
+            self.datagrams = event.datagrams
+        if event.relayed and self._is_newest("relayed", event):
+            self.relayed = event.relayed
 
     def _take_round(self, event: RoundCompleted, when: float) -> None:
         self.round = max(self.round, event.num_iters)
@@ -142,15 +158,14 @@ class ProcessState:
         if self._is_newest("recorded", event):
             self.recorded = event.recorded
 
-    def _take_report(self, event: Reported) -> None:
+    def _take_report(self, event: Reported, when: float) -> None:
         self.samples = max(self.samples, event.samples)
         self.training_s = max(self.training_s, event.total_time)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
         if self._is_newest("step", event):
             self.step = event.step
-        if event.samples_per_s is not None and self._is_newest("samples_per_s", event):
-            self.samples_per_s = event.samples_per_s
+        self._note_rate(event.samples_per_s, event, when + _REPORTS_LIVE)
         for name, value in event.metrics.items():
             self._note_metric(name, value, event)
 
@@ -170,6 +185,10 @@ class ProcessState:
         # Telemetry written while the process finished may arrive after the finish event.
         if self._is_newest("state", event) and self.status is None and self.finished is None:
             self.state = state
+
+    def _note_rate(self, rate: float | None, event: Event, ends: float) -> None:
+        if rate is not None and self._is_newest("samples_per_s", event):
+            self.samples_per_s, self._rate_ends = rate, ends
 
     def _note_loss(self, loss: float | None, event: Event) -> None:
         if loss is not None and self._is_newest("loss", event):

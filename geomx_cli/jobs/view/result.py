@@ -69,6 +69,8 @@ def in_words(result: Mapping[str, Any]) -> str:
         ("WAN sent / received", f"{format_bytes(wan[0])} / {format_bytes(wan[1])}"),
         ("compression", _ratio(*result["bytes"]["encoded"])),
         ("LAN compression", _ratio(*result["bytes"]["encoded_lan"])),
+        ("datagrams", _lossy(result.get("datagrams", {}))),
+        ("relayed", _through_others(result.get("relayed", {}))),
         summary_line(result),
         ("logs", result["logs"] or on_hosts(result["job"])),
     ]
@@ -78,6 +80,23 @@ def in_words(result: Mapping[str, Any]) -> str:
 
 def _ratio(before: int, after: int) -> str:
     return f"{before / after:.1f} x" if after else ""
+
+
+def _lossy(counted: Mapping[str, int]) -> str:
+    """What became of the blocks sent as datagrams (--dgt 1); "" for none."""
+    received, missing, late = (counted.get(name, 0) for name in ("received", "missing", "late"))
+    total = received - late + missing
+    if not total:
+        return ""
+    lost = f"{missing / total:.2%} missing when summed, {late / total:.2%} late"
+    return f"{format_bytes(received)} of blocks received, {lost}"
+
+
+def _through_others(counted: Mapping[str, int]) -> str:
+    """What parties have sent through others (--tsengine); "" for nothing."""
+    if not counted.get("sent"):
+        return ""
+    return f"{format_bytes(counted['sent'])} through other parties, {counted.get('rerouted', 0)} contributions rerouted"
 
 
 def _how_to_come_back(job: str) -> str:

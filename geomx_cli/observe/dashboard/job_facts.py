@@ -13,8 +13,8 @@ MOST_NAMES = 2000
 
 
 def job_facts(job: KnownJob) -> dict[str, Any]:
-    """Return, for JSON, the options with text values, those not at their defaults first; the hosts; the names of the
-    first 2000 processes.
+    """Return, for JSON, a line about the emulated network, "" for none; the options with text values, those not at
+    their defaults first; the hosts; the names of the first 2000 processes.
     """
     plan = job.plan
     try:
@@ -29,6 +29,7 @@ def job_facts(job: KnownJob) -> dict[str, Any]:
     return {
         "job": job.id,
         "what": job.what,
+        "network": plan.network,
         "script": bool(plan.spec.script),
         "options": sorted(options, key=lambda one: one["default"]),
         "hosts": list(plan.hosts)[:MOST_NAMES],

@@ -5,7 +5,7 @@ messages and the use of its hosts.
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ MOST_LINKS = 200
 MOST_TEXT = 2000  # characters of a message
 AHEAD = 600.0  # seconds: largest accepted clock offset
 MARGIN = 5.0  # seconds: largest expected delay of an event
+MOST_REACHED = 256
 ENDS = ("finished", "failed")
 """Final states of a process."""
 
@@ -43,23 +44,34 @@ ENDS = ("finished", "failed")
 @dataclass
 class _Sender:
     """heard: time of the process's last event, by this machine's clock; 0 for never. counted: seconds of its newest
-    byte count. rates: bytes per second that it sends to each process of other parties.
+    byte count. rates: bytes per second that it sends to each process of other parties. reached: rounds and when its
+    telemetry first had them, the newest MOST_REACHED.
     """
 
     heard: float = 0.0
     counted: float = 0.0
     rates: Mapping[str, float] = field(default_factory=dict)
+    reached: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MOST_REACHED))
+
+    def reach(self, round_: int, seconds: float) -> None:
+        """Note the round of its telemetry."""
+        if not self.reached or round_ > self.reached[-1][0]:
+            self.reached.append((round_, seconds))
+
+    def time_of(self, round_: int, known: float) -> float:
+        """Return when it had this round, of which something was `known` later: at that time at the latest."""
+        return next((min(seconds, known) for number, seconds in self.reached if number >= round_), known)
 
 
 class JobModel:
     """`take` adds an event, `snapshot` returns the current state. All methods are thread-safe.
 
-    Times are seconds since the job `began` (Unix seconds), by the clocks of its hosts. With `over` nothing of the job
-    runs any more; `failed_first` is the process whose failure ended it, "" for none.
+    Times are seconds since the job `began` (Unix seconds), by the clocks of its hosts; `clock` is this machine's. With
+    `over` nothing of the job runs any more; `failed_first` is the process whose failure ended it, "" for none.
     """
 
-    def __init__(self, plan: Plan, began: float) -> None:
-        self.progress = Progress.of(plan, began)
+    def __init__(self, plan: Plan, began: float, clock: Callable[[], float] = time.time) -> None:
+        self.progress = Progress.of(plan, began, clock)
         self._silence = float(plan.spec.options["silence"]) + MARGIN
         self._senders = {name: _Sender() for name in self.progress.rows}
         self._last = 0.0
@@ -151,6 +163,7 @@ class JobModel:
         name = known.process.name
         match event:
             case Telemetry():
+                self._senders[name].reach(event.round, seconds)
                 if known.trains:
                     self._curves.telemetry(name, event, seconds, trains=known.state == "training")
                 if event.bytes is not None:
@@ -158,6 +171,8 @@ class JobModel:
             case Reported():
                 self._curves.reported(name, event, seconds)
             case Evaluated() | ProcessFinished():
+                if isinstance(event, Evaluated):  # known a few steps, on a slow link many seconds, later
+                    seconds = self._senders[name].time_of(event.round, seconds)
                 self._curves.accuracy(known.process, event.accuracy, seconds)
                 if event.validation_loss is not None:
                     self._curves.metric(name, VALIDATION_LOSS, event.validation_loss, seconds)

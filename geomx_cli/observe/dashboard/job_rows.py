@@ -17,13 +17,13 @@ FIELDS = ("round", "step", "samples_per_s", "loss", "accuracy", "waiting", "prog
 
 
 def row(known: ProcessState, state: str) -> dict[str, Any]:
-    """Return a process's known figures; unknown ones are omitted, as its rate once it trains no more. None stands for
-    NaN or infinity.
+    """Return a process's known figures; unknown ones are omitted, as its rate when there is no news of it. None stands
+    for NaN or infinity.
     """
     process = known.process
     fields = FIELDS if known.telemetry_time else ()
     values = {name: value for name in fields if (value := getattr(known, name)) is not None}
-    if state in OVER:
+    if state in OVER or not known.current_rate:
         values.pop("samples_per_s", None)
     return {
         "name": process.name, "party": process.party, "role": process.role, "host": process.host,
@@ -77,7 +77,7 @@ def _party(rows: Sequence[ProcessState], states: Mapping[str, str]) -> dict[str,
 
 def _rate(training: Iterable[ProcessState], states: Mapping[str, str]) -> float:
     """Return the sum of the current rates: a worker that trains no more has none."""
-    return sum(one.samples_per_s or 0.0 for one in training if states[one.process.name] not in OVER)
+    return sum(one.current_rate for one in training if states[one.process.name] not in OVER)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -12,6 +12,8 @@ from geomx_cli.observe.report.summary import Summary
 __all__ = ["METRICS", "ComparisonRow", "cells", "compared", "csv_rows", "shown", "unlike"]
 
 ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "batch_size", "wan", "slowdown")
+_TRAFFIC = ("compress", "compress_lan", "dgt")
+"""What is compared often, so it is no difference worth a note alone; beside another one it is."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,11 @@ def csv_rows(rows: Sequence[ComparisonRow], target: float) -> list[list[Any]]:
 
 
 def unlike(groups: Sequence[RunGroup]) -> list[str]:
-    """Return the flags of options, other than those of algorithms, in which the runs of the groups differ."""
+    """Return the flags of options, other than those of algorithms, in which the runs of the groups differ. Those of
+    codecs and datagrams are there only beside others.
+    """
     known = [run.metadata.options for group in groups for run in group.runs if run.metadata is not None]
-    differing = [name for name in ALIKE if len({str(options.get(name)) for options in known}) > 1]
+    differing = [name for name in (*ALIKE, *_TRAFFIC) if len({str(options.get(name)) for options in known}) > 1]
+    if not set(differing) & set(ALIKE):
+        return []
     return sorted(f"--{name.replace('_', '-')}" for name in differing)

@@ -15,7 +15,7 @@ from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage
 
-__all__ = ["SERIAL", "Accumulator", "Contribution", "merge_hyper"]
+__all__ = ["SERIAL", "Accumulator", "Contribution", "Overlap", "merge_hyper"]
 
 SERIAL = "optimizer"
 """Name of the hyper-parameter by which a contribution asks for the optimizer of this serial number, from 1 on."""
@@ -31,6 +31,10 @@ def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str,
     if now >= before:
         known.update(news)
     return known
+
+
+class Overlap(BadMessage):
+    """A merged contribution some of whose ranks have come by another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Accumulator:
     def offer(self, contribution: Contribution) -> bool:
         """Park a contribution for `merge`. Returns False for a duplicate, that is if all of its ranks are present.
 
-        A merged contribution replaces the parked ones that it includes. Raises BadMessage for any other overlap,
+        A merged contribution replaces the parked ones that it includes. Raises Overlap for any other overlap,
         because some rank would count twice.
         """
         if self.has(contribution.ranks):
@@ -81,7 +85,7 @@ class Accumulator:
         ranks = set(contribution.ranks)
         parts = [item for item in self._parked.values() if not ranks.isdisjoint(item.ranks)]
         if not self.ranks.isdisjoint(ranks) or not all(ranks.issuperset(part.ranks) for part in parts):
-            raise BadMessage(f"contributions of ranks {contribution.ranks}, and some of them are here with others")
+            raise Overlap(f"contributions of ranks {contribution.ranks}, and some of them are here with others")
         for part in parts:
             self._parked.pop(min(part.ranks)).done()
         self._parked[min(ranks)] = contribution

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
+from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution, Overlap
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
@@ -72,24 +72,32 @@ class Aggregator:
         """The optimizer that was set last."""
         return self.history.newest
 
-    def on_exchange(self, link: Link, header: Header, payload: memoryview | None, rank: int) -> None:
+    def on_exchange(
+        self, link: Link, header: Header, payload: memoryview | None, rank: int, credit: int | None = None
+    ) -> None:
         """Handle a contribution from the member of this rank, which the caller has checked may send for its
-        contributors.
+        contributors. credit: bytes of its messages, if they were others than the payload.
 
         A duplicate gets the same answer as before. Weight 0 means abstaining: there is no payload, and the sender only
         takes the round's result. Any other contribution without a payload is a query, after a lost connection, whether
         that contribution was received; if not, the sender is asked to send it again. A payload that was damaged on the
-        way is requested again, and raises BadMessage like any other invalid one.
+        way is requested again, and raises BadMessage like any other invalid one. The sender of a merged contribution,
+        some of whose ranks have come by another way, is told to send its own ("split").
         """
-        entry, size = self.table.entry(header), 0 if payload is None else len(payload)
+        entry, size = self.table.entry(header), credit
+        if size is None:
+            size = 0 if payload is None else len(payload)
         cohort, ranks = self._cohort(entry, header, rank), header.contributors
+        if not all(self.table.contributes(entry, each) for each in ranks):
+            raise BadMessage(f"contributions of ranks {ranks} to a slice of shard {entry.shard}")
         asks = header.weight > 0 and payload is None
         given = self._content(link, header, payload, rank) if header.weight and not asks else None
         if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
-        cohort.acknowledge(rank, header.acked)
+        for each in ranks:
+            cohort.acknowledge(each, header.acked)
         waiter = Waiter(
-            link, rank, header.request, header.priority, reply=header.reply, codec=header.codec, follows=header.follows
+            link, rank, header.request, header.priority, ranks, header.reply, header.codec, header.follows
         )
         if header.round <= cohort.finished:
             result = cohort.results.get(header.round)
@@ -102,15 +110,20 @@ class Aggregator:
             if known is None or not known.accumulator.has(ranks):
                 link.ask_again(header.request)
             else:
-                known.waiters[ranks[0]] = waiter
+                known.waiters[rank] = waiter
             return
         round_ = self.table.round(entry, cohort, header.round, header.priority, ranks)
         if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
             raise BadMessage(f"more than {MAX_HYPER} hyper-parameters in one round")
         contribution = Contribution(ranks, given, header.weight, header.hyper, partial(link.consumed, size))
-        if header.round <= cohort.closed or not round_.accumulator.offer(contribution):
+        try:
+            added = header.round > cohort.closed and round_.accumulator.offer(contribution)
+        except Overlap:
+            link.control("split", {"request": header.request})
+            added = False
+        if not added:
             link.consumed(size)
-        round_.waiters[ranks[0]] = waiter
+        round_.waiters[rank] = waiter
         self._advance(entry)
 
     def use(self, optimizer: Optimizer, by_key: Mapping[int, Hyper] | None = None) -> None:
@@ -200,7 +213,7 @@ class Aggregator:
         if round_ is None or cohort.closed > cohort.finished or self._lacks_value(entry):
             return False
         accumulator = round_.accumulator
-        if not accumulator.merge(self.table.members(cohort)) or not accumulator.ranks:
+        if not accumulator.merge(self.table.members(entry, cohort)) or not accumulator.ranks:
             return False
         cohort.closed += 1
         if accumulator.conflicts:

@@ -1,9 +1,10 @@
 """Breaks deadlocks between members whose windows are full of contributions that wait for each other.
 
 A contribution occupies its sender's window until its round is complete. If members send slices in different orders,
-each may fill its window with slices that wait for the other's. Also, a round at one root may wait for a party whose
-workers' windows are full of contributions that wait at another root. The cure is to ask the blocked members for the
-missing slices, which are then sent beyond the window.
+each may fill its window with slices that wait for the other's. That is usual: urgent slices overtake others only where
+a link is slow, so a member behind a slow link sends in another order than one beside the server. Also, a round at one
+root may wait for a party whose workers' windows are full of contributions that wait at another root. The cure is to ask
+the blocked members for the missing slices, which are then sent without waiting for credit.
 """
 
 import time
@@ -13,13 +14,13 @@ from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.net.link import Link
 
-__all__ = ["STALLED_AFTER", "DeadlockBreaker"]
+__all__ = ["SHARE", "STALLED_AFTER", "DeadlockBreaker"]
 
-STALLED_AFTER = 0.02
-"""Seconds without a contribution after which members may be stuck."""
-LONGEST_INTERVAL = 0.5
-"""Seconds between checks while contributions still come."""
-MAX_ASKED = 16
+STALLED_AFTER = 0.01
+"""Seconds after which a round without some members' contributions may be stuck."""
+SHARE = 0.05
+"""Part of the time that checks may take."""
+MAX_ASKED = 64
 MAX_WANTED = 65_536
 
 _Where = tuple[int, int, int, int]  # key, slice, cohort number, round
@@ -43,7 +44,7 @@ class DeadlockBreaker:
         self._wanted: dict[tuple[int, int], int] = {}  # slices that a root lacks, and for which round
         self._asked: dict[_Where, set[int]] = {}  # the members that were asked out of order for each contribution
         self._moves = self._notified = 0
-        self._checked, self._pending = 0.0, False
+        self._next, self._pending = 0.0, False  # when to check again while contributions come
 
     def check(self) -> None:
         """Ask blocked members for missing slices, so that no order of pushes can deadlock.
@@ -51,15 +52,16 @@ class DeadlockBreaker:
         Only slices that this completes are requested. Any other would wait as well, and while a slow member keeps
         everyone waiting its memory would be wasted.
 
-        Call every STALLED_AFTER seconds. It is cheap while contributions arrive, and when nothing has changed since it
-        last found nothing to request, however many slices are open.
+        Call every STALLED_AFTER seconds. It is cheap if nothing has changed since it last found nothing to request, and
+        takes at most SHARE of the time while contributions arrive, however many slices are open.
         """
         now, changed, self._moves = time.monotonic(), self._table.moves != self._moves, self._table.moves
         self._pending = self._pending or changed
-        if not self._pending or (changed and now - self._checked < LONGEST_INTERVAL):
+        if not self._pending or (changed and now < self._next):
             return
-        self._checked = now
         self._pending = self._ask(now) or changed
+        end = time.monotonic()
+        self._next = end + (end - now) / SHARE
 
     def request_slice(self, key: int, index: int, round_: int) -> None:
         """A root waits for this slice and this party is stuck: complete it, even if no member has sent any of it."""
@@ -88,13 +90,15 @@ class DeadlockBreaker:
         stuck.update(*(round_.accumulator.without_credit() for _, _, round_ in self._table.open_rounds()))
         known, self._asked = self._asked, {}
         count, young = 0, False
-        for key, index, cohort in self._waiting() if stuck else ():
+        for (key, index), entry, cohort in self._waiting() if stuck else ():
             # Rounds complete in order, so only the next one can be completed.
             number = cohort.closed + 1
             round_ = cohort.rounds.get(number)
             where = (key, index, cohort.member, number)
             asked = self._asked[where] = known.get(where, set())
-            missing = set(self._table.members(cohort)) if round_ is None else self._table.missing(cohort, round_)
+            missing = set(self._table.members(entry, cohort))
+            if round_ is not None:
+                missing = round_.accumulator.missing(missing)
             # Only if every missing member is itself blocked will asking them complete the round; a member that is
             # merely slow is left alone.
             if not missing <= stuck or count >= MAX_ASKED:
@@ -113,8 +117,10 @@ class DeadlockBreaker:
             self._notify_roots()
         return count > 0 or young
 
-    def _waiting(self) -> Iterator[tuple[int, int, Cohort]]:
-        """The slices whose next round waits for members: some member has sent it or a later one, or a root wants it."""
+    def _waiting(self) -> Iterator[tuple[tuple[int, int], SliceState | None, Cohort]]:
+        """The slices whose next round waits for members, as some member has sent it or a later one, or a root wants it;
+        with their states, None before the first message.
+        """
         found = {(entry.slot.id, cohort.member): (entry, cohort) for entry, cohort, _ in self._table.open_rounds()}
         entries: dict[tuple[int, int], SliceState] = self._table.entries
         for where, number in list(self._wanted.items()):
@@ -122,9 +128,9 @@ class DeadlockBreaker:
             if entry is not None and entry.forwarded >= number:
                 del self._wanted[where]
             elif entry is None:
-                yield *where, Cohort(0)
+                yield where, None, Cohort(0)
             else:
                 found.setdefault((where, 0), (entry, entry.cohort(0)))
-        for (where, _), (_, cohort) in found.items():
+        for (where, _), (entry, cohort) in found.items():
             if cohort.closed == cohort.finished:
-                yield *where, cohort
+                yield where, entry, cohort

@@ -10,7 +10,7 @@ from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import Header
 
-__all__ = ["Delivery", "ServerDelivery", "WorkerDelivery"]
+__all__ = ["ContributionInbox", "Delivery", "ServerDelivery", "WorkerDelivery"]
 
 
 class Delivery(Protocol):
@@ -63,11 +63,35 @@ class WorkerDelivery(Delivery, Protocol):
         """This worker has received all its results and contributes no more. Contributions of others may still pass."""
 
 
+class ContributionInbox(Protocol):
+    """Takes the contributions that a delivery puts together from several messages."""
+
+    def check(self, link: Link, header: Header) -> None:
+        """Raise BadMessage unless this peer may send a contribution with this header, to a declared slice."""
+
+    def hand_in(self, link: Link, header: Header, payload: memoryview, credit: int) -> None:
+        """Handle a contribution as if it had been received whole, at any time. `credit`: the payload bytes of its
+        messages that were not returned yet, returned when its round is complete.
+        """
+
+
 class ServerDelivery(Delivery, Protocol):
     """A delivery in a local or global server."""
 
-    def begin(self, node: Node, upstream: UpstreamClient | None) -> None:
-        """Start; `upstream` is None at a root."""
+    def begin(self, node: Node, upstream: UpstreamClient | None, inbox: ContributionInbox) -> None:
+        """Start, once the process listens; `upstream` is None at a root."""
+
+    def on_request(self, request: Request) -> bool:
+        """Answer the request of a peer above or below; False if the topic is unknown to this delivery."""
+
+    def peers(self, parties: int) -> Collection[tuple[int, int]]:
+        """Which local servers of `parties` parties dial which, by the party's index, as (dialler, listener) pairs.
+        Must equal what the module's `party_peers` tells the plan. `upstream.peers` has the links once the roots are
+        dialled; the loss of such a link does not end the job.
+        """
+
+    def leave(self) -> None:
+        """A local server: its members contribute no more."""
 
     def brings(self, plane: str, rank: int) -> Collection[int]:
         """The ranks for which a member may contribute, in its plane, "local" or "global". Others are refused."""

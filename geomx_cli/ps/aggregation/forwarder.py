@@ -63,7 +63,8 @@ class Forwarder:
         payload, about = self._compression.sum(entry.in_round(entry.forwarded), total) if weight else (None, {})
         header = Header(
             kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
-            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=entry.forwarded,
+            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, shard=entry.shard,
+            round=entry.forwarded,
             contributors=tuple(sorted(accumulator.ranks)) if self._own_rank is None else (self._own_rank(),),
             weight=weight, reply=self._reply(entry, cohort),
             priority=accumulator.priority, hyper=hyper, **about,

@@ -64,7 +64,7 @@ class ResultSender:
                 self._given(entry, cohort.member, decoded=decoded)
         return Result(
             views, entry.slot.version, tuple(sorted(accumulator.ranks))[:4096], accumulator.weight,
-            {waiter.rank for waiter in waiters}, changed, cohort.is_sum,
+            {rank for waiter in waiters for rank in waiter.ranks}, changed, cohort.is_sum,
         )  # fmt: skip
 
     def answer(self, entry: SliceState, waiter: Waiter, round_: int, result: Result) -> None:

@@ -11,14 +11,14 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import DTYPES, as_payload, digest
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import Reply
+from geomx_cli.ps.net.wire import EVERY, Reply
 
 __all__ = ["Cohort", "Result", "RoundState", "SliceState", "View", "Waiter"]
 
 
 @dataclass(slots=True)
 class Waiter:
-    """A member waiting for a result: its rank among the contributors and its request number.
+    """A member waiting for a result: its rank among the contributors, its request number and the ranks that it brings.
 
     reply: see wire.Reply. codec: accepted encoding of the result, "" for none. follows: whether the member has the
     previous round's result, to which a change could be applied. newest: for a pull, whether it wants the value after
@@ -30,6 +30,7 @@ class Waiter:
     rank: int
     request: int
     priority: int
+    ranks: tuple[int, ...] = ()
     reply: Reply = Reply.FULL
     codec: str = ""
     follows: bool = False
@@ -40,7 +41,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class RoundState:
-    """An open round. `waiters`: by the lowest rank in their contribution."""
+    """An open round. `waiters`: by their rank."""
 
     accumulator: Accumulator = field(default_factory=Accumulator)
     waiters: dict[int, Waiter] = field(default_factory=dict)
@@ -123,7 +124,8 @@ class Cohort:
 
 @dataclass(slots=True)
 class SliceState:
-    """One slice. `row`: elements in a row. `size`: elements of its tensor. `forwarded`: rounds sent to the root.
+    """One slice. `row`: elements in a row. `size`: elements of its tensor. `shard`: see Tensor. `forwarded`: rounds
+    sent to the root.
     `fetching`: the value was requested from the root. `pulls`: those that wait for the value, by request number.
     `hyper`: the hyper-parameters set for its optimizer. `offered`: at a root without the value, the first one that a
     member offered. `initial_digest`: at a root, of the offer, then of the initial value, once needed.
@@ -137,6 +139,7 @@ class SliceState:
     row: int = 1
     forwarded: int = 0
     size: int = 0
+    shard: int = EVERY
     fetching: bool = False
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)

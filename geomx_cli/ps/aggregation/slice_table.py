@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from geomx_cli.ps.aggregation.algorithm import RowAlgorithm, ServerAlgorithm, SliceView
 from geomx_cli.ps.aggregation.slice_state import Cohort, RoundState, SliceState
 from geomx_cli.ps.net.payload import DTYPES
-from geomx_cli.ps.net.wire import BadMessage, Header
+from geomx_cli.ps.net.wire import EVERY, BadMessage, Header
 
 __all__ = ["SliceTable"]
 
@@ -18,13 +18,14 @@ class SliceTable:
 
     roots: returns the number of roots above; None at a root. required_contributors: returns the ranks that owe
     contributions, None while no round may close. cohort_of: maps a rank to the number of its cohort in an asynchronous
-    job.
+    job. shard_of: maps a rank to the shard that it contributes, EVERY for one that contributes all.
     declared: whether the slice in a header was declared, as far as this server knows.
 
     `asynchronous`: whether the roots handle each party's contributions separately; a local server learns it from their
     results. `takes_rows`: whether the algorithm takes sums of rows. `finished`: the highest finished round of each
-    cohort number, in any slice. `moves` increases with every change that may affect which contributions are missing;
-    `came` counts the contributions of each rank. `bytes`: of the values of all slices.
+    cohort number, in any slice; `contributed`: the highest of all to which a member has contributed. `moves` increases
+    with every change that may affect which contributions are missing; `came` counts the contributions of each rank.
+    `bytes`: of the values of all slices.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class SliceTable:
         roots: Callable[[], int] | None,
         required_contributors: Callable[[], Collection[int] | None],
         cohort_of: Callable[[int], int] = lambda rank: rank,
+        shard_of: Callable[[int], int] = lambda rank: rank,
         declared: Callable[[Header], bool] = lambda _: True,
     ) -> None:
         self.algorithm = algorithm
@@ -44,9 +46,11 @@ class SliceTable:
         self.entries: dict[tuple[int, int], SliceState] = {}
         self._roots = roots
         self._cohort_of = cohort_of
+        self._shard_of = shard_of
         self._declared = declared
         self._open: dict[tuple[int, int, int, int], tuple[SliceState, Cohort, RoundState]] = {}
         self.finished: dict[int, int] = {}
+        self.contributed = 0
         self.moves = 0
         self.came: Counter[int] = Counter()
         self.bytes = 0
@@ -63,14 +67,17 @@ class SliceTable:
                 raise BadMessage(f"slice {header.slice} of key {header.key} was not declared as it is here")
             slot = SliceView(header.key, header.slice)
             entry = SliceState(
-                slot, header.root, header.length, header.dtype, header.offset, header.row, size=header.size
-            )
+                slot, header.root, header.length, header.dtype, header.offset, header.row, size=header.size,
+                shard=header.shard,
+            )  # fmt: skip
             self.entries[header.key, header.slice] = entry
             self.bytes += entry.size_in_bytes()
         known = (entry.length, entry.dtype, entry.root, entry.row, entry.size)
         if (header.length, header.dtype, header.root, header.row, header.size) != known:
             found = f"{header.length} of {header.size} elements of {DTYPES[header.dtype]} in rows of {header.row}"
             raise BadMessage(f"{found} for a slice of {entry.length} of {entry.size} in rows of {entry.row}")
+        if header.shard != entry.shard:
+            raise BadMessage(f"shard {header.shard} for a slice of shard {entry.shard}")
         return entry
 
     def member(self, rank: int) -> int:
@@ -90,16 +97,23 @@ class SliceTable:
             self._open[entry.slot.key, entry.slot.index, cohort.member, number] = (entry, cohort, round_)
         return round_
 
-    def members(self, cohort: Cohort) -> list[int]:
-        """The ranks that owe contributions to this cohort's rounds."""
-        return [rank for rank in self.required_contributors() or () if self.member(rank) == cohort.member]
+    def contributes(self, entry: SliceState | None, rank: int) -> bool:
+        """Whether this rank contributes to the slice: to a shard's, only one of a party's workers does. entry: None for
+        a slice of which no message has come.
+        """
+        return entry is None or entry.shard == EVERY or self._shard_of(rank) in (EVERY, entry.shard)
+
+    def members(self, entry: SliceState | None, cohort: Cohort) -> list[int]:
+        """The ranks that owe contributions to this cohort's rounds of the slice."""
+        ranks = [rank for rank in self.required_contributors() or () if self.contributes(entry, rank)]
+        return [rank for rank in ranks if self.member(rank) == cohort.member]
 
     def too_far_behind(self, entry: SliceState, cohort: Cohort) -> set[int]:
         """The ranks that are behind this cohort by more than the bound on staleness; its next result waits for them."""
         bound = self.algorithm.max_staleness
         if not self.asynchronous or bound < 0 or not self.is_root:
             return set()
-        ranks = self.required_contributors() or ()
+        ranks = [rank for rank in self.required_contributors() or () if self.contributes(entry, rank)]
         return {rank for rank in ranks if cohort.closed - entry.cohort(self.member(rank)).closed > bound}
 
     def waits_no_more(self, entry: SliceState, cohort: Cohort) -> None:
@@ -112,7 +126,10 @@ class SliceTable:
         cohort.finished = cohort.closed
         self.finished[cohort.member] = max(self.finished.get(cohort.member, 0), cohort.finished)
         self.moves += 1  # the next round may close now
-        return cohort.rounds.pop(cohort.finished)
+        round_ = cohort.rounds.pop(cohort.finished)
+        if round_.accumulator.weight:
+            self.contributed = max(self.contributed, cohort.finished)
+        return round_
 
     @property
     def last_round(self) -> int:
@@ -167,12 +184,12 @@ class SliceTable:
         """
         first = None
         for (_, _, _, number), (entry, cohort, round_) in self._open.items():
-            missing = self.missing(cohort, round_) or self.too_far_behind(entry, cohort)
+            missing = self.missing(entry, cohort, round_) or self.too_far_behind(entry, cohort)
             if missing:
                 return number, round_.started, frozenset(missing)
             first = first or (number, round_.started, frozenset[int]())
         return first
 
-    def missing(self, cohort: Cohort, round_: RoundState) -> set[int]:
-        """The ranks whose contributions to this round were not received."""
-        return round_.accumulator.missing(self.members(cohort))
+    def missing(self, entry: SliceState, cohort: Cohort, round_: RoundState) -> set[int]:
+        """The ranks whose contributions to this round of the slice were not received."""
+        return round_.accumulator.missing(self.members(entry, cohort))

@@ -19,19 +19,21 @@ from geomx_cli.ps.net.payload import Content, row_numbers, view
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind, Reply
 
-__all__ = ["OnResult", "UpstreamClient"]
+__all__ = ["OnResult", "Transmit", "UpstreamClient"]
 
 MAX_REPEATS = 3
 """Repeats of one request because it or its result was damaged on the way."""
 
 OnResult = Callable[[Header, Content], None]
+Transmit = Callable[[Header], None]
 
 
 @dataclass(slots=True)
 class _Pending:
     """A request without a delivered result. `asked`: the server was asked whether it has the contribution, or elements
     with the header's digest, and has not answered. `repeats`: because of damage. `result`: received, but held until the
-    results of earlier rounds arrive.
+    results of earlier rounds arrive. `acked`: the last round of which all whose contributions it contains have the
+    result, None for this process alone.
     """
 
     link: Link
@@ -41,29 +43,37 @@ class _Pending:
     asked: bool = False
     repeats: int = 0
     result: tuple[Header, Content] | None = None
+    acked: int | None = None
 
 
 class UpstreamClient:
     """Links to the servers above, by rank, and the requests pending there or at other receivers of contributions.
+    `peers`: links to the local servers of other parties, by the party's index, if the delivery requires them.
     `compression` is this end of encoded exchanges. Used by the loop's thread only.
     """
 
     def __init__(self, compression: Compression | None = None) -> None:
         self.links: list[Link] = []
+        self.peers: dict[int, Link] = {}
         self.compression = compression or Compression()
         self._serial = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._rounds: dict[tuple[int, int], dict[int, _Pending]] = {}  # by slice; rounds ascending
 
-    def send(self, link: Link, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
+    def send(
+        self, link: Link, header: Header, payload: memoryview | None, on_result: OnResult,
+        transmit: Transmit | None = None, acked: int | None = None,
+    ) -> None:  # fmt: skip
         """Send an EXCHANGE, PUSH, OFFER or PULL. The payload must not change until `on_result` is called with the
-        RESULT and its content, which is valid as long as it is held.
+        RESULT and its content, which is valid as long as it is held. transmit: sends it in another way than whole, with
+        the header completed here; repeats are whole. acked: see _Pending.
 
         A PUSH with a digest crosses a wide-area link without its payload, until the server asks for that. The payload
         of a PULL with a digest stays here: it is the content if the server's value has this digest.
         """
         header.request = next(self._serial)
-        pending = self._pending[header.request] = _Pending(link, header, payload, on_result, _by_digest(link, header))
+        asked = _by_digest(link, header)
+        pending = self._pending[header.request] = _Pending(link, header, payload, on_result, asked, acked=acked)
         if header.kind == Kind.EXCHANGE:
             where = (header.key, header.slice)
             rounds = self._rounds.setdefault(where, {})
@@ -72,14 +82,14 @@ class UpstreamClient:
             has = self.compression.has_reference(where)
             header.follows = has if last is None else last.header.reply != Reply.NONE
             rounds[header.round] = pending
-        self._send(pending)
+        self._send(pending, transmit)
 
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """Handle a RESULT. A duplicate is dropped; a result of another slice or round raises BadMessage. So does one
         that was damaged on the way, after it was requested again.
         """
         pending = self._pending.get(header.request)
-        if not link.dialled or (pending is not None and pending.link is not link):
+        if pending.link is not link if pending is not None else not link.dialled:
             raise BadMessage("a result from a process that was not asked for it")
         if pending is not None:
             _check(pending.header, header)
@@ -148,6 +158,26 @@ class UpstreamClient:
             pending.asked = False
             self._send(pending)
 
+    def awaits(self, link: Link, request: int) -> bool:
+        """Whether the result of this request is pending at this peer."""
+        return request in self._pending and self._pending[request].link is link
+
+    def redirect(self, request: int, link: Link) -> None:
+        """Request the result elsewhere: ask this peer whether it has the contribution, perhaps with others."""
+        pending = self._pending.get(request)
+        if pending is not None and pending.result is None:
+            pending.link = link
+            self._retry(pending)
+
+    def replace(self, request: int, header: Header, payload: memoryview) -> None:
+        """Send this contribution instead of a larger one that contains it."""
+        pending = self._pending.get(request)
+        if pending is not None and pending.result is None:
+            was = pending.header
+            header.request, header.codec, header.follows = was.request, was.codec, was.follows
+            pending.header, pending.payload, pending.acked, pending.asked = header, payload, None, False
+            self._send(pending)
+
     def _retry(self, pending: _Pending) -> None:
         """Request a result again; a contribution or a value with a digest is not sent with its payload unless the peer
         then asks for it.
@@ -162,11 +192,16 @@ class UpstreamClient:
         pending.repeats += 1
         return pending.repeats <= MAX_REPEATS
 
-    def _send(self, pending: _Pending) -> None:
+    def _send(self, pending: _Pending, transmit: Transmit | None = None) -> None:
         header = pending.header
         if header.kind == Kind.EXCHANGE:
             header.acked = next(iter(self._rounds[header.key, header.slice])) - 1
-        pending.link.send(header, None if pending.asked else pending.payload)
+            if pending.acked is not None:
+                header.acked = min(header.acked, pending.acked)
+        if transmit is not None:
+            transmit(header)
+        else:
+            pending.link.send(header, None if pending.asked else pending.payload)
 
     @property
     def waiting(self) -> int:

@@ -203,8 +203,8 @@ class ValueService:
         assert self._upstream is not None
         header = Header(
             kind=asked.kind, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
-            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=asked.round,
-            priority=asked.priority, form=asked.form, rows=asked.rows, digest=asked.digest,
+            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, shard=entry.shard,
+            round=asked.round, priority=asked.priority, form=asked.form, rows=asked.rows, digest=asked.digest,
             codec=self._upstream.compression.spec if asked.round else "",
         )  # fmt: skip
         self._upstream.send(self._upstream.links[entry.root], header, payload, on_result)

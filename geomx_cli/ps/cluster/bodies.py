@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from geomx_cli.core.typed import to_type
-from geomx_cli.ps.net.wire import BadMessage
+from geomx_cli.ps.net.wire import EVERY, BadMessage
 
 __all__ = ["Body", "checked_answer", "checked_request"]
 
@@ -19,6 +19,7 @@ Body = dict[str, Any]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
+_Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Number = bool | int | float
 
 
@@ -78,9 +79,9 @@ class _Layout(TypedDict):
 
 
 class _Declare(TypedDict):
-    """tensors: name, elements, dtype, elements in a row."""
+    """tensors: name, elements, dtype, elements in a row, shard (see Tensor)."""
 
-    tensors: list[tuple[str, int, _Name, int]]
+    tensors: list[tuple[str, int, _Name, int, Annotated[int, msgspec.Meta(ge=EVERY, le=65_535)]]]
 
 
 class _Placements(TypedDict):
@@ -160,16 +161,61 @@ class _StateBegun(TypedDict):
     go: Literal["on", "wait", "known"]
 
 
+class _Loss(TypedDict):
+    loss: float
+
+
+class _DatagramsOpen(TypedDict):
+    salt: bytes
+
+
+class _DatagramsOpened(_DatagramsOpen):
+    session: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+    port: Annotated[int, msgspec.Meta(ge=1, lt=65_536)]
+
+
+class _Datagrams(TypedDict):
+    """sent: key, slice and round of contributions whose blocks have all been sent, in datagrams below these `counters`
+    of each channel. received: bytes so far, `at` seconds of the receiver's clock, and the longest datagram.
+    """
+
+    sent: NotRequired[list[tuple[_Count, _Count, _Count]]]
+    counters: NotRequired[list[_Count]]
+    received: NotRequired[_Count]
+    at: NotRequired[float]
+    longest: NotRequired[_Count]
+
+
+class _Split(TypedDict):
+    request: _Count
+
+
+class _Overlay(TypedDict):
+    """received: bytes so far; rate: bytes per second towards the receiver; roots: to and from each root. expect:
+    key and slice of contributions that the receiver is to relay; skip: key, slice and round of those that do not come
+    there; refused: requests that the sender does not serve.
+    """
+
+    received: NotRequired[_Count]
+    rate: NotRequired[_Rate]
+    roots: NotRequired[Annotated[list[tuple[_Rate, _Rate]], msgspec.Meta(max_length=4096)]]
+    left: NotRequired[bool]
+    expect: NotRequired[list[tuple[_Count, _Count]]]
+    skip: NotRequired[list[tuple[_Count, _Count, _Count]]]
+    refused: NotRequired[list[_Count]]
+
+
 _REQUESTS: Mapping[str, type] = {
     "join": _Join, "pending": _Pending, "fail": _Fail, "bye": _Nothing, "gone": _Nothing, "leave": _Nothing,
     "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare, "optimizer": _Optimizer,
     "barrier": _Barrier, "mode": _Mode, "compression": _Compression, "state_open": _State, "state_read": _StateRead,
-    "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite,
+    "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite, "loss": _Loss,
+    "datagrams_open": _DatagramsOpen, "datagrams": _Datagrams, "split": _Split, "overlay": _Overlay,
 }  # fmt: skip
 _ANSWERS: Mapping[str, type] = {
     **dict.fromkeys(_REQUESTS, _Nothing), "join": _Joined, "stragglers": _Stragglers, "cluster": _Layout,
     "declare": _Placements, "optimizer": _Held, "state_open": _StateOpened, "state_read": _StatePiece,
-    "state_begin": _StateBegun,
+    "state_begin": _StateBegun, "datagrams_open": _DatagramsOpened,
 }  # fmt: skip
 
 

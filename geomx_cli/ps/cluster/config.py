@@ -49,10 +49,11 @@ class NodeSettings:
     A server with both planes is a local server, or a root (`global_server`); a root without `local` has no members in
     the central party's plane; a server without `upper` is the root of a flat cluster. `party_index`, `rank` and
     `global_rank` are None if the scheduler is to choose. `wan_share` is this process's fraction of its party's emulated
-    link. `group_size` is that of the process group in which a party's workers add their gradients, 0 if servers do;
-    `rank` is that in it, and only rank 0 has a plane. `rendezvous` is what they dial to form it and, for rank 0, what
-    to bind. `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `output_dir` is where a
-    worker or a root saves what is to be kept, "" for nowhere. `options` holds the table of options by name.
+    link; `links` are the emulated ones between parties (net/shaping.py). `group_size` is that of the process group in
+    which a party's workers add their gradients, 0 if servers do; `rank` is that in it, and only rank 0 has a plane.
+    `rendezvous` is what they dial to form it and, for rank 0, what to bind. `device` is what a worker of the bundled
+    job trains on: "" for the CPU, or "gpuN". `output_dir` is where a worker or a root saves what is to be kept, "" for
+    nowhere. `options` holds the table of options by name.
     """
 
     role: Role = "worker"
@@ -78,6 +79,7 @@ class NodeSettings:
     key_file: str = ""
     insecure: bool = False
     wan_share: float = 1.0
+    links: tuple[str, ...] = ()
     device: str = ""
     group_size: int = 0
     rendezvous: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ class Node:
     on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests. on_link: called for
     peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: called, before the
     node fails, for a peer that is considered dead. on_asked: see Transport. `members`: a scheduler's members, told when
-    it fails. encoded: bytes before and after encoding, by plane.
+    it fails. listens: the bound endpoints. encoded: bytes before and after encoding, by plane.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Node:
         self.telemetry = Telemetry(state="starting")
         self.encoded: dict[Literal["lan", "wan"], tuple[int, int]] = {}
         self.memberships: list[Membership] = []
+        self.listens: tuple[str, ...] = ()
         self.error: GeomxError | None = None
         self._on_tensor = on_tensor
         self._on_request = on_request
@@ -99,7 +100,7 @@ class Node:
             events=events,
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
             window_bytes=int(settings.number("window")),
-            shaper=Shaper(settings.text("wan"), settings.wan_share),
+            shaper=Shaper(settings.text("wan"), settings.wan_share, settings.links, settings.party),
         )
         self.shutdown = Shutdown(
             self.loop, self.rpc, self.liveness, settings.number("silence"), self.transport.sharing.forget
@@ -113,7 +114,7 @@ class Node:
         planned = self.settings.bind
         endpoints = planned or (addresses.tcp(self.own_address(fallback), self.settings.port or "*"),)
         self.guard(endpoints)
-        bound = self.transport.listen(endpoints)
+        self.listens = bound = self.transport.listen(endpoints)
         return (self.settings.advertise or bound) if planned else bound
 
     def guard(self, endpoints: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.wire import DTYPE_NAMES, ITEM_SIZES, MAX_ELEMENTS
+from geomx_cli.ps.net.wire import DTYPE_NAMES, EVERY, ITEM_SIZES, MAX_ELEMENTS
 
 __all__ = ["NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
@@ -32,12 +32,20 @@ SLACK = 0.02
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor by name: `size` elements of `dtype` (wire.DTYPE_NAMES), in rows of `row` elements."""
+    """A tensor by name: `size` elements of `dtype` (wire.DTYPE_NAMES), in rows of `row` elements.
+
+    shard: the rank, in its party, of the only worker of each party that contributes; EVERY: all do.
+    """
 
     name: str
     size: int
     dtype: str
     row: int = 1
+    shard: int = EVERY
+
+    def __str__(self) -> str:
+        whose = "" if self.shard == EVERY else f", contributed by worker {self.shard} of each party"
+        return f"{self.size} elements of {self.dtype} in rows of {self.row}{whose}"
 
 
 @dataclass(frozen=True)
@@ -69,10 +77,16 @@ class Placement:
         row = self.tensor.row
         return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
 
-    def shapes(self) -> dict[tuple[int, int], tuple[int, int, int, int]]:
-        """For each slice, by key and index: its elements, its dtype's code, the elements in a row and of the tensor."""
-        dtype, row, size = DTYPE_NAMES.index(self.tensor.dtype), self.row or 1, self.tensor.size
-        return {(self.key, index): (item.length, dtype, row, size) for index, item in enumerate(self.slices)}
+    def shapes(self) -> dict[tuple[int, int], tuple[int, int, int, int, int]]:
+        """For each slice, by key and index: its elements, its dtype's code, the elements in a row and of the tensor,
+        and the shard.
+        """
+        tensor, row = self.tensor, self.row or 1
+        dtype = DTYPE_NAMES.index(tensor.dtype)
+        return {
+            (self.key, index): (item.length, dtype, row, tensor.size, tensor.shard)
+            for index, item in enumerate(self.slices)
+        }
 
 
 class Partition:
@@ -92,18 +106,16 @@ class Partition:
         self._slices = 0
 
     def declare(self, tensor: Tensor) -> Placement:
-        """The placement of `tensor` over the roots. Raises InvalidSettings if it was declared with another size or
-        dtype.
+        """The placement of `tensor` over the roots. Raises InvalidSettings if it was declared with another size, dtype
+        or shard.
         """
         known = self._placed.get(tensor.name)
         if known is None:
             known = self._place(tensor)
             self._placed[tensor.name] = known
         if known.tensor != tensor:
-            was = known.tensor
             raise InvalidSettings(
-                f"key {tensor.name!r} has {tensor.size} elements of {tensor.dtype} in rows of {tensor.row} here,"
-                f" but {was.size} of {was.dtype} in rows of {was.row} where it was first declared",
+                f"key {tensor.name!r} has {tensor} here, but {known.tensor} where it was first declared",
                 "every worker initialises the same keys with the same shapes and dtypes",
             )
         return known

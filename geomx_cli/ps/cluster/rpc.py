@@ -23,7 +23,7 @@ Answer = Callable[[Body], None]
 Failed = Callable[[GeomxError], None]
 Counts = Literal["alive", "idle", "always"]
 
-UNNUMBERED = ("pending", "stuck")
+UNNUMBERED = ("datagrams", "overlay", "pending", "split", "stuck")
 """What is only said: nobody waits for an answer."""
 MAX_OPEN = 4096
 """Requests of one peer that are worked on, or whose answers it may not have."""

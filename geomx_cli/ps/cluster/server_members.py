@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import BadMessage
+from geomx_cli.ps.net.wire import EVERY, BadMessage
 
 __all__ = ["CENTRAL", "ServerMembers"]
 
@@ -104,6 +104,10 @@ class ServerMembers:
     def is_party(self, rank: int) -> bool:
         """Whether this rank is a party with local servers, not a worker."""
         return self._two_planes and rank < CENTRAL
+
+    def shard_of(self, rank: int) -> int:
+        """The shard of a party's keys that this rank contributes, as a worker does; EVERY for a party at a root."""
+        return EVERY if self.is_party(rank) else rank % CENTRAL
 
     def cohort_of(self, rank: int) -> int:
         """The cohort of this rank if parties complete rounds separately; central workers share one.

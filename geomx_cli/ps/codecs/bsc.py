@@ -3,8 +3,7 @@ with momentum correction.
 
 For its sums g a party keeps u = 0.9 u + g and v = v + u. The ceil(RATIO n) elements of v of largest magnitude are sent,
 as with topk, and u is set to 0 there (momentum factor masking; Lin et al., arXiv:1712.01887). What VALUES loses of them
-stays in v. Results and parameters are as with topk, but `min` is --compress-min by default: smaller tensors are sent
-unencoded and without momentum.
+stays in v. Results and parameters are as with topk. Tensors of fewer than `min` elements are sent without momentum.
 """
 
 from geomx_cli.ps.codecs.topk import TopK
@@ -23,4 +22,3 @@ class Bsc(TopK):
     """The payload is that of topk."""
 
     momentum = 0.9
-    smallest = None

@@ -1,5 +1,5 @@
 """mpq:RATIO[,VALUES][,pull=topk|union][,warmup=N][,min=N]: GeoMX's mixed-precision quantization: bsc for large tensors,
-fp16 for those of fewer than `min` elements, by default --compress-min.
+fp16 for those of fewer than `min` elements.
 """
 
 from geomx_cli.ps.codecs.bsc import Bsc

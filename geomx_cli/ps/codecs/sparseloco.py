@@ -1,18 +1,20 @@
-"""sparseloco: 200 times fewer bytes than fp32, for the rare exchanges of DiLoCo, ESync and HFA (arXiv:2508.15706).
+"""sparseloco[:DECAY]: 200 times fewer bytes than fp32, for the rare exchanges of DiLoCo, ESync and HFA
+(arXiv:2508.15706).
 
-The residual decays by 0.95 (e = 0.95 e + difference). In chunks of 4096 elements the 64 of largest magnitude are sent:
-a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean of the 64 have their mean as
-level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps in Rice code with 5 low bits.
-The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than 4096 elements are encoded by
-int8. In the residual of results that are sums nothing decays.
+The residual e decays (e = DECAY e + difference), by default by 0.95 as in the paper. In chunks of 4096 elements the 64
+of largest magnitude are sent: a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean
+of the 64 have their mean as level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps
+in Rice code with 5 low bits. The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than
+4096 elements are encoded by int8. In the residual of results that are sums nothing decays.
 """
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.ps.aggregation.codec import no_argument
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.codecs._sparse import SelectingCodec, largest, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
 from geomx_cli.ps.codecs.int8 import Int8
@@ -29,9 +31,14 @@ _LEVEL = np.dtype("<f2")
 
 
 def codec(argument: str) -> "SparseLoCo":
-    """Takes no argument. Raises InvalidSettings."""
-    no_argument(name, argument)
-    return SparseLoCo()
+    """DECAY: above 0, at most 1. Raises InvalidSettings."""
+    try:
+        decay = float(argument or 0.95)
+    except ValueError:
+        decay = math.nan
+    if not 0 < decay <= 1:
+        raise InvalidSettings(f"{name}:{argument}: {argument!r} is no decay", f"write {name}:0.95; above 0, at most 1")
+    return SparseLoCo(decay)
 
 
 class SparseLoCo(SelectingCodec):
@@ -40,11 +47,11 @@ class SparseLoCo(SelectingCodec):
     and a zero).
     """
 
-    decay = 0.95
     results = "changes"
     ratio = 200.0
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
         self._fp16, self._int8 = Fp16(), Int8()
 
     def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":

@@ -8,7 +8,7 @@ contribution.
 pull: which elements a result has: `topk`, the default, the largest ones, as many as a contribution, and the others
 follow in later rounds; or `union`, all that a party has contributed to the round, so a result grows with the number of
 parties. warmup: in round r of the first N the ratio is RATIO^((r - 1) / N): 1 in the first one, then falling
-geometrically. min: tensors of fewer elements are sent unencoded; 0, the default, sends none so.
+geometrically. min: tensors of fewer elements are sent unencoded; --compress-min by default.
 """
 
 import copy
@@ -47,7 +47,7 @@ class TopK(SelectingCodec):
 
     decay = 1.0
     results = "changes"
-    smallest: int | None = 0
+    smallest: int | None = None
     small: Codec | None = None
     _only: "Array | None" = None
 

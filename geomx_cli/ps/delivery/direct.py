@@ -1,7 +1,7 @@
 """Direct delivery: each slice is sent straight to the server that owns it, in the order of the pushes."""
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.options import Option
 
@@ -27,10 +27,8 @@ class Direct:
     control the order.
     """
 
-    def begin(
-        self, node: "Node", upstream: "UpstreamClient | None", peers: "Mapping[int, Link] | None" = None
-    ) -> None:
-        """Keep the client that sends contributions."""
+    def begin(self, node: "Node", upstream: "UpstreamClient | None", others: Any, /) -> None:
+        """See WorkerDelivery.begin and ServerDelivery.begin. Keeps the client that sends contributions."""
         self.upstream = upstream
 
     def up(self, server: int, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
@@ -47,7 +45,7 @@ class Direct:
         return False
 
     def peers(self, workers: int) -> Collection[tuple[int, int]]:
-        """No links between workers."""
+        """No links between workers, or between local servers."""
         return ()
 
     def brings(self, plane: str, rank: int) -> Collection[int]:
@@ -65,7 +63,7 @@ class Direct:
         """Nothing to do: nothing else is in flight."""
 
     def leave(self) -> None:
-        """Nothing to do: no other worker depends on this one."""
+        """Nothing to do: no other process depends on this one."""
 
 
 def worker() -> Direct:

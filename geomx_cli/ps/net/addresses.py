@@ -6,7 +6,7 @@ from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["facing", "is_loopback", "is_private", "of_interface", "own", "resolve", "tcp"]
+__all__ = ["facing", "is_loopback", "is_private", "of_interface", "own", "resolve", "split", "tcp"]
 
 
 def tcp(host: str, port: int | str) -> str:
@@ -25,8 +25,14 @@ def is_loopback(address: str) -> bool:
 
 def is_private(endpoint: str) -> bool:
     """Whether an endpoint can be dialled from this machine only. A name may resolve to any address, so it is not."""
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    host, _ = split(endpoint)
     return endpoint.startswith("ipc:") or (host != "localhost" and is_loopback(host))
+
+
+def split(endpoint: str) -> tuple[str, str]:
+    """Host and port of a tcp:// endpoint."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), port
 
 
 def resolve(host: str) -> list[str]:

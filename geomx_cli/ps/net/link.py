@@ -56,16 +56,22 @@ class LinkTransport(Protocol):
 
 class Link:
     """A link to one peer. `wide_area`: the peer is in another party. `dialled`: this process dials the peer, as it does
-    those above it; then `greeting` is what its hellos say. `hello` is what the peer's said. `sent` and `received` count
-    bytes on the wire.
+    those above it, at `endpoint`; then `greeting` is what its hellos say. `hello` is what the peer's said. `sent` and
+    `received` count bytes on the wire.
     """
 
     def __init__(
-        self, transport: LinkTransport, name: str, wide_area: bool, greeting: dict[str, Any] | None = None
+        self,
+        transport: LinkTransport,
+        name: str,
+        wide_area: bool,
+        greeting: dict[str, Any] | None = None,
+        endpoint: str = "",
     ) -> None:
         self.name = name
         self.wide_area = wide_area
         self.dialled = greeting is not None
+        self.endpoint = endpoint
         self.hello: dict[str, Any] = {}
         self.sent = self.received = 0
         self.health = LinkHealth()
@@ -75,6 +81,7 @@ class Link:
         self._queue = SendQueue()
         self._restarting = False
         self._consumed = self._told_consumed = self.returned = 0
+        self._arrived = self._told_arrived = self._delivered = 0
         self._fused: list[Any] = []
         self._lend: Lend | None = None  # set once the peer has mapped our arena
         self._peer_arena: PeerArena | None = None
@@ -87,7 +94,7 @@ class Link:
         is still queued is dropped.
         """
         # a pull of rows is not queued: behind tensors that wait for others it could cause a deadlock
-        if payload is None or header.kind == Kind.PULL or self._queue.is_wanted(header):
+        if payload is None or header.kind == Kind.PULL:
             self._emit(header, payload)
         else:
             self._queue.push(header, payload)
@@ -117,11 +124,17 @@ class Link:
         else:
             self._transport.owes(self)
 
+    def arrived(self, size: int) -> None:
+        """Tell the peer that `size` payload bytes have arrived; on a wide-area link only, as its path is limited."""
+        if self.wide_area:
+            self._arrived += size
+            self._transport.owes(self)
+
     def flush_credit(self) -> None:
         """Send the credit that no message has carried yet, and release shared memory blocks that are free again."""
         if self._peer_arena is not None and (blocks := self._peer_arena.freed()):
             self.control("freed", {"blocks": blocks})
-        if self._consumed > self._told_consumed:
+        if self._consumed > self._told_consumed or self._arrived > self._told_arrived:
             self._emit(Header(topic="credit"), None)
 
     def flush(self) -> None:
@@ -131,7 +144,7 @@ class Link:
             self._hand_over("tensors", parts)
 
     def request_slice(self, key: int, index: int, round_: int) -> None:
-        """Ask the peer to send this slice beyond its window."""
+        """Ask the peer to send this slice without waiting for credit."""
         self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
 
     def ask_again(self, request: int, *, damaged: bool = False) -> None:
@@ -139,22 +152,24 @@ class Link:
         self._emit(Header(topic="damaged" if damaged else "again", request=request), None)
 
     def want(self, key: int, index: int, round_: int) -> bool:
-        """The receiver is blocked on this slice: send it beyond the window, now or when it is queued.
-
-        Returns True if it was queued.
+        """The receiver is blocked on this slice: send it ahead of others without waiting for credit, now or when it is
+        queued. Returns True if it was queued.
         """
-        found = self._queue.take(key, index, round_)
-        if found is not None:
-            self._emit(*found)
-        return found is not None
+        found = self._queue.ask(key, index, round_)
+        self._pump()
+        return found
 
-    def credit(self, total: int) -> None:
-        """Apply the peer's credit: `total` bytes returned since the link exists. Each message carries the total, so a
-        lost message loses no credit.
+    def credit(self, returned: int, arrived: int = 0) -> None:
+        """Apply the peer's credit, and what has arrived there: bytes since the link exists. Each message carries these
+        totals, so a lost message loses nothing. On a link within a party bytes count as under way until they are
+        returned.
         """
-        if total > self.returned:
-            self.window.returned(total - self.returned)
-            self.returned = total
+        if not self.wide_area:
+            arrived = returned
+        if returned > self.returned or arrived > self._delivered:
+            self.window.returned(max(0, returned - self.returned))
+            self.window.arrived(max(0, arrived - self._delivered))
+            self.returned, self._delivered = max(returned, self.returned), max(arrived, self._delivered)
             self._pump()
 
     def restart(self, lane: Lane, resend: Callable[[], None]) -> bool:
@@ -205,7 +220,7 @@ class Link:
 
     def _pump(self) -> None:
         queue, window = self._queue, self.window
-        while queue and not self._restarting and window.admits(queue.next_size()):
+        while queue and not self._restarting and window.admits(queue.next_size(), asked=queue.asked):
             self._emit(*queue.pop())
 
     def _emit(self, header: Header, payload: memoryview | None) -> None:
@@ -229,6 +244,7 @@ class Link:
 
     def _encode(self, header: Header) -> bytes:
         header.credit = self._told_consumed = self._consumed
+        header.arrived = self._told_arrived = self._arrived
         header.job = self._transport.job
         return encode_header(header)
 

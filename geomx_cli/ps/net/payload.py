@@ -10,8 +10,8 @@ from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import DIGEST_SIZE, DTYPE_NAMES, BadMessage, DamagedPayload, Form, Header
 
 __all__ = [
-    "DTYPES", "Content", "as_payload", "cast", "content", "digest", "form_of", "numbers_payload", "row_numbers",
-    "sum_payload", "view",
+    "DTYPES", "Content", "as_payload", "cast", "content", "digest", "dtype_of", "form_of", "numbers_payload",
+    "row_numbers", "sum_payload", "view",
 ]  # fmt: skip
 
 Content = Array | Rows
@@ -71,7 +71,7 @@ def _packed(rows: Rows) -> memoryview:
 
 def view(header: Header, payload: memoryview | None) -> Array:
     """The payload as a read-only 1-D array of `length` elements. Raises BadMessage if the sizes disagree."""
-    dtype = _dtype(header)
+    dtype = dtype_of(header)
     if header.form != Form.FULL:
         raise BadMessage(f"a payload of form {header.form.name} where all elements are needed")
     if payload is None or len(payload) != header.length * dtype.itemsize:
@@ -84,7 +84,7 @@ def content(header: Header, payload: memoryview | None) -> Content:
     """The payload as by `view`, or as read-only rows. Raises BadMessage for wrong sizes or row numbers."""
     if header.form != Form.ROWS:
         return view(header, payload)
-    dtype, count = _dtype(header), header.rows * header.row
+    dtype, count = dtype_of(header), header.rows * header.row
     size = 0 if payload is None else len(payload)
     if size != count * dtype.itemsize + header.rows * _ROW_NUMBER.itemsize:
         raise DamagedPayload(f"{size} bytes of payload for {header.rows} rows of {header.row} elements of {dtype}")
@@ -109,6 +109,7 @@ def _numbers(header: Header, data: memoryview) -> Array:
     return numbers
 
 
-def _dtype(header: Header) -> np.dtype[Any]:
+def dtype_of(header: Header, *, wide: bool = True) -> np.dtype[Any]:
+    """The dtype of the payload's elements; without `wide` that of the slice."""
     dtype = DTYPES[header.dtype]
-    return _WIDE.get(dtype, dtype) if header.wide else dtype
+    return _WIDE.get(dtype, dtype) if wide and header.wide else dtype

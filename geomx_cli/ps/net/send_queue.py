@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+from collections import deque
 
 from geomx_cli.ps.net.wire import Header, Kind
 
@@ -15,65 +16,89 @@ LEAST = 512
 class SendQueue:
     """A queue by priority, then by request number, so a slice's rounds stay in order even if repeated.
 
-    It also remembers the slices that the peer asked for and that were not queued. pulled: bytes of the queued results
-    of pulls.
+    Messages of slices that the peer asked for leave the queue in the order of its requests, ahead of the others; it
+    remembers requests for slices that are not queued. pulled: bytes of the queued results of pulls.
     """
 
     def __init__(self) -> None:
         self.pulled = 0
         self._heap: list[tuple[int, int, int, Header, memoryview]] = []
         self._order = itertools.count()
-        self._queued: set[tuple[Kind, int]] = set()
+        self._asked: deque[tuple[Header, memoryview]] = deque()
+        self._queued: set[tuple[Kind, int, int]] = set()
         self._wanted: dict[tuple[int, int, int], None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._heap)
+        return bool(self._heap or self._asked)
 
     def __contains__(self, header: Header) -> bool:
-        return (header.kind, header.request) in self._queued
+        return _id(header) in self._queued
 
     def push(self, header: Header, payload: memoryview) -> None:
         """Queue a message; a repeat of one that is queued is dropped."""
-        if header not in self:
-            self._queued.add((header.kind, header.request))
-            self.pulled += _of_pull(header, payload)
+        if header in self:
+            return
+        self._queued.add(_id(header))
+        self.pulled += _of_pull(header, payload)
+        if self._is_wanted(header):
+            self._asked.append((header, payload))
+        else:
             heapq.heappush(self._heap, (-header.priority, header.request, next(self._order), header, payload))
+
+    @property
+    def asked(self) -> bool:
+        """Whether the peer asked for the first message."""
+        return bool(self._asked)
 
     def next_size(self) -> int:
         """The size in bytes of the first payload."""
-        return len(self._heap[0][-1])
+        return len(self._asked[0][-1] if self._asked else self._heap[0][-1])
 
     def pop(self) -> tuple[Header, memoryview]:
         """Remove the first message."""
-        *_, header, payload = heapq.heappop(self._heap)
-        self._queued.discard((header.kind, header.request))
+        *_, header, payload = self._asked.popleft() if self._asked else heapq.heappop(self._heap)
+        self._queued.discard(_id(header))
         self.pulled -= _of_pull(header, payload)
         return header, payload
 
-    def take(self, key: int, index: int, round_: int) -> tuple[Header, memoryview] | None:
-        """Remove the contribution to a slice that the peer asks for. If it is not queued, `is_wanted` will be true of
-        it once.
+    def ask(self, key: int, index: int, round_: int) -> bool:
+        """The peer asks for the contribution to a slice, or its parts: they go first, now or when they are queued.
+
+        Returns True if some were queued.
         """
         wanted = (key, index, round_)
-        for position, (*_, header, payload) in enumerate(self._heap):
-            if (header.key, header.slice, header.round) == wanted and header.kind == Kind.EXCHANGE:
-                del self._heap[position]
-                heapq.heapify(self._heap)
-                self._queued.discard((header.kind, header.request))
-                return header, payload
+        found = [entry for entry in self._heap if _slice_of(entry[-2]) == wanted]
+        if found:
+            self._heap = [entry for entry in self._heap if _slice_of(entry[-2]) != wanted]
+            heapq.heapify(self._heap)
+            self._asked += [(header, payload) for *_, header, payload in sorted(found)]
+            return True
+        if any(_slice_of(header) == wanted for header, _ in self._asked):
+            return True
         # A slice in flight already is never queued here again, so its entry would stay: evict the oldest.
         self._wanted[wanted] = None
         if len(self._wanted) > MAX_WANTED:
             del self._wanted[next(iter(self._wanted))]
-        return None
+        return False
 
-    def is_wanted(self, header: Header) -> bool:
+    def _is_wanted(self, header: Header) -> bool:
         """Whether the peer asked for this slice and round before; true once for each time that it asked."""
         wanted = (header.key, header.slice, header.round)
         if wanted not in self._wanted:
             return False
-        del self._wanted[wanted]
+        if header.kind != Kind.PART:  # other parts may follow
+            del self._wanted[wanted]
         return True
+
+
+def _id(header: Header) -> tuple[Kind, int, int]:
+    """What a repeat has too; the parts of a contribution differ in priority."""
+    return header.kind, header.request, header.priority
+
+
+def _slice_of(header: Header) -> tuple[int, int, int] | None:
+    """Key, slice and round, of a contribution or its part."""
+    return (header.key, header.slice, header.round) if header.kind in (Kind.EXCHANGE, Kind.PART) else None
 
 
 def _of_pull(header: Header, payload: memoryview) -> int:

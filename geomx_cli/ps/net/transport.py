@@ -53,7 +53,8 @@ class Transport:
     retransmission: "want" for a slice (key, slice, round) that is not in the link's queue, "again" and "damaged" for
     a request number.
 
-    `counters` counts refused messages by reason; the first of each reason and peer is written to the event log.
+    `wan`: the emulated link to other parties. `counters` counts refused messages by reason, of which the first of each
+    peer is logged.
     """
 
     def __init__(
@@ -78,17 +79,15 @@ class Transport:
         self.who = who
         self.slice_bytes = slice_bytes
         self.window_bytes = window_bytes
-        self.counters: Counter[str] = Counter()
-        self.links: list[Link] = []
+        self.counters, self.links = Counter[str](), list[Link]()
         self._on_message = on_message
         self._on_link = on_link
         self._on_reconnect = on_reconnect
         self._on_closed = on_closed
         self._on_asked = on_asked
-        self._wan = DelayLine(loop, shaper) if shaper else None
+        self.wan = DelayLine(loop, shaper) if shaper else None
         self._wan_log = WanLog(loop, events, lambda: self.traffic().wan[0])
-        self._owing: set[Link] = set()
-        self._fusing: set[Link] = set()
+        self._owing, self._fusing = set[Link](), set[Link]()
         loop.each_turn(self._flush_fused)
         keep_freed_memory()
         self.sharing = Sharing(events)
@@ -107,9 +106,9 @@ class Transport:
 
     def dial(self, endpoint: str, name: str, *, wide_area: bool, **hello: Any) -> Link:
         """A link to the process listening at `endpoint`. It starts with a hello; the peer may start later."""
-        link = Link(self, name, wide_area, {**self.who, **hello})
+        link = Link(self, name, wide_area, {**self.who, **hello}, endpoint)
         self.links.append(link)
-        if endpoint.startswith("ipc:") and not (wide_area and self._wan):
+        if endpoint.startswith("ipc:") and not (wide_area and self.wan):
             self.sharing.allow(link)
         for lane, identity in identities().items():
             dealer = self._sockets.dial(
@@ -121,8 +120,8 @@ class Transport:
 
     def close(self, linger: float = 1.0) -> None:
         """Close all sockets; pending data may be sent within `linger` seconds."""
-        if self._wan is not None:
-            self._wan.flush()  # do not lose a goodbye in the emulated link
+        if self.wan is not None:
+            self.wan.flush()  # do not lose a goodbye in the emulated link
         self._sockets.close(linger)
 
     def traffic(self) -> Traffic:
@@ -158,10 +157,10 @@ class Transport:
         """See LinkTransport.hand_over."""
         if link.wide_area:
             self._wan_log.sent()
-        if self._wan is None or not link.wide_area:
+        if self.wan is None or not link.wide_area:
             link.lanes.write(lane, parts)
         else:
-            self._wan.send(size, lane, partial(link.lanes.write, lane, parts))
+            self.wan.send(size, lane, link.name, partial(link.lanes.write, lane, parts))
 
     # Reading.
 
@@ -214,22 +213,28 @@ class Transport:
     def _arrived(self, link: Link, header: Header, payload: memoryview | None, size: int) -> None:
         link.received += size
         link.health.hear(moved=header.kind != Kind.CONTROL or header.credit > link.returned)
-        if self._wan is None or not link.wide_area:
+        if self.wan is None or not link.wide_area:
             self._deliver(link, header, payload)
         else:
             lane = LANES[header.kind != Kind.CONTROL and payload is not None]
-            self._wan.receive(size, lane, partial(self._deliver, link, header, payload))
+            self.wan.receive(size, lane, link.name, partial(self._deliver, link, header, payload))
 
     def _deliver(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        link.credit(header.credit)
+        link.credit(header.credit, header.arrived)
+        if payload is not None and header.kind != Kind.CONTROL:
+            link.arrived(len(payload))
         try:
             if header.kind != Kind.CONTROL or not self._handle(link, header, payload):
                 self._on_message(link, header, payload)
         except (BadMessage, msgspec.ValidationError) as error:
-            self.warnings.refuse(link, "malformed", str(error))
-            if header.kind != Kind.CONTROL:
-                link.consumed(0 if payload is None else len(payload))
-                self.warnings.report_refusal(link, str(error))
+            self.refuse(link, error, None if header.kind == Kind.CONTROL else len(payload or b""))
+
+    def refuse(self, link: Link, error: Exception, credit: int | None) -> None:
+        """Count an invalid message; unless it is a CONTROL message (None), return its credit and tell the peer."""
+        self.warnings.refuse(link, "malformed", str(error))
+        if credit is not None:
+            link.consumed(credit)
+            self.warnings.report_refusal(link, str(error))
 
     def _handle(self, link: Link, header: Header, payload: memoryview | None) -> bool:
         """Handle a CONTROL message about the link itself; returns False for any other."""
@@ -268,7 +273,7 @@ class Transport:
     def _on_accepted(self, link: Link, near: bool) -> None:
         self._on_link(link)
         self.links.append(link)
-        if near and not (link.wide_area and self._wan):
+        if near and not (link.wide_area and self.wan):
             self.sharing.allow(link)
 
     def _greeted(self, link: Link, number: int, payload: memoryview | None) -> None:

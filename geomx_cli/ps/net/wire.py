@@ -15,6 +15,7 @@ import msgspec
 __all__ = [
     "DIGEST_SIZE",
     "DTYPE_NAMES",
+    "EVERY",
     "FLOAT_NAMES",
     "ITEM_SIZES",
     "MAX_CODEC",
@@ -37,7 +38,7 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 7
+VERSION = 9
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
@@ -53,6 +54,8 @@ DTYPE_NAMES = (*FLOAT_NAMES, "uint8")
 """uint8: bytes, of which a round has those of one member, or which are 0 in all but one. They are never encoded."""
 ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2, "uint8": 1}
 
+EVERY = -1
+"""`shard` of a key to which all workers contribute."""
 MAX_ROUNDS_AHEAD = 64
 """Rounds of one key that a worker may have begun beyond the last one whose result it has."""
 
@@ -67,7 +70,8 @@ class DamagedPayload(BadMessage):
 
 class Kind(IntEnum):
     """The kind of a message. A PUSH sets an initial value; an OFFER has what its sender expects as the initial value,
-    without setting it. An EXCHANGE is a contribution that expects the round's RESULT.
+    without setting it. An EXCHANGE is a contribution that expects the round's RESULT; a PART is part of one, which a
+    delivery puts together.
     """
 
     PUSH = 0
@@ -76,6 +80,7 @@ class Kind(IntEnum):
     RESULT = 3
     CONTROL = 4
     OFFER = 5
+    PART = 6
 
 
 class Form(IntEnum):
@@ -113,6 +118,7 @@ _U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_Shard = Annotated[int, msgspec.Meta(ge=EVERY, le=32_767)]
 _Name = Annotated[str, msgspec.Meta(max_length=128)]
 _Codec = Annotated[str, msgspec.Meta(max_length=MAX_CODEC)]
 _Ranks = Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=4096)]
@@ -127,6 +133,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     kind, request (number repeated in the answer), topic (of a CONTROL).
     key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in
     DTYPE_NAMES), size (elements of the whole tensor).
+    shard: the rank, in its party, of the only worker of each party that contributes to the key; EVERY: all do.
     server: of a worker's EXCHANGE: the rank of the server that it is for, whichever process delivers it.
     row: elements in a row of the slice; 1 for dense slices. rows: number of rows in the payload (`form`
     ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
@@ -145,7 +152,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     is_sum: of a RESULT: it is the sum of its round alone, not a value that rounds update.
     asynchronous: of a RESULT: parties complete rounds separately, so the global servers may have a newer value.
     value: version of a result. form and place of the payload. priority: higher goes first.
-    credit: bytes of window returned to the receiver of this message since the link exists.
+    credit: bytes of window returned to the receiver of this message since the link exists. arrived: bytes of tensors
+    that have arrived from it; 0 within a party.
     hyper: hyper-parameters of the optimizer that apply from this round on.
     """
 
@@ -182,6 +190,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     checksum: _U32 = 0
     is_sum: bool = False
     digest: _Digest = b""
+    shard: _Shard = EVERY
+    arrived: _Count = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -214,11 +224,14 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
     return header
 
 
+_NO_ROWS = (Kind.PUSH, Kind.OFFER, Kind.CONTROL, Kind.PART)
+
+
 def _check_rows(header: Header) -> None:
     if header.row < 1 or header.length % header.row or header.rows * header.row > header.length:
         raise BadMessage(f"{header.rows} rows of {header.row} in a slice of {header.length} elements")
     of_rows = header.form == Form.ROWS
-    if (header.rows and not of_rows) or (of_rows and header.kind in (Kind.PUSH, Kind.OFFER, Kind.CONTROL)):
+    if (header.rows and not of_rows) or (of_rows and header.kind in _NO_ROWS):
         raise BadMessage(f"{header.rows} rows in a {header.kind.name} of form {header.form.name}")
     kinds = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,), Form.SAME: (Kind.RESULT,)}
     if header.kind not in kinds.get(header.form, (header.kind,)):

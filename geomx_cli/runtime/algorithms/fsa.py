@@ -5,6 +5,7 @@ parties' and either lets the optimizer update the weights, or without one answer
 one WAN round trip.
 """
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
@@ -153,6 +154,8 @@ class FsaWorker(FiniteWorkerAlgorithm):
         self._model = model
         self._optimizer = optimizer
         self._weights: Array = self._rounds.vector  # the results are the weights, unless this worker runs an optimizer
+        # An optimizer here updates all weights at once; parties that do not wait for each other wait for the newest.
+        self._p3 = bool(client.settings.options["p3"]) and optimizer is None and not self.asynchronous
         self._tensors = range(len(model.names))
 
     @property
@@ -171,8 +174,9 @@ class FsaWorker(FiniteWorkerAlgorithm):
         """Begin each tensor's exchange as soon as its gradient is ready, from the output to the input."""
         with watch("forward and backward"):
             for index in reversed(self._tensors):
+                self._rounds.reuse(index)
                 self._model.read_gradient(index, self._rounds.buffers[index])
-                self._rounds.push(index)
+                self._rounds.push(index, keeps=self._p3)
         return True
 
     def drain(self) -> None:
@@ -185,9 +189,20 @@ class FsaWorker(FiniteWorkerAlgorithm):
         self.gradient_scale = self._share / max(1, workers)
 
     def synchronise(self) -> None:
-        """Wait for the results; without an optimizer on the servers, apply the sums."""
+        """Wait for the results, with p3 not before the model uses them; without an optimizer on the servers, apply the
+        sums.
+        """
+        self.rounds += 1
+        pending = self._rounds.pending()
+        if self._p3 and not all(result.done.done() for result in pending.values()):
+            for index in self._tensors:
+                pending[index].done.add_done_callback(self._on_result)
+                self._model.write_late(index, pending[index])
+            return
         self._rounds.wait()
         if self._optimizer is not None:
             self._weights[...] = self._optimizer.update((0, 0), self._weights, self._rounds.vector)
         self._model.write_weights(self._weights)
-        self.rounds += 1
+
+    def _on_result(self, _: object) -> None:
+        self.arrived = time.monotonic()

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.network import Network
 
 __all__ = [
-    "HOOKED", "NAMES", "Frontend", "ScriptFrontend", "ScriptSession", "ScriptStore", "find", "loaded", "of_module",
-    "prepare_imports",
+    "HOOKED", "JOINING", "NAMES", "Frontend", "ScriptFrontend", "ScriptSession", "ScriptStore", "find", "loaded",
+    "of_module", "prepare_imports",
 ]  # fmt: skip
 
 NAMES = ("numpy", "mxnet", "torch")
@@ -23,6 +23,11 @@ HOOKED: Mapping[str, str] = {
     "mxnet": "mxnet", "torch.distributed.distributed_c10d": "torch", "torch.optim.optimizer": "torch",
 }  # fmt: skip
 """Modules of frameworks that scripts import, and the front ends that hook them."""
+JOINING: Mapping[str, str] = {
+    "mxnet": 'every worker must create the store, kv.create("dist_sync"), and use it',
+    "torch": "every worker must call geomx.init and geomx.wrap, or train with DistributedDataParallel; docs/pytorch.md",
+}
+"""How a script of each framework joins the job, as a hint."""
 
 
 class Frontend(Protocol):
@@ -60,6 +65,9 @@ class ScriptStore(Protocol):
     @property
     def failure(self) -> BaseException | None:
         """The background failure, if any."""
+
+    def cause(self, error: BaseException) -> BaseException | None:
+        """The failure of the job of which an error that the script raised is a consequence, as far as is known."""
 
     @property
     def calls(self) -> int:

@@ -53,9 +53,15 @@ class EvaluationSchedule:
             self._report(self._evaluation, loss)
 
     def final(self, model: ModelAdapter, round_: int, loss: float) -> Score:
-        """Return the score of the final weights; an empty one without an evaluation."""
+        """Return the score of the final weights; an empty one without an evaluation. First completes the evaluation in
+        progress, if any.
+        """
         if self._evaluation is None:
             return Score()
+        if self._evaluation.busy:
+            while not self._evaluation.advance():
+                pass
+            self._report(self._evaluation, loss)
         self._evaluation.run(model, round_)
         self._check_divergence(self._evaluation, loss)
         return self._evaluation.score

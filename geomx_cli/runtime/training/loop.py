@@ -30,18 +30,19 @@ __all__ = ["Loop"]
 
 @dataclass(slots=True)
 class _Round:
-    """The state of the round in progress."""
+    """The state of the round in progress. late: seconds of its steps in which results of the last one were coming."""
 
     times: list[dict[str, float]] = field(default_factory=list)
     losses: list[SupportsFloat] = field(default_factory=list)
     samples: int = 0
+    late: float = 0.0
 
     def add_exchange(self, seconds: dict[str, float], *, apart: bool) -> None:
         """Add the exchange's durations, by name; the next batch, drawn meanwhile, belongs to the next step."""
         if apart or not self.times:
             self.times.append(seconds)
         else:
-            self.times[-1] |= seconds
+            self.times[-1] |= {name: spent + self.times[-1].get(name, 0.0) for name, spent in seconds.items()}
 
 
 class Loop:
@@ -69,7 +70,7 @@ class Loop:
         self._straggler = StragglerEmulation(factor) if factor > 1 else None
         every = config.checkpoint_every if self._rank == 0 else 0
         self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
-        self._stop_vote = StopVote(client, priority=-len(model.names))
+        self._stop_vote = StopVote(client, priority=1)
         self._async_completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
         self._round = _Round()
@@ -134,15 +135,26 @@ class Loop:
             current.losses.append(self._model.forward_backward(batch, self._part.gradient_scale))
             if self._straggler is not None:
                 self._model.wait_for_gradients()
-                self._straggler.after(time.monotonic() - begun)
+                self._straggler.after(time.monotonic() - begun - self._late(begun))
         exchanging = self._part.after_step(len(batch[1]), self._watch)
         with self._watch("forward and backward"):
             self._model.wait_for_gradients()
+        late = self._late(begun)
+        self._watch.move(late, "forward and backward", self._exchange_name)
+        current.late += late
         current.samples += len(batch[1])
         self.samples += len(batch[1])
         self._steps += 1
         current.times.append(self._watch.take())
         return exchanging
+
+    def _late(self, begun: float) -> float:
+        """Seconds of a step, begun at this time, in which results of the last round were still on their way."""
+        return max(0.0, self._part.arrived - begun)
+
+    @property
+    def _exchange_name(self) -> str:
+        return "global update" if self._part.separate_comm_phase else "global aggregate"
 
     def _drain(self) -> bool:
         """Take part in a round without a batch. Return True, as the exchange has begun."""
@@ -163,7 +175,7 @@ class Loop:
         """Wait for the round's result and record the round."""
         accuracy = self._evaluations.advance(self._watch, self._loss)
         waiting = time.monotonic()
-        with self._watch("global update" if self._part.separate_comm_phase else "global aggregate"):
+        with self._watch(self._exchange_name):
             self._part.synchronise()
             vote = self._stop_vote.result()
         now, current = time.monotonic(), self._round
@@ -173,7 +185,7 @@ class Loop:
             loss = self._loss = sum(float(loss) for loss in current.losses) / len(current.losses)
         self._record.round(
             self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
-            communicate=now - (self._begun or waiting), wait=now - waiting,
+            communicate=now - (self._begun or waiting) + current.late, wait=now - waiting + current.late,
             accuracy=accuracy, recorded=self._part.recorded,
         )  # fmt: skip
         self._round, self._begun = _Round(), None

@@ -15,6 +15,7 @@ from geomx_cli.runtime.training.local_steps import LocalSteps, OptimizerSteps
 from geomx_cli.runtime.training.samples import Batch
 
 if TYPE_CHECKING:
+    from geomx_cli.ps.pending_exchange import PendingExchange
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = ["ModelAdapter", "ModelWeights"]
@@ -53,6 +54,15 @@ class ModelWeights(ABC):
     @abstractmethod
     def write_weight(self, index: int, value: Floats) -> None:
         """Set the weights of one tensor; `value` may be modified once this returns."""
+
+    def write_late(self, index: int, result: "PendingExchange") -> None:
+        """Set the weights of one tensor to an exchange's result once it has come. May return before, if what uses the
+        weights waits; raises the job's failure, or lets that raise it. This one waits.
+        """
+        result.done.result()
+        value = np.empty(self.sizes[index], np.float32)
+        result.copy_to(value)
+        self.write_weight(index, value)
 
     @abstractmethod
     def read_gradient(self, index: int, out: Floats) -> None:

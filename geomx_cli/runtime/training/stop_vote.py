@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
 
-__all__ = ["STOP", "StopVote", "Vote"]
+__all__ = ["ELECTION", "STOP", "StopVote", "Vote", "elect"]
 
 STOP = "geomx.stop"
 """Name of the key for the vote: one float32, initially 0."""
+ELECTION = "geomx.elect"
+"""Name of the key for `elect`: one float32, initially 0. Not that of the vote, whose rounds are the training's."""
 _DIGITS = 256
 
 
@@ -63,24 +65,22 @@ class StopVote:
         assert self._exchange is not None
         return Vote(not np.isfinite(self._value[0]), round(self._exchange.weight))
 
-    def elect(self, candidate: int | None, count: int) -> int:
-        """Return the highest of the workers' candidates, each below `count`; blocks. All workers call it, between
-        rounds, and at least one has a candidate.
 
-        The weight of a round is the sum of 4^digit, from which the highest digit is read; it fits a float.
-        """
-        found, unit = 0, 1
-        while unit * _DIGITS < count:
-            unit *= _DIGITS
-        while True:
-            stands = candidate is not None and candidate // (unit * _DIGITS) * unit * _DIGITS == found
-            weight = 4.0 ** (candidate // unit % _DIGITS) if stands and candidate is not None else 0.0
-            source = np.zeros(1, np.float32) if weight else None
-            exchange = self._client.exchange(
-                self._key, source, self._value, priority=self._priority, weight=weight or 1.0
-            )
-            exchange.done.result()
-            found += int(math.log2(exchange.weight) // 2) * unit
-            if unit == 1:
-                return found
-            unit //= _DIGITS
+def elect(client: "Client", key: str, candidate: int | None, count: int) -> int:
+    """Return the highest of the workers' candidates, each below `count`; blocks. All workers call it, between rounds,
+    and at least one has a candidate. Raises the client's error after the job has failed.
+
+    The weight of a round is the sum of 4^digit, from which the highest digit is read; it fits a float.
+    """
+    found, unit, value = 0, 1, np.zeros(1, np.float32)
+    while unit * _DIGITS < count:
+        unit *= _DIGITS
+    while True:
+        stands = candidate is not None and candidate // (unit * _DIGITS) * unit * _DIGITS == found
+        weight = 4.0 ** (candidate // unit % _DIGITS) if stands and candidate is not None else 0.0
+        exchange = client.exchange(key, np.zeros(1, np.float32) if weight else None, value, weight=weight or 1.0)
+        exchange.done.result()
+        found += int(math.log2(exchange.weight) // 2) * unit
+        if unit == 1:
+            return found
+        unit //= _DIGITS

@@ -1,6 +1,6 @@
 """A worker's rounds of a model's tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,10 +45,13 @@ class TensorRounds:
         for future in [self._client.pull(name, buffer, priority=-index) for index, (name, buffer) in items]:
             future.result()
 
-    def push(self, index: int, weight: float = 1.0) -> None:
-        """Contribute a tensor's buffer to its next round, with this weight; returns at once."""
+    def push(self, index: int, weight: float = 1.0, *, keeps: bool = False) -> None:
+        """Contribute a tensor's buffer to its next round, with this weight; returns at once. keeps: leave the result in
+        the exchange, so that the buffer can be written once that is over (`reuse`).
+        """
         buffer = self.buffers[index]
-        self._begun[index] = self._client.exchange(self._names[index], buffer, buffer, priority=-index, weight=weight)
+        out = None if keeps else buffer
+        self._begun[index] = self._client.exchange(self._names[index], buffer, out, priority=-index, weight=weight)
 
     def abstain(self, index: int) -> None:
         """Abstain from a tensor's next round; returns at once."""
@@ -57,4 +60,15 @@ class TensorRounds:
     def wait(self, tensors: Iterable[int] | None = None) -> None:
         """Wait until the results of these tensors' rounds are in their buffers; by default, of all tensors."""
         for index in list(self._begun) if tensors is None else tensors:
-            self._begun.pop(index).done.result()
+            begun = self._begun.pop(index)
+            begun.done.result()
+            begun.copy_to(self.buffers[index])
+
+    def pending(self) -> "Mapping[int, PendingExchange]":
+        """The rounds begun and not waited for, by tensor."""
+        return self._begun
+
+    def reuse(self, index: int) -> None:
+        """Wait until a tensor's buffer may be written; its round's result stays in the exchange."""
+        if (begun := self._begun.pop(index, None)) is not None:
+            begun.done.result()

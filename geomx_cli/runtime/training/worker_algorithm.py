@@ -27,7 +27,8 @@ class WorkerAlgorithm(ABC):
     steps_per_round: approximate steps between two rounds. separate_comm_phase: whether a round's record has its
     exchange after its steps, rather than in the only step. partial_rounds: whether a round may leave steps to later
     rounds. asynchronous: whether parties go through rounds independently. recorded: fields of the last round's record
-    that only this algorithm has.
+    that only this algorithm has. arrived: when (monotonic) the newest result has come, if `synchronise` does not wait
+    for all: then uses of the model do.
     """
 
     rounds: int = 0
@@ -37,6 +38,7 @@ class WorkerAlgorithm(ABC):
     partial_rounds: bool = False
     asynchronous: bool = False
     recorded: Mapping[str, float] = MappingProxyType({})
+    arrived: float = 0.0
 
     @property
     def must_wait(self) -> bool:

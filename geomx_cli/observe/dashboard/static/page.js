@@ -35,6 +35,8 @@ async function turn() {
 
 function setUp(found) {
   facts = found;
+  setText(get("network"), facts.network);
+  get("network").hidden = !facts.network;
   showOptions(facts);
   setUpLog(facts.processes);
 }

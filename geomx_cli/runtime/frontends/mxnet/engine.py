@@ -43,7 +43,8 @@ class Completion:
 
 
 class Engine:
-    """Queues operations. `error` is the first failure of any of them; MXNet also raises it from waiting calls.
+    """Queues operations, by `native`. `error` is the first failure of any of them; MXNet also raises it from waiting
+    calls.
 
     A failed operation completes like any other, so waits do not hang. The engine cannot fork while an operation needs
     Python, so all operations are awaited before a fork. A forked child must not queue operations.
@@ -51,7 +52,7 @@ class Engine:
 
     def __init__(self, mx: Any, native: Native) -> None:
         self._mx = mx
-        self._native = native
+        self.native = native
         self._numbers = itertools.count(1)
         self._operations: dict[int, tuple[Callable[[Completion], None], Sequence[Any]]] = {}
         self._running: set[int] = set()  # operations executing on an MXNet thread
@@ -76,7 +77,7 @@ class Engine:
         """
         number = next(self._numbers)
         self._operations[number] = (work, (*reads, *writes))
-        self._native.push(self._start, number, reads, writes, priority, name.encode())
+        self.native.push(self._start, number, reads, writes, priority, name.encode())
 
     def _run(self, _context: int, on_complete: int, number: int) -> None:
         """Run on an MXNet thread; must not raise."""

@@ -4,16 +4,23 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.frontends.mxnet.device import device_context
+from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
+from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.samples import Batch
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from geomx_cli.ps.pending_exchange import PendingExchange
 
 __all__ = ["Built", "GluonModel", "session"]
 
@@ -55,6 +62,7 @@ class GluonModel(ModelAdapter):
         self.gradients: list[Any] = [parameter.list_grad()[0] for parameter in built.trained]
         names = [item.name for item in network.statistics]
         running = [parameter.list_data()[0] for parameter in built.running]
+        self._late: dict[int, ArrayInfo] = {}
         self.statistics: dict[str, Any] = dict(zip(names, running, strict=True))
 
     def warm_up(self, samples: int) -> None:
@@ -114,6 +122,29 @@ class GluonModel(ModelAdapter):
         """See ModelAdapter."""
         target = self.weights[index]
         self._mx.nd.array(value.reshape(target.shape)).copyto(target)
+
+    def write_late(self, index: int, result: "PendingExchange") -> None:
+        """See ModelWeights: the engine writes the weights when the result has come, and starts what reads them then."""
+        target, native = self.weights[index], self._engine.native
+        if index not in self._late:  # arrays that no kernel reads keep MXNet's own layout
+            self._late[index] = native.value(self._mx.nd.empty(target.shape, self._mx.cpu()))
+        staged = self._late[index]
+
+        def write(done: Completion) -> None:
+            def finish(finished: "Future[None]") -> None:
+                if (error := finished.exception()) is None:
+                    result.copy_to(native.view(staged.array, staged.dtype, staged.size))
+                    result.release()
+                done(error)
+
+            result.done.add_done_callback(finish)
+
+        self._engine.queue(write, reads=[], writes=[staged.array], priority=-index, name="geomx weights")
+        staged.array.copyto(target)
+
+    @functools.cached_property
+    def _engine(self) -> Engine:
+        return Engine(self._mx, Native(self._mx))
 
     def read_statistics(self) -> dict[str, Floats]:
         """See ModelAdapter."""

@@ -74,6 +74,10 @@ class KVStore(BaseStore):
         """The background failure, if any."""
         return self._engine.error
 
+    def cause(self, error: BaseException) -> BaseException | None:
+        """See ScriptStore."""
+        return self.failure
+
     @_guarded
     def init(self, key: Any, value: Any) -> None:
         """Declare keys with their initial values; waits at a `barrier`. See Store.init."""

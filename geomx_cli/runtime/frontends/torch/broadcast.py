@@ -5,6 +5,7 @@ import numpy as np
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.ps.net.wire import EVERY
 
 __all__ = ["Broadcast"]
 
@@ -12,10 +13,12 @@ __all__ = ["Broadcast"]
 class Broadcast:
     """From the worker of global rank `source`, by default the one that provides the initial values. Blocks; all workers
     make the same calls. Raises the client's error after the job has failed. is_source: whether that is this worker.
+    shard: of the keys, see Tensor.
     """
 
-    def __init__(self, client: Client, source: int | None = None) -> None:
+    def __init__(self, client: Client, source: int | None = None, shard: int = EVERY) -> None:
         self._client = client
+        self._shard = shard
         self._source = client.late_source if source is None else source
         self.is_source = client.is_master if self._source is None else client.global_rank == self._source
 
@@ -24,7 +27,8 @@ class Broadcast:
         float16, float32 or float64, of the same sizes everywhere.
         """
         client = self._client
-        client.declare([Tensor(name, value.size, str(value.dtype)) for name, value in values.items()])
+        tensors = [Tensor(name, value.size, str(value.dtype), shard=self._shard) for name, value in values.items()]
+        client.declare(tensors)
         client.init(values, source=self._source)
         if not self.is_source:
             for future in [client.pull(name, value) for name, value in values.items()]:

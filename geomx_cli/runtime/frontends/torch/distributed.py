@@ -81,6 +81,8 @@ class _Groups:
             raise InvalidSettings("init_process_group in a process that the script has started", _LAUNCH)
         if self._session.store is not None:
             what = "init_process_group after geomx_cli.torch.init: this worker has joined the job already"
+            if self._c10d.is_initialized():  # by PartyGroup.publish
+                raise InvalidSettings(what, "leave it out: init has made the group of the party's workers")
             raise InvalidSettings(what, "use either DistributedDataParallel, or geomx_cli.torch.wrap")
         from geomx_cli.runtime.frontends.torch import load
         from geomx_cli.runtime.frontends.torch.group_store import GroupStore

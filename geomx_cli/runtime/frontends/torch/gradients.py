@@ -1,4 +1,9 @@
-"""Synchronous gradients: after `backward` the gradients are the means over all workers (fsa, sync)."""
+"""Synchronous gradients: after `backward` the gradients are the means over all workers (fsa, sync).
+
+With p3 neither `backward` nor `step` waits for them. A gradient is late (late_tensors.py) until its exchange is over,
+and after `step` so is its parameter, for which the step is then taken separately. So the next forward pass waits layer
+by layer; what uses all gradients, as clipping does, waits for all of them.
+"""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,22 +19,27 @@ from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
+from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
+from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
-from geomx_cli.runtime.training.stop_vote import STOP, StopVote
+from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
+from geomx_cli.runtime.training.stop_vote import ELECTION, STOP, StopVote, elect
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
 
-__all__ = ["GradientSynchroniser"]
+__all__ = ["GradientSynchroniser", "set_gradient"]
 
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, and its exchange in the round in progress. had_gradient: contributed one."""
+    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed. step: the
+    optimizer's, to be taken with the result.
+    """
 
     key: str
     parameter: Any
@@ -37,18 +47,22 @@ class _Slot:
     staging: Staging = field(default_factory=Staging)
     exchange: "PendingExchange | None" = None
     begun: bool = False
-    had_gradient: bool = False
+    gradient: Any = None
+    step: LateStep | None = None
 
 
 class GradientSynchroniser(Synchroniser):
     """A backward pass is a round, except within `no_sync`.
 
-    Each gradient's exchange begins when autograd has accumulated it, tensors near the input with a higher priority; the
-    end of the backward pass waits for the results. Gradients accumulated before count too. A tensor without a gradient
-    counts as zeros; one without a gradient in all workers gets none. Failures of the job are raised from `backward`.
+    Each gradient's exchange begins when autograd has accumulated it, tensors near the input with a higher priority;
+    without p3 the end of the backward pass waits for the results. Gradients accumulated before count too. A tensor
+    without a gradient counts as zeros; one without a gradient in all workers gets none. Failures of the job are raised
+    from `backward`, and with p3 from what first uses a late tensor.
     statistics: buffers that become means with each round. backward: shared by all optimizers of the script. check: gets
-    the first gradient of each round.
+    the first gradient of each round. workers: of how many each gradient is the mean already, when it is computed.
     """
+
+    workers = 1
 
     def __init__(
         self, client: "Client", state: ModelState, optimizer: Any, statistics: Sequence[Any], backward: BackwardPass,
@@ -65,16 +79,29 @@ class GradientSynchroniser(Synchroniser):
         devices = {slot.parameter.device for slot in self._slots if slot.parameter.is_cuda}
         self._copies = {device: DeviceCopies(device) for device in devices}
         self._buffers = BufferMeans(client, f"{state.prefix}{BUFFERS}", statistics, -len(self._slots))
-        self._vote = StopVote(client, -len(self._slots), f"{state.prefix}{STOP}")
+        self._vote = StopVote(client, 1, f"{state.prefix}{STOP}")  # first, as every mean is divided by its weight
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._pass: int | None = None  # the backward pass whose round is in progress
         self._is_first = False  # the next gradient of this pass is its first
         self._has_local = False
         self._is_newest = True  # of all workers' models, as this one contributed to the last round
+        self._p3 = bool(client.settings.options["p3"]) and not statistics
+        self._late: dict[str, _Slot] = {}  # those whose exchange may not be over when their backward pass is, by key
+        self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
+        self._settling = threading.RLock()
         self._handles = [
             slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot)) for slot in self._slots
         ]
+        if self._p3:
+            self._handles += [slot.parameter.register_hook(self._before_accumulation) for slot in self._slots]
+            optimizer.register_step_post_hook(self._after_step)
+            for register in (optimizer.register_state_dict_pre_hook, optimizer.register_load_state_dict_pre_hook):
+                register(lambda *_: self._settle_all())
         optimizer.register_step_pre_hook(self._before_step)
+
+    def _before_accumulation(self, gradient: Any) -> None:
+        """Autograd hook, before the parameter's gradient is accumulated, perhaps in memory that is still being sent."""
+        self._settle_all()
 
     def _on_gradient(self, slot: _Slot, parameter: Any) -> None:
         """Autograd hook, for the parameter whose gradient is complete."""
@@ -90,7 +117,7 @@ class GradientSynchroniser(Synchroniser):
         if self._pass is None:
             self._pass, self._is_first = current, True
             self.rounds += 1
-            self._vote.begin(stop=False, unfinished=True)
+            self._vote.begin(stop=False, unfinished=True, weight=self.workers)
             self._backward.enter(self)
         elif self._pass != current:
             what = "a backward pass began before the gradients of the one before it had been exchanged"
@@ -98,14 +125,16 @@ class GradientSynchroniser(Synchroniser):
             raise InvalidSettings(what, hint)
 
     def _contribute(self, slot: _Slot) -> None:
-        gradient = slot.parameter.grad
+        gradient = local(slot.parameter.grad)
         if gradient.layout != torch.strided:
             what = f"the gradient of {slot.key} is sparse"
             raise InvalidSettings(what, "create the embedding with sparse=False")
         if slot.begun:
             what = f"the gradient of {slot.key} was computed twice in one backward pass"
             raise InvalidSettings(what, "checkpoint activations with use_reentrant=False")
-        slot.begun = slot.had_gradient = True
+        slot.begun, slot.gradient = True, slot.parameter.grad
+        if self.workers > 1:
+            gradient.mul_(self.workers)
         slot.staging.load(gradient, self._copies_of(slot), partial(self._send, slot))
 
     def _send(self, slot: _Slot, elements: "Array") -> None:
@@ -128,52 +157,89 @@ class GradientSynchroniser(Synchroniser):
         self._buffers.begin(contributes=True)
 
     def receive(self) -> None:
-        """See Participant: the gradients become the means."""
+        """See Participant: the gradients become the means, with p3 later."""
         for copies in self._copies.values():
             copies.settle()
-        means = [mean for slot in self._slots if (mean := self._sum(slot)) is not None]
-        workers = self._vote.result().unfinished
-        if workers > 1 and means:
-            torch._foreach_div_(means, float(workers))
+        for slot in self._slots:
+            if self._p3 and slot.gradient is not None and become_late(slot.gradient, partial(self._settle, slot)):
+                self._late[slot.key] = slot
+            else:
+                self._settle(slot)
         self._buffers.take()
         self._pass, self._has_local = None, False
 
     def _abstain(self, slot: _Slot) -> None:
+        """The result is waited for at the end of the pass, as the others may have a gradient; so it goes first."""
         slot.begun = True
-        slot.exchange = self._client.exchange(slot.key, None, None, priority=slot.priority)
+        slot.exchange = self._client.exchange(slot.key, None, None, priority=1 if self._p3 else slot.priority)
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-    def _sum(self, slot: _Slot) -> Any:
-        """Wait for the sum of all workers' gradients, and return the parameter's, which is that; None for none."""
-        exchange, had_gradient = slot.exchange, slot.had_gradient
-        slot.exchange, slot.begun, slot.had_gradient = None, False, False
-        assert exchange is not None
-        exchange.done.result()
-        parameter = slot.parameter
-        if had_gradient:
-            slot.staging.store(parameter.grad, self._copies_of(slot))
-        elif exchange.weight > 0:
-            received = torch.empty(parameter.shape, dtype=EXCHANGED[parameter.dtype])
-            exchange.copy_to(received.view(-1).numpy())
-            parameter.grad = received.to(parameter.device, parameter.dtype)
-        return None if parameter.grad is None else parameter.grad.detach()
+    def _settle(self, slot: _Slot) -> None:
+        """Wait for the sum of all workers' gradients, and make this one's the mean; take the step that needs it."""
+        with self._settling:
+            if (exchange := slot.exchange) is None:
+                return
+            exchange.done.result()
+            workers = self._vote.result().unfinished
+            parameter, gradient, step = slot.parameter, slot.gradient, slot.step
+            slot.exchange, slot.begun, slot.gradient, slot.step = None, False, None, None
+            self._late.pop(slot.key, None)
+            if gradient is not None:
+                no_longer_late(gradient)
+                slot.staging.store(local(gradient), self._copies_of(slot))
+            elif exchange.weight > 0:
+                received = torch.empty(local(parameter).shape, dtype=EXCHANGED[parameter.dtype])
+                exchange.copy_to(received.view(-1).numpy())
+                set_gradient(parameter, received.to(parameter.device, parameter.dtype))
+                gradient = parameter.grad
+            if gradient is not None and workers > 1:
+                local(gradient).div_(float(workers))
+            if step is not None:
+                no_longer_late(parameter)
+                step(parameter, gradient)
+
+    def _settle_all(self) -> None:
+        for slot in list(self._late.values()):
+            self._settle(slot)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Optimizer hook."""
+        """Optimizer hook: hide the gradients that are late, whose parameters then become late too."""
         self.check_step(self._state)
         if self._has_local:
             what = "this step would use gradients of this worker only"
             raise InvalidSettings(what, "leave the last backward pass before a step out of no_sync")
+        self._hidden = []
+        step = late_step(optimizer, args, kwargs) if self._late else None
+        for slot in list(self._late.values()):
+            parameter, gradient, exchange = slot.parameter, slot.gradient, slot.exchange
+            is_stepped = slot.step is not None or parameter.grad is not gradient
+            is_over = exchange is None or exchange.done.done()
+            if step is None or is_stepped or is_over or not become_late(parameter, partial(self._settle, slot)):
+                self._settle(slot)
+            else:
+                slot.step, parameter.grad = step, None
+                self._hidden.append((parameter, gradient))
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook: show them again."""
+        hidden, self._hidden = self._hidden, []
+        for parameter, gradient in hidden:
+            parameter.grad = gradient
 
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: abstain from the others' rounds."""
         for handle in self._handles:
             handle.remove()
         self._check.finish()
+        for slot in list(self._late.values()):
+            if slot.exchange is not None:
+                yield slot.exchange.done
+            self._settle(slot)
         if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest of its round
             self.contribute_rest()
             yield self._vote.pending
             self.receive()
+            self._settle_all()
         while not self.ended:
             for slot in self._slots:
                 self._abstain(slot)
@@ -198,4 +264,16 @@ class GradientSynchroniser(Synchroniser):
 
     def _elect(self) -> int:
         """Return the highest global rank of the workers whose model is the newest."""
-        return self._vote.elect(self._client.global_rank if self._is_newest else None, self._client.num_all_workers)
+        candidate = self._client.global_rank if self._is_newest else None
+        return elect(self._client, f"{self._state.prefix}{ELECTION}", candidate, self._client.num_all_workers)
+
+
+def set_gradient(parameter: Any, elements: Any) -> None:
+    """Give a parameter without a gradient this one: of a DTensor, that of its shard."""
+    if is_divided(parameter):
+        from torch.distributed.tensor import DTensor
+
+        elements = DTensor.from_local(
+            elements, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+        )
+    parameter.grad = elements

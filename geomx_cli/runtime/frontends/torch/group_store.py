@@ -25,6 +25,10 @@ class GroupStore(BaseStore):
         """See ScriptStore."""
         return self._client.failure
 
+    def cause(self, error: BaseException) -> BaseException | None:
+        """See ScriptStore."""
+        return self.failure
+
     @property
     def calls(self) -> int:
         """See ScriptStore; the rounds begun so far with more than single figures."""

@@ -31,7 +31,12 @@ def new_store(session: "Session") -> "WrappingStore":
     from geomx_cli.runtime.frontends.torch.store import Store
 
     session.attach()
-    if (settings := session.settings).group_size:
+    if (settings := session.settings).group_size and settings.number("shards") > 1:
+        from geomx_cli.runtime.frontends.torch.sharded.store import ShardedStore
+
+        sharded = session.store = ShardedStore(session, settings)
+        return sharded
+    if settings.group_size:
         from geomx_cli.runtime.frontends.torch.party.store import PartyStore
 
         party = session.store = PartyStore(session, settings)

@@ -9,6 +9,7 @@ import torch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
+from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
 
 __all__ = ["EXCHANGED", "ModelState"]
 
@@ -49,12 +50,16 @@ class ModelState:
         if not self.trained:
             raise InvalidSettings("the optimizer updates no parameter of the model", "unfreeze some before wrap")
         for name, parameter in self.trained.items():
-            if hasattr(parameter, "device_mesh"):
-                what = f"parameter {name} is a DTensor, divided over several processes"
-                raise InvalidSettings(what, "wrap the whole model in every worker, without fully_shard")
+            self._check_layout(name, parameter)
             if parameter.dtype not in EXCHANGED:
                 what = f"parameter {name} is of {_plain(parameter.dtype)}"
                 raise InvalidSettings(what, "train parameters of float32, float64, float16 or bfloat16")
+
+    def _check_layout(self, name: str, parameter: Any) -> None:
+        """Raise InvalidSettings for a trained tensor that is not held by one process as it should be."""
+        if is_divided(parameter):
+            what = f"parameter {name} is a DTensor, divided over several processes"
+            raise InvalidSettings(what, "launch with --reduce torch --shards N, of N shards in each party")
 
     def check_unchanged(self) -> None:
         """Raise InvalidSettings if the optimizer now updates parameters that are not exchanged."""
@@ -65,9 +70,9 @@ class ModelState:
             if parameter.grad is not None:
                 raise InvalidSettings(f"parameter {name} has a gradient, and was frozen when it was wrapped", hint)
 
-    def begin(self, broadcast: Broadcast) -> None:
+    def begin(self, broadcast: Broadcast, whole: Broadcast | None = None) -> None:
         """Copy all tensors from the worker that provides the initial values, which then are the values of the keys of
-        trained tensors; blocks.
+        trained tensors; blocks. whole: for tensors that are not divided; None: `broadcast`, as for the others.
 
         Raises InvalidSettings, naming the tensor, if this worker's differ from that worker's in name, dtype or shape,
         or its optimizer in class, groups or state.
@@ -79,11 +84,22 @@ class ModelState:
         broadcast.arrays({f"{self.prefix}{name}": value for name, value in values.items()})
         for name, value in values.items():
             _fill(self.trained[name], torch.from_numpy(value))
-        self._copy(broadcast, "geomx.others", self.others)
+        self._copy_each(broadcast, whole, "geomx.others", self.others)
 
-    def conclude(self, broadcast: Broadcast, *, trained: bool) -> None:
-        """Copy all other tensors, and with `trained` all, from one worker to the others; once, at the end."""
-        self._copy(broadcast, "geomx.final", {**(self.trained if trained else {}), **self.others})
+    def conclude(self, broadcast: Broadcast, whole: Broadcast | None = None, *, trained: bool) -> None:
+        """Copy all other tensors, and with `trained` all, from one worker to the others; once, at the end. whole: see
+        `begin`.
+        """
+        tensors = {**(self.trained if trained else {}), **self.others}
+        self._copy_each(broadcast, whole, "geomx.final", tensors)
+
+    def _copy_each(
+        self, broadcast: Broadcast, whole: Broadcast | None, name: str, tensors: Mapping[str, Any]
+    ) -> None:
+        divided = {key: tensor for key, tensor in tensors.items() if whole is not None and is_divided(tensor)}
+        self._copy(broadcast, f"{name}.shards", divided)
+        rest = {key: tensor for key, tensor in tensors.items() if key not in divided}
+        self._copy(broadcast if whole is None else whole, name, rest)
 
     def _copy(self, broadcast: Broadcast, name: str, tensors: Mapping[str, Any]) -> None:
         if not tensors:
@@ -93,15 +109,16 @@ class ModelState:
         if broadcast.is_source:
             return
         for tensor in tensors.values():
-            end = start + tensor.numel() * tensor.element_size()
-            if tensor.numel():
+            count = local(tensor).numel()
+            end = start + count * tensor.element_size()
+            if count:
                 flat = torch.frombuffer(bytearray(received[start:end]), dtype=tensor.dtype)
                 _fill(tensor, flat)
             start = end
 
     def _manifest(self) -> dict[str, Any]:
         tensors = {
-            name: [kind, _plain(tensor.dtype), list(tensor.shape)]
+            name: [f"{kind}{_division(tensor)}", _plain(tensor.dtype), list(tensor.shape)]
             for kind, group in (("trained", self.trained), ("not trained", self.others))
             for name, tensor in group.items()
         }
@@ -134,19 +151,25 @@ def _described(entry: Any) -> str:
 
 def _elements(tensor: Any) -> Array:
     """A 1-D copy in CPU memory, in the dtype in which its contributions travel, which holds each of its values."""
-    copied = tensor.detach().to("cpu", EXCHANGED[tensor.dtype], copy=True, memory_format=torch.contiguous_format)
+    copied = local(tensor).to("cpu", EXCHANGED[tensor.dtype], copy=True, memory_format=torch.contiguous_format)
     array: Array = copied.reshape(-1).numpy()
     return array
 
 
 def _bytes(tensor: Any) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = local(tensor).cpu().contiguous().reshape(-1)
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def _fill(tensor: Any, flat: Any) -> None:
-    tensor.copy_(flat.reshape(tensor.shape))
+    own = local(tensor)
+    own.copy_(flat.reshape(own.shape))
+
+
+def _division(tensor: Any) -> str:
+    """How a tensor is divided within a party; how many replicas its shards have may differ between parties."""
+    return f" as {tensor.placements[-1]}" if is_divided(tensor) else ""
 
 
 def _plain(dtype: object) -> str:

@@ -9,6 +9,7 @@ import torch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
+from geomx_cli.runtime.frontends.torch.tensor_parts import local
 from geomx_cli.runtime.training.flat_views import flat_views
 from geomx_cli.runtime.training.local_steps import LocalSteps
 from geomx_cli.runtime.training.model import ModelWeights
@@ -29,7 +30,7 @@ class ScriptModel(ModelWeights):
     def __init__(self, state: ModelState, statistics: Mapping[str, Any]) -> None:
         self.parameters = list(state.trained.values())
         names = [f"{state.prefix}{name}" for name in state.trained]
-        super().__init__(names, [parameter.numel() for parameter in self.parameters])
+        super().__init__(names, [local(parameter).numel() for parameter in self.parameters])
         self._statistics = statistics
         for name, parameter in state.trained.items():
             if parameter.dtype == torch.float64:
@@ -123,17 +124,18 @@ def last_gradient(state: ModelState) -> list[Floats]:
 
 def _elements(tensor: Any) -> Floats:
     """A tensor's elements in float32: its own memory where that is possible."""
-    flat: Floats = tensor.detach().to("cpu", torch.float32).contiguous().view(-1).numpy()
+    flat: Floats = local(tensor).to("cpu", torch.float32).contiguous().view(-1).numpy()
     return flat
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def read(tensor: Any, out: Floats) -> None:
     """Copy a tensor's elements."""
-    torch.from_numpy(out).copy_(tensor.detach().reshape(-1))
+    torch.from_numpy(out).copy_(local(tensor).reshape(-1))
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def write(tensor: Any, value: Floats) -> None:
     """Set a tensor's elements."""
-    tensor.copy_(torch.from_numpy(value).view(tensor.shape))
+    own = local(tensor)
+    own.copy_(torch.from_numpy(value).view(own.shape))

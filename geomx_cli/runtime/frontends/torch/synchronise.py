@@ -20,7 +20,7 @@ from geomx_cli.runtime.frontends.torch.server_optimizer import server_optimizer
 from geomx_cli.runtime.frontends.torch.server_steps import ServerSynchroniser
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.momentum_check import MomentumCheck
-from geomx_cli.runtime.training.stop_vote import STOP
+from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Chosen:
 
     def declare(self, broadcast: Broadcast, state: ModelState) -> None:
         """Declare the keys beside those of trained tensors."""
-        broadcast.arrays({f"{state.prefix}{STOP}": np.zeros(1, np.float32)})
+        broadcast.arrays({f"{state.prefix}{name}": np.zeros(1, np.float32) for name in (STOP, ELECTION)})
         sizes = {key: tensor.numel() for key, tensor in self.statistics.items()}
         if self.statistics and self.exchanges_gradients:
             sizes = {f"{state.prefix}{BUFFERS}": sum(sizes.values())}

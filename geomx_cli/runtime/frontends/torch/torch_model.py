@@ -2,17 +2,22 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, SupportsFloat
+from functools import partial
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
+from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
 from geomx_cli.runtime.frontends.torch.script_model import read, write
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.samples import Batch
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.pending_exchange import PendingExchange
 
 __all__ = ["TorchModel", "running_statistics", "session"]
 
@@ -36,7 +41,8 @@ def running_statistics(module: Any) -> dict[str, Any]:
 class TorchModel(ModelAdapter):
     """A module on the session's device, whose parameters and statistics are in the order of the network's.
 
-    All weights are parts of one vector, and all gradients of another, so each is copied in one piece.
+    All weights are parts of one vector, and all gradients of another, so each is copied in one piece. A parameter
+    written late waits for its weights when it is used.
     """
 
     def __init__(self, network: Network, module: Any) -> None:
@@ -44,8 +50,10 @@ class TorchModel(ModelAdapter):
         self._module = module
         self._weights, self._gradient = torch.zeros(self.size), torch.zeros(self.size)
         self._device = self._weights.device
+        self._parameters = list(module.parameters())
+        self._late: dict[int, PendingExchange] = {}
         parts = zip(self._weights.split(self.sizes), self._gradient.split(self.sizes), strict=True)
-        for parameter, (weights, gradient) in zip(module.parameters(), parts, strict=True):
+        for parameter, (weights, gradient) in zip(self._parameters, parts, strict=True):
             parameter.data, parameter.grad = weights.view(parameter.shape), gradient.view(parameter.shape)
         names = [item.name for item in network.statistics]
         self._statistics = dict(zip(names, running_statistics(module).values(), strict=True))
@@ -63,6 +71,7 @@ class TorchModel(ModelAdapter):
         images, labels = self._tensors(batch)
         self._gradient.zero_()
         loss = torch.nn.functional.cross_entropy(self._module(images), labels)
+        self._arrive()
         (loss * scale).backward()
         found: SupportsFloat = loss.detach()
         return found
@@ -83,16 +92,34 @@ class TorchModel(ModelAdapter):
 
     def read_weights(self, out: Floats) -> None:
         """See ModelAdapter."""
+        self._arrive()
         read(self._weights, out)
 
     def write_weights(self, vector: Floats) -> None:
         """See ModelAdapter."""
+        self._arrive()
         write(self._weights, vector)
 
     def write_weight(self, index: int, value: Floats) -> None:
         """See ModelAdapter."""
         start = sum(self.sizes[:index])
         write(self._weights[start : start + self.sizes[index]], value)
+
+    def write_late(self, index: int, result: "PendingExchange") -> None:
+        """See ModelWeights."""
+        self._late[index] = result
+        if result.done.done() or not become_late(self._parameters[index], partial(self._take, index)):
+            self._take(index)
+
+    def _take(self, index: int) -> None:
+        result = self._late[index]
+        result.done.result()
+        no_longer_late(self._parameters[index])
+        super().write_late(index, self._late.pop(index))
+
+    def _arrive(self) -> None:
+        for index in list(self._late):
+            self._take(index)
 
     def read_statistics(self) -> dict[str, Floats]:
         """See ModelAdapter."""

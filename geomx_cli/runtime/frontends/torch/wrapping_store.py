@@ -58,6 +58,10 @@ class WrappingStore(ABC):
     def failure(self) -> BaseException | None:
         """See ScriptStore."""
 
+    def cause(self, error: BaseException) -> BaseException | None:
+        """See ScriptStore."""
+        return self.failure
+
     @property
     def calls(self) -> int:
         """See ScriptStore; the rounds that the script has begun."""
@@ -78,7 +82,7 @@ class WrappingStore(ABC):
             what = "a second optimizer with --algo esync: rounds of two models end at other steps in each worker"
             raise InvalidSettings(what, "wrap one module of both and one optimizer, or train with --algo hfa")
         prefix = f"{len(self._wrapped) + 1}/" if self._wrapped else ""
-        state = ModelState(model, optimizer, prefix)
+        state = self._state(model, optimizer, prefix)
         for name, parameter in state.trained.items():
             if id(parameter) in self._parameters:
                 what = f"parameter {name} is in two wrapped optimizers"
@@ -114,6 +118,10 @@ class WrappingStore(ABC):
         self._finish(self._wrapped)
         for item in self._wrapped:
             item.conclude()
+
+    def _state(self, model: Any, optimizer: Any, prefix: str) -> ModelState:
+        """The model's tensors; prefix: of the names of keys. Raises InvalidSettings as ModelState."""
+        return ModelState(model, optimizer, prefix)
 
     @abstractmethod
     def _synchronise(

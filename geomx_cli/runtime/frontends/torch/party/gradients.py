@@ -10,7 +10,7 @@ from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.party.broadcast import PartyBroadcast
 from geomx_cli.runtime.frontends.torch.party.exchange import Exchanger
 from geomx_cli.runtime.frontends.torch.party.passes import PartySynchroniser
-from geomx_cli.runtime.training.stop_vote import STOP, StopVote
+from geomx_cli.runtime.training.stop_vote import ELECTION, STOP, StopVote, elect
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -76,5 +76,6 @@ class PartyGradients(PartySynchroniser):
         between = None
         if self._client is not None:
             candidate = self._client.global_rank if self._is_newest and newest else None
-            between = Broadcast(self._client, self._vote.elect(candidate, self._client.num_all_workers))
+            key = f"{self.state.prefix}{ELECTION}"
+            between = Broadcast(self._client, elect(self._client, key, candidate, self._client.num_all_workers))
         self.state.conclude(PartyBroadcast(self.group, between, max(newest, default=0)), trained=True)

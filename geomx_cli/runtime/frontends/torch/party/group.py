@@ -1,9 +1,11 @@
 """The process group of a party's workers: gloo on CPUs, NCCL on GPUs."""
 
 import contextlib
+import copy
+import inspect
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ __all__ = ["PartyGroup"]
 
 _FOREVER = timedelta(days=30)
 """Limit of waits for the leader, whose own waits for servers have limits."""
+_CLOSED, _LATE = ("Connection closed", "reset by peer", "Broken pipe"), ("Timed out", "timed out")
+"""What gloo and NCCL say of a worker that has ended, and of one that takes no part."""
 
 
 class PartyGroup:
@@ -38,6 +42,7 @@ class PartyGroup:
         assert settings.rank is not None
         self.rank, self.size = settings.rank, settings.group_size
         self.leads = self.rank == 0
+        self._peer = "" if self.leads else f"{settings.party}/worker:0"  # to which this worker is connected
         self._settings = settings
         self._patience = timedelta(seconds=settings.number("patience"))
         self._client: Client | None = None
@@ -48,6 +53,33 @@ class PartyGroup:
         self._gloo: Any = None
         self._nccl: Any = None
 
+    def part(self, ranks: Sequence[int], name: str) -> "PartyGroup":
+        """A group of some workers only, this one among them, ranked in this order; blocks until all of these have
+        called this, with the same name. Failures are those of the party.
+        """
+        found = copy.copy(self)
+        found.rank, found.size = ranks.index(self.rank), len(ranks)
+        found.leads, found._peer = found.rank == 0, ""
+        found._store = distributed.PrefixStore(name, self._store)
+        found._nccl = None
+        with self._connecting():
+            found._gloo = _gloo(found._store, self._settings, found.rank, found.size)
+        return found
+
+    def publish(self) -> None:
+        """Make torch.distributed's default group one of this party's workers; blocks until all have called this. Its
+        collective operations end after the option `patience`.
+        """
+        if name := _interface_of(_own_address(self._settings)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+        by_nccl = torch.cuda.is_available() and distributed.is_nccl_available()
+        with self._connecting():
+            inspect.unwrap(distributed.init_process_group)(  # not the one that scripts for torchrun get
+                "cpu:gloo,cuda:nccl" if by_nccl else "gloo", rank=self.rank, world_size=self.size,
+                store=distributed.PrefixStore("default", self._store), timeout=self._patience,
+            )  # fmt: skip
+
     def form(self, client: "Client | None") -> None:
         """Connect to the party's other workers; blocks until all have called this, and raises TimedOut after the option
         `timeout`. client: the leader's, whose failure is raised in place of this group's.
@@ -55,7 +87,7 @@ class PartyGroup:
         self._client = client
         self._meet()
         with self._connecting():
-            self._gloo = _gloo(self._store, self._settings)
+            self._gloo = _gloo(self._store, self._settings, self.rank, self.size)
 
     @contextlib.contextmanager
     def _connecting(self) -> Iterator[None]:
@@ -94,13 +126,13 @@ class PartyGroup:
             distributed.PrefixStore("nccl", self._store), self.rank, self.size, options
         )
 
-    def add(self, tensor: Any) -> Any:
+    def add(self, tensor: Any, *, patient: bool = False) -> Any:
         """Begin to replace a contiguous tensor by its sum over all workers, the same bits in all; wait for what is
-        returned.
+        returned. patient: see `begin_gather`.
         """
         options = distributed.AllreduceOptions()
         options.reduceOp = distributed.ReduceOp.SUM
-        options.timeout = self._patience
+        options.timeout = _FOREVER if patient else self._patience
         with self._translated():
             return self._of(tensor).allreduce([tensor], options)
 
@@ -117,15 +149,15 @@ class PartyGroup:
         with self._translated():
             work.wait()
 
-    def begin_gather(self, value: int) -> "Gathered":
-        """Begin to collect every worker's number, from 0."""
+    def begin_gather(self, value: int, *, patient: bool = False) -> "Gathered":
+        """Begin to collect every worker's number, from 0. patient: without a limit, where leaders wait for servers."""
         table = torch.zeros(self.size, dtype=torch.int64)
         table[self.rank] = value
-        return Gathered(self, table, self.add(table))
+        return Gathered(self, table, self.add(table, patient=patient))
 
-    def gather(self, value: int) -> list[int]:
-        """Every worker's number, by rank; blocks."""
-        return self.begin_gather(value).values
+    def gather(self, value: int, *, patient: bool = False) -> list[int]:
+        """Every worker's number, by rank; blocks. patient: see `begin_gather`."""
+        return self.begin_gather(value, patient=patient).values
 
     def gather_bytes(self, data: "Array") -> "Array":
         """Every worker's bytes (1-D, uint8, as many in all), by rank, of shape (workers, bytes); blocks."""
@@ -159,18 +191,22 @@ class PartyGroup:
         try:
             yield
         except RuntimeError as error:
-            raise self._failure(error) from error
+            raise self._failure(error, self._peer) from error
 
-    def _failure(self, error: RuntimeError) -> GeomxError:
+    def lost(self, error: RuntimeError) -> GeomxError | None:
+        """What an error of torch.distributed says of this group: that a worker has ended or hangs, else None."""
+        said = str(error)
+        return self._failure(error, "") if any(words in said for words in (*_CLOSED, *_LATE)) else None
+
+    def _failure(self, error: RuntimeError, peer: str) -> GeomxError:
         if self._client is not None and self._client.failure is not None:
             return self._client.failure
         party = self._settings.party
-        # The leader does not know which worker has ended; the agent there does, and outranks this.
-        peer = f"{party}/worker" if self.leads else f"{party}/worker:0"
-        who = f"another worker of party {party}" if self.leads else peer
-        closed = any(words in str(error) for words in ("Connection closed", "reset by peer", "Broken pipe"))
+        # Where this worker does not know which one has ended, the agent there does, and outranks this.
+        who = peer or f"another worker of party {party}"
+        closed = any(words in str(error) for words in _CLOSED)
         what = "has ended" if closed else f"has ended, or is out of step: {_first_line(error)}"
-        return PeerLost(f"{who} {what}", "see its log", peer=peer)
+        return PeerLost(f"{who} {what}", "see its log", peer=peer or f"{party}/worker")
 
 
 class Gathered:
@@ -203,13 +239,13 @@ def _store(settings: "Settings", limit: timedelta) -> Any:
     )  # fmt: skip
 
 
-def _gloo(store: Any, settings: "Settings") -> Any:
+def _gloo(store: Any, settings: "Settings", rank: int, size: int) -> Any:
     """The group for CPUs. It listens at this host's address in the party's network, on ports of the kernel's choice."""
     gloo = distributed.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = _FOREVER
     options._devices = [gloo.create_device(hostname=_own_address(settings))]
-    return gloo(distributed.PrefixStore("gloo", store), settings.rank, settings.group_size, options)
+    return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
 
 
 def _own_address(settings: "Settings") -> str:

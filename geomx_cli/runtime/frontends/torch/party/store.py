@@ -5,69 +5,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geomx_cli.core.options import Value
-from geomx_cli.runtime.base_store import option_of
 from geomx_cli.runtime.frontends.torch.batch_check import DIGEST, BatchCheck
 from geomx_cli.runtime.frontends.torch.digests import to_first_worker
 from geomx_cli.runtime.frontends.torch.futures import after
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
+from geomx_cli.runtime.frontends.torch.party.grouped_store import GroupedStore
 from geomx_cli.runtime.frontends.torch.party.operations import Operations
 from geomx_cli.runtime.frontends.torch.party.synchronise import synchronise
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
-from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore, finish_rounds
+from geomx_cli.runtime.frontends.torch.wrapping_store import finish_rounds
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from geomx_cli.ps.arrays import Array
-    from geomx_cli.ps.client import Client
     from geomx_cli.runtime.script import Session
     from geomx_cli.runtime.settings import Settings
 
 __all__ = ["PartyStore"]
 
 
-class PartyStore(WrappingStore):
-    """See ScriptStore. For the training thread. The constructor joins the job: it blocks until the party's workers
-    have, and their leader the servers. Raises GeomxError if that fails.
-    """
-
-    trains = True
+class PartyStore(GroupedStore):
+    """See GroupedStore."""
 
     def __init__(self, session: "Session", settings: "Settings") -> None:
-        super().__init__(session)
-        self._settings = settings
-        self._group = PartyGroup(settings)
-        self._client: Client | None = session.connect_in_group(settings)
-        self._group.form(self._client)
+        super().__init__(session, settings)
         self._operations = Operations(self._group)
-
-    @property
-    def global_rank(self) -> int:
-        """See BaseStore."""
-        assert self._settings.global_rank is not None
-        return self._settings.global_rank
-
-    @property
-    def num_all_workers(self) -> int:
-        """See BaseStore."""
-        return self._settings.num_all_workers
-
-    @property
-    def party_ranks(self) -> range:
-        """See BaseStore."""
-        first = self.global_rank - self._group.rank
-        return range(first, first + self._group.size)
-
-    def option(self, name: str) -> Value:
-        """See BaseStore."""
-        return option_of(self._settings, name)
-
-    @property
-    def failure(self) -> BaseException | None:
-        """See ScriptStore."""
-        return None if self._client is None else self._client.failure
 
     def _synchronise(
         self, state: ModelState, model: Any, optimizer: Any, buffers: str, check: BatchCheck

@@ -1,0 +1,114 @@
+"""TSEngine's measurements and choice: what a link carries, and which way a contribution goes.
+
+A sender knows when it has handed bytes to a link; the peer reports how many it has received. So a rate is measured only
+while the link is busy, whatever else the round waits for.
+"""
+
+import random
+from collections import deque
+from collections.abc import Mapping
+
+__all__ = ["AGE", "DIRECT", "Meter", "choose"]
+
+DIRECT = -1
+"""The way to the root without a relay, in `choose`."""
+AGE = 5
+"""Rounds after which a rate that was not measured again is no longer known."""
+MARGIN = 1.2
+"""How many times faster than the direct way a relay has to be."""
+SMALLEST = 64 * 1024
+"""Bytes that a sample has at least."""
+SPAN, WEIGHT = 0.1, 0.5
+"""Seconds of a sample, and its weight in the moving average."""
+JITTER = 0.01
+"""Seconds that a process may take to notice a message. A rate that is taken as too high is soon corrected, since
+the link is used then; one that is taken as too low is not."""
+IDLE = 4096
+"""Bytes on their way that do not make a link busy: reports, credit."""
+
+
+class Meter:
+    """Measures one direction of a link in bytes per second. Times are in time.monotonic seconds.
+
+    rate: 0 if unknown. measured: the round in which it was last measured. moved: when bytes last arrived, or the link
+    became busy.
+    """
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self.measured = 0
+        self.moved = 0.0
+        self._marks: deque[tuple[int, float]] = deque()  # bytes handed over so far, and when
+        self._sent = self._received = 0
+        self._start = 0.0
+        self._floor = float("inf")
+        self._bytes, self._seconds = 0, 0.0
+
+    @property
+    def backlog(self) -> int:
+        """Bytes handed over and not reported."""
+        return self._sent - self._received
+
+    def sent(self, total: int, now: float) -> None:
+        """`total` bytes have been handed to the link since it exists."""
+        if total <= self._sent:
+            return
+        if self.backlog <= IDLE:
+            self.moved = now
+        self._sent = total
+        self._marks.append((total, now))
+
+    def received(self, total: int, now: float, round_: int) -> None:
+        """The peer has received `total` bytes since the link exists; `round_` is the present one."""
+        total = min(total, self._sent)
+        news = total - self._received
+        if news <= 0:
+            return
+        first = self._marks[0][1]
+        while self._marks and self._marks[0][0] <= total:
+            self._floor = min(self._floor, now - self._marks.popleft()[1])
+        waited = max(0.0, now - max(first, self._start))
+        if first > self._start:  # it was idle: the time that a byte takes on an idle link is not its rate
+            waited = max(0.0, waited - self._floor - JITTER)
+        self._received, self._start, self.moved = total, now, now
+        if news > IDLE:
+            self._bytes += news
+            self._seconds += waited
+        if self._bytes >= SMALLEST and (self._seconds >= SPAN or self.backlog <= IDLE):
+            # A first, short sample may be far too low, and the link would not be used again: let it be used once more.
+            doubt = 2.0 if not self.rate and self._seconds < SPAN else 1.0
+            self._take(doubt * self._bytes / max(self._seconds, 1e-3), round_)
+            self._bytes, self._seconds = 0, 0.0
+
+    def restart(self, now: float) -> None:
+        """What is on its way was lost with a connection."""
+        self._received = self._sent
+        self._marks.clear()
+        self._start = self.moved = now
+
+    def is_stale(self, round_: int) -> bool:
+        """Whether the rate is too old to be relied on, or unknown."""
+        return not self.rate or round_ - self.measured > AGE
+
+    def _take(self, rate: float, round_: int) -> None:
+        if not self.rate:
+            self.rate = rate
+        elif self.is_stale(round_):
+            self.rate = min(rate, 2 * self.rate)
+        else:
+            self.rate += WEIGHT * (rate - self.rate)
+        self.measured = round_
+
+
+def choose(costs: Mapping[int, float | None], max_greed: float, draw: random.Random) -> int:
+    """The way for a contribution, of those in `costs`: the seconds that it takes by each, None where that is unknown.
+
+    With probability min(known / all, max_greed) the fastest known one, where a relay has to be MARGIN times faster than
+    DIRECT; else any unknown one, so that it is measured.
+    """
+    known = {way: cost for way, cost in costs.items() if cost is not None}
+    unknown = [way for way, cost in costs.items() if cost is None]
+    greed = min(len(known) / len(costs), max_greed)
+    if unknown and (not known or draw.random() >= greed):
+        return draw.choice(unknown)
+    return min(known, key=lambda way: known[way] if way == DIRECT else MARGIN * known[way])

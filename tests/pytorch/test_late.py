@@ -1,0 +1,54 @@
+"""--p3: the next forward pass waits tensor by tensor; models and optimizers have the same bits as without."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster import ROOT
+from idx import write_data
+from safetensors.numpy import load_file
+from workers import Workers
+
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+
+
+@pytest.mark.processes
+def test_what_scripts_see_has_the_same_bits(workers: Workers) -> None:
+    found = []
+    for p3 in (True, False):
+        workers.start_far_apart("late.py", wan="8mbit,20ms", p3=p3)
+        workers.finish()
+        found.append([workers.saved(rank) for rank in range(2)])
+    for ours, plain in zip(*found, strict=True):
+        late = {name for name in ours if name.endswith(": late")}
+        in_time = {name for name in late if not ours[name]}
+        assert {"sgd, clipped: late", "layers, first: late"} <= in_time and "layers, last: late" not in in_time
+        assert all(name.startswith(("sgd, clipped", "unused", "layers")) for name in in_time)
+        assert len(late) == 18 and not any(plain[name] for name in late)
+        names = ours.keys() - late
+        assert len(names) > 12 and [name for name in names if not np.array_equal(ours[name], plain[name])] == []
+    first, second = found[0]
+    assert all(np.array_equal(first[name], second[name]) for name in first if name.endswith((": model", ": optimizer")))
+
+
+@pytest.mark.processes
+def test_the_bundled_job_has_the_same_bits(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", train=96)
+    found: list[Any] = []
+    for p3 in ("--p3", "--no-p3"):
+        words = ["--framework", "torch", "--network", "cnn-bn", "--data-dir", str(data), "--batch-size", "8", p3]
+        words += ["--parties", "2", "--workers", "1", "--wan", "20ms", "--epochs", "2", "--eval-every", "2"]
+        argv = [sys.executable, "-m", "geomx_cli", "launch", "--local", "--json", "--job-dir", str(tmp_path / p3)]
+        done = subprocess.run([*argv, *words], env=ENV, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / p3 / "events" / "A-worker-0.jsonl").read_text().splitlines()
+        accuracies = [event["accuracy"] for event in map(json.loads, lines) if event["event"] == "evaluation"]
+        found.append((load_file(json.loads(done.stdout)["model"]), accuracies))
+    (model, accuracies), (plain, plain_accuracies) = found
+    assert accuracies == plain_accuracies and len(accuracies) > 2
+    assert model.keys() == plain.keys() and all(np.array_equal(model[name], plain[name]) for name in model)
