@@ -22,7 +22,6 @@ from forks import Forked
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan.ports import free_ports as ports_of_a_job
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net import security
@@ -131,7 +130,7 @@ class Cluster:
     ) -> Plan:
         """The plan of a job in this directory, with keys if it has several hosts; `changes` of the inventory."""
         values = {**defaults(plugins.table()), **options}
-        ports = ports_of_a_job(ports_needed(values))
+        ports = free_ports(ports_needed(values))
         inventory = this_machine(values, ports, one_host=one_host).model_copy(update=changes)
         spec = JobSpec(
             job="planned", options=values, script=("python", *script), job_dir=str(self.directory),

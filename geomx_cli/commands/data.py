@@ -10,6 +10,7 @@ import click
 
 from geomx_cli.commands._group import SuggestingGroup
 from geomx_cli.commands._inventory import inventory_options, inventory_path, read_inventory, ssh_options
+from geomx_cli.commands._job import Duration
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.core.errors import CheckFailed, DoneInPart, UsageError
 from geomx_cli.runtime.training.catalog import DATA_SETS
@@ -29,13 +30,16 @@ def data() -> None:
 @click.argument("name", type=click.Choice(list(DATA_SETS)))
 @click.option("--data-dir", default="", metavar="DIR", help="Target directory; by default your data directory.")
 @click.option("--existing", is_flag=True, help="Fail if DIR does not exist, instead of creating it.")
+@click.option(
+    "--limit", type=Duration(1, 86400), default="15m", show_default=True, metavar="TIME", help="How long it may take."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
+def fetch(name: str, data_dir: str, existing: bool, limit: float, as_json: bool) -> None:
     """Download a data set, unless it is present, and print its directory."""
     from geomx_cli.runtime.training import fetch as fetching
 
     with download_progress(f"looking for {name}") as progress:
-        directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, progress)
+        directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, progress, limit)
     found = {"schema_version": 1, "data": name, "directory": str(directory)}
     if as_json:
         print_json(found)

@@ -105,7 +105,7 @@ def _print(job_view: "JobView", *, parties: bool) -> None:
     click.echo(f"job {job.plan.job}: {job_view.state}; started {since} ago; {hosts}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(table(job_view.progress))
     for one in job_view.hosts.values():
-        if one.problem and one.reachable:
+        if one.problem and one.reachable and not (one.agent == "not started" and job_view.over):
             click.echo(f"host {one.host}: {one.problem}")
     for warning in job_view.progress.totals().warnings:
         click.echo(f"warning: {warning}")

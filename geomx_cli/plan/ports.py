@@ -2,7 +2,7 @@
 
 import random
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from geomx_cli.core import plugins
@@ -14,7 +14,7 @@ from geomx_cli.plan.endpoints import dialled, takes_port
 from geomx_cli.plan.placement import placement_errors
 from geomx_cli.plan.topology import build_topology, links
 
-__all__ = ["choose", "free_ports", "host_errors", "ports_needed"]
+__all__ = ["choose", "free_ports", "host_errors", "ports_needed", "release"]
 
 
 def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> Inventory:
@@ -131,7 +131,7 @@ def free_ports(count: int) -> list[int]:
     """Return `count` TCP ports of 127.0.0.1 that are not in use.
 
     They are below Linux's default ephemeral range, so outgoing connections do not take them, and reserved against
-    other calls of this function while this process lives. Another program may still take one before the job does; the
+    other calls of this function until `release`, or the end of this process. Another program may still take one before the job does; the
     later bind() then fails with a message. Raises InvalidSettings if there are too few.
     """
     found: list[int] = []
@@ -150,8 +150,22 @@ def free_ports(count: int) -> list[int]:
     raise InvalidSettings(f"there are not {count} free ports on this machine", "use fewer parties or servers")
 
 
+def release(ports: Iterable[int]) -> None:
+    """End the reservation of these ports by `free_ports`, after their job; a no-op for others."""
+    for port in ports:
+        if port in _reserved:
+            _reserved.pop(port).close()
+
+
+_reserved: dict[int, socket.socket] = {}  # kept open, as a job binds its ports later
+
+
 def _reserve(port: int) -> None:
     """Reserve the port among geomx processes until this one exits. Raises OSError if another has reserved it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
         name.bind(f"\0geomx-port-{port}")
-        name.detach()  # kept open until exit, as the job binds its ports later
+    except OSError:
+        name.close()
+        raise
+    _reserved[port] = name

@@ -38,7 +38,7 @@ from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.job_paths import complete
-from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 
 NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
@@ -49,7 +49,7 @@ def known(tmp_path: Path) -> KnownJob:
     """A job that was planned and stored, but not started."""
     options = defaults()
     spec = complete(JobSpec(options=options, job_dir=str(tmp_path / "job"), socket_dir="/tmp/none", python="python"))
-    inventory = this_machine(options, free_ports(ports_needed(options)))
+    inventory = this_machine(options, range(20_000, 20_000 + ports_needed(options)))
     (tmp_path / "job").mkdir(mode=0o755)
     JobDirectory(spec.job, tmp_path / "job").write_plan(plan(inventory, spec), inventory)
     job_state.begin(tmp_path / "job")

@@ -22,7 +22,7 @@ from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import in_words, result
 from geomx_cli.jobs.view.table import ProcessTable, sentence
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 
 
@@ -30,7 +30,7 @@ from geomx_cli.plan.this_machine import this_machine
 def planned(tmp_path: Path) -> Plan:
     options = defaults()
     spec = JobSpec(options=options, job="j", job_dir=str(tmp_path), socket_dir="/tmp/s", python="python")
-    return plan(this_machine(options, free_ports(ports_needed(options))), spec)
+    return plan(this_machine(options, range(20_000, 20_000 + ports_needed(options))), spec)
 
 
 @pytest.fixture

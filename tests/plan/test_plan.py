@@ -16,7 +16,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.plugins import table
 from geomx_cli.inventory import Host, Inventory, Party, Ssh, WanLink, validated
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan.ports import choose, free_ports, ports_needed
+from geomx_cli.plan.ports import choose, free_ports, ports_needed, release
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.cluster.membership import RosterEntry
 from geomx_cli.runtime.settings import Settings
@@ -717,8 +717,11 @@ def test_no_two_launches_choose_one_port(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("geomx_cli.plan.ports.random.sample", lambda candidates, _: list(candidates))
     again = "from geomx_cli.plan import ports; ports.random.sample = lambda c, _: list(c); print(*ports.free_ports(5))"
     mine = free_ports(5)
-    theirs = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True, check=True).stdout.split()
-    assert len(theirs) == 5 and not set(mine) & set(map(int, theirs))
+    for released in (False, True):
+        if released:
+            release(mine)
+        found = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True, check=True).stdout.split()
+        assert len(found) == 5 and bool(set(mine) & set(map(int, found))) == released
 
 
 def test_free_ports_are_distinct() -> None:

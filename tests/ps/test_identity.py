@@ -9,7 +9,7 @@ from rounds import HOSTILE, PLANNED_ROUNDS, SCRIPT, assert_equal, expected, foun
 
 from geomx_cli.core.options import defaults
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net.security import Identity
 
@@ -37,7 +37,7 @@ def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp
 
 def test_each_listener_knows_who_dials_it_and_as_what() -> None:
     options = {**defaults(), "parties": 2, "workers": 2, "local_servers": 2, "global_servers": 2, "central_workers": 1}
-    inventory = this_machine(options, free_ports(ports_needed(options)))
+    inventory = this_machine(options, range(20_000, 20_000 + ports_needed(options)))
     found = plan(inventory, JobSpec(job="x", options=options, job_dir="/j", socket_dir="/s")).callers
     assert found["B/scheduler:0"] == {
         name: Identity(name, role, rank)

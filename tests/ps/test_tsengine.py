@@ -22,7 +22,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.inventory import WanLink
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.delivery._tsengine_rates import AGE, DIRECT, Meter, choose
@@ -143,7 +143,7 @@ def test_a_report_is_bounded(body: dict[str, object]) -> None:
 
 def of_parties(parties: int, tmp_path: Path, **options: Value) -> Plan:
     values = {**defaults(plugins.table()), "parties": parties, "tsengine": "inter", **options}
-    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=False)
+    inventory = this_machine(values, range(20_000, 20_000 + ports_needed(values)), one_host=False)
     return plan(inventory, JobSpec(job="relays", options=values, job_dir=str(tmp_path), socket_dir="/tmp/gx-relays"))
 
 

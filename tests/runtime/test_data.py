@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from cluster import until
 
 from geomx_cli.commands.data import data as command
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
@@ -297,6 +298,23 @@ def test_a_long_wait_for_packages_is_reported(tmp_path: Path) -> None:
         go.touch()
         assert "cannot be fetched" in process.stderr.read()
     assert process.returncode == 4
+
+
+@pytest.mark.processes
+def test_a_fetch_ends_at_its_limit_with_all_that_it_started(tmp_path: Path) -> None:
+    """As without a network, where what apt-get starts looks up names for longer than apt-get lives."""
+    programs, ran = tmp_path / "bin", tmp_path / "ran"
+    programs.mkdir()
+    apt = programs / "apt-get"
+    apt.write_text(f'#!/bin/sh\necho "$$" >> {ran}\nsleep 60 &\necho "$!" >> {ran}\nwait\n')
+    apt.chmod(0o700)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    words = ["data", "fetch", "fashion-mnist", "--data-dir", str(tmp_path / "target"), "--limit", "2s"]
+    argv = [sys.executable, "-m", "geomx_cli", *words]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 4 and "apt-get was not done within" in done.stderr, done.stderr
+    assert len(ran.read_text().split()) == 2, "a package list was fetched after the limit"
+    until(lambda: not any(Path("/proc", pid).exists() for pid in ran.read_text().split()))
 
 
 def small_cifar() -> dict[str, bytes]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Pushed", "error_of", "provide", "push"]
 
 _LIMIT = 1200.0
+_SOON = 20.0  # seconds for a host's own download, where this machine has a copy to send
 _WORDS = 500
 _PIECE = 1 << 18
 _IDLE = 60.0  # seconds without progress of a transfer, after which its host hangs
@@ -35,9 +36,10 @@ def provide(
 ) -> None:
     """Ensure that each host that trains has the data; a no-op for jobs with a script or a user's data.
 
-    A host without the data that cannot download it gets a copy of this machine's. `on_progress` receives the progress
-    of a download to this machine, and of a copy. Blocks for at most 20 minutes, apart from copying. Raises
-    HostUnreachable or InvalidSettings for this machine, CheckFailed with the remote message for another.
+    A host without the data that cannot download it, within 20 s if this machine has it, gets a copy of this machine's.
+    `on_progress` receives the progress of a download to this machine, and of a copy. Blocks for at most 20 minutes,
+    apart from copying. Raises HostUnreachable or InvalidSettings for this machine, CheckFailed with the remote message
+    for another.
     """
     name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
     if planned.spec.script or name not in catalog.DATA_SETS:
@@ -48,11 +50,12 @@ def provide(
         from geomx_cli.runtime.training import fetch
 
         fetch.ensure(name, folder, on_progress)
-    there = [hosts[host] for host in far]
+    there, ours = [hosts[host] for host in far], catalog.find(name, folder)
     refused: dict[str, str] = {}
 
     def fetch_on(host: Connector) -> None:
         where = ["--data-dir", folder, "--existing"] if folder else []
+        where += ["--limit", f"{_SOON:g}s"] if ours is not None else []
         done = host.run(module_command(host.python, "geomx_cli", "data", "fetch", name, *where), limit=_LIMIT)
         if done.status != 0:
             refused[host.name] = error_of(done.errors.decode(errors="replace"))
@@ -62,7 +65,6 @@ def provide(
         everywhere(fetch_on, there)
     if not refused:
         return
-    ours = catalog.find(name, folder)
     if ours is None:
         host, why = next(iter(refused.items()))
         hint = f"run geomx data fetch {name} here: launch then sends it to hosts without it"

@@ -21,9 +21,8 @@ from geomx_cli.jobs.store.script import check_script, with_interpreter
 from geomx_cli.jobs.store.sweep_manifest import Cell, SweepSettings
 from geomx_cli.jobs.view.conclusion import Conclusion
 from geomx_cli.jobs.view.follow import LineView
-from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan import JobSpec, plan, ports
 from geomx_cli.plan.job_paths import complete
-from geomx_cli.plan.ports import choose
 
 __all__ = ["Machines", "SweepJobs"]
 
@@ -68,7 +67,7 @@ class SweepJobs:
             if self._warnings[name]:
                 self.note(f"warning: {self._warnings[name]}")
             try:
-                plan(choose(inventory, None), complete(replace(self.base, options=options)))
+                plan(ports.choose(inventory, None), complete(replace(self.base, options=options)))
             except InvalidSettings as error:
                 raise InvalidSettings(f"--algo {name}: {error.message}", error.hint) from None
             self._prepared[name] = inventory, options
@@ -102,7 +101,10 @@ class SweepJobs:
         )
         warning = self._warnings[cell.algo]
         spec = replace(self.base, options={**options, "seed": cell.seed}, job=cell.job, script_warning=warning)
-        return launching.launch(inventory, spec, launch_options)
+        try:
+            return launching.launch(inventory, spec, launch_options)
+        finally:
+            ports.release(port for host in inventory.hosts for port in host.ports)
 
     def attach(self, job: KnownJob) -> Conclusion:
         """Follow a job to its end; see jobs.actions.attach."""

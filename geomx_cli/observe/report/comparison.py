@@ -129,11 +129,12 @@ def csv_rows(rows: Sequence[ComparisonRow], target: float) -> list[list[Any]]:
 
 
 def unlike(groups: Sequence[RunGroup]) -> list[str]:
-    """Return the flags of options, other than those of algorithms, in which the runs of the groups differ. Those of
-    codecs and datagrams are there only beside others.
+    """Return the flags of options, other than those of algorithms, in which the runs of the groups differ, and [[link]]
+    if the emulated networks do. Those of codecs and datagrams are there only beside others.
     """
-    known = [run.metadata.options for group in groups for run in group.runs if run.metadata is not None]
-    differing = [name for name in (*ALIKE, *_TRAFFIC) if len({str(options.get(name)) for options in known}) > 1]
-    if not set(differing) & set(ALIKE):
+    known = [run.metadata for group in groups for run in group.runs if run.metadata is not None]
+    differing = [name for name in (*ALIKE, *_TRAFFIC) if len({str(one.options.get(name)) for one in known}) > 1]
+    links = ["[[link]]"] if "wan" not in differing and len({one.emulated_network for one in known}) > 1 else []
+    if not links and not set(differing) & set(ALIKE):
         return []
-    return sorted(f"--{name.replace('_', '-')}" for name in differing)
+    return [*links, *sorted(f"--{name.replace('_', '-')}" for name in differing)]

@@ -74,6 +74,7 @@ class JobRecords:
             network=network_of(self.plan), mode=mode_of(self.plan.spec.options),
             script=list(self.plan.spec.script), script_digest=self.plan.spec.script_digest,
             outcome=self._outcome(), evaluator=self._evaluator(), warnings=self._warnings(),
+            emulated_network=self.plan.network,
         )  # fmt: skip
 
     @property

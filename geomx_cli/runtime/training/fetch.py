@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import tempfile
+import time
 import zlib
 from pathlib import Path
 
@@ -11,21 +12,25 @@ from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime.training import catalog, sources
 from geomx_cli.runtime.training.sources import SOURCES, Progress, SourceError
 
-__all__ = ["Progress", "ensure", "fetch", "require_directory", "verified"]
+__all__ = ["LIMIT", "Progress", "ensure", "fetch", "require_directory", "verified"]
+
+LIMIT = 900.0
+"""Seconds for a download, by default."""
 
 
-def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
+def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = None, limit: float = LIMIT) -> Path:
     """Return the directory with the data set, downloading it if not found; see `fetch` for the errors.
 
     A `data_dir` that does not exist raises InvalidSettings, as it is probably mistyped.
     """
     require_directory(name, data_dir)
     found = catalog.find(name, data_dir)
-    return found if found is not None else fetch(name, data_dir, progress)
+    return found if found is not None else fetch(name, data_dir, progress, limit)
 
 
-def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
-    """Download the data set into `data_dir` or the user's own data directory, and return that directory.
+def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None, limit: float = LIMIT) -> Path:
+    """Download the data set into `data_dir` or the user's own data directory within `limit` seconds, and return that
+    directory.
 
     Does nothing if it is complete. Files are verified before they appear, even if this is interrupted or runs
     concurrently. Raises HostUnreachable with the cause for each source if all fail, and InvalidSettings for an unknown
@@ -44,7 +49,7 @@ def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None
     try:
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target) as scratch:
-            _from_any_source(name, Path(scratch), progress or (lambda what, done, total: None))
+            _from_any_source(name, Path(scratch), progress or (lambda what, done, total: None), limit)
             for file in digests:
                 (Path(scratch) / file).replace(target / file)
     except OSError as error:
@@ -68,11 +73,11 @@ def require_directory(name: str, data_dir: str | Path) -> None:
         raise InvalidSettings(f"--data-dir {data_dir}: there is no such directory", hint)
 
 
-def _from_any_source(name: str, scratch: Path, progress: Progress) -> None:
-    source, causes = SOURCES[name], []
+def _from_any_source(name: str, scratch: Path, progress: Progress, limit: float) -> None:
+    source, causes, deadline = SOURCES[name], [], time.monotonic() + limit
     for where, way in sources.ways(source):
         try:
-            way(source, scratch, progress)
+            way(source, scratch, progress, deadline)
         except SourceError as cause:
             causes.append(f"{where}: {cause}")
             progress(f"cannot download from {causes[-1]}", 0, 0)

@@ -6,7 +6,9 @@ Every source has time limits, files are verified against known digests, and noth
 import hashlib
 import io
 import lzma
+import os
 import queue
+import signal
 import struct
 import subprocess
 import tarfile
@@ -16,6 +18,7 @@ import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -30,7 +33,6 @@ Progress = Callable[[str, int, int], None]
 """Called with (activity, bytes done, total bytes); the total is 0 if only the message matters."""
 
 _CONNECT_LIMIT = 5.0
-_DOWNLOAD_LIMIT = 900.0
 _APT_LIMIT = 300.0
 _UPDATE_LIMIT = 45.0  # where a mirror answers, the lists come within seconds
 _PIECE = 1 << 18
@@ -110,15 +112,16 @@ class SourceError(Exception):
     """A source cannot provide the data; the text says why."""
 
 
-def ways(source: Source) -> Iterator[tuple[str, Callable[[Source, Path, Progress], None]]]:
-    """Yield the sources to try, in order: a name, and a function that writes the files to a folder."""
+def ways(source: Source) -> Iterator[tuple[str, Callable[[Source, Path, Progress, float], None]]]:
+    """Yield the sources to try, in order: a name, and a function that writes the files to a folder until a deadline in
+    time.monotonic seconds, or raises SourceError.
+    """
     yield source.url, _from_authors
     if source.package:
         yield f"Debian's package {source.package}", _from_debian
 
 
-def _from_authors(source: Source, scratch: Path, progress: Progress) -> None:
-    deadline = time.monotonic() + _DOWNLOAD_LIMIT
+def _from_authors(source: Source, scratch: Path, progress: Progress, deadline: float) -> None:
     for file in source.packed:
         try:
             packed = _download(source.url + file, file, deadline, progress)
@@ -145,7 +148,7 @@ def _download(url: str, what: str, deadline: float, progress: Progress) -> bytes
             if len(content) > _MOST_BYTES:
                 raise SourceError(f"{what} is larger than it should be")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not done within {_DOWNLOAD_LIMIT:.0f} s")
+                raise TimeoutError("not done within the time limit")
     return bytes(content)
 
 
@@ -170,26 +173,29 @@ def _open(url: str) -> Any:
     return answer
 
 
-def _from_debian(source: Source, scratch: Path, progress: Progress) -> None:
+def _from_debian(source: Source, scratch: Path, progress: Progress, deadline: float) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         work = Path(name)
         progress(f"apt-get download {source.package}", 0, 0)
         try:
-            _run(work, "apt-get", "download", source.package)
+            _run(work, deadline, "apt-get", "download", source.package)
         except SourceError:
             # Without package lists, as in many containers, apt knows no package: have it download them to a private
             # directory.
-            progress(f"apt-get update into a private directory, {_UPDATE_LIMIT:.0f} s at most", 0, 0)
+            limit = min(_UPDATE_LIMIT, deadline - time.monotonic())
+            if limit <= 0:
+                raise
+            progress(f"apt-get update into a private directory, {limit:.0f} s at most", 0, 0)
             private = _private_apt(work)
-            _run(work, "apt-get", *private, "update", limit=_UPDATE_LIMIT)
-            _run(work, "apt-get", *private, "download", source.package)
+            _run(work, time.monotonic() + limit, "apt-get", *private, "update")
+            _run(work, deadline, "apt-get", *private, "download", source.package)
         package = next(work.glob(f"{source.package}_*.deb"), None)
         if package is None:
             raise SourceError("apt-get download left no file")
         if source.unpack is not None:
             _unpack_package(source, package.read_bytes(), package.name, scratch)
             return
-        _run(work, "dpkg-deb", "-x", str(package), "content")
+        _run(work, deadline, "dpkg-deb", "-x", str(package), "content")
         for file in source.digests:
             packed = work / "content/usr/share/datasets" / source.package.removeprefix("dataset-") / f"{file}.gz"
             if not packed.is_file():
@@ -210,25 +216,32 @@ def _private_apt(work: Path) -> list[str]:
     return options
 
 
-def _run(work: Path, *command: str, limit: float = _APT_LIMIT) -> None:
+def _run(work: Path, deadline: float, *command: str) -> None:
+    limit = min(_APT_LIMIT, max(0.0, deadline - time.monotonic()))
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=work,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=limit,
-            check=False,
+            start_new_session=True,
         )
     except FileNotFoundError:
         raise SourceError(f"this machine has no {command[0]}") from None
-    except subprocess.TimeoutExpired:
-        raise SourceError(f"{command[0]} was not done within {limit:.0f} s") from None
-    if done.returncode != 0:
-        lines = done.stdout.decode(errors="replace").strip().splitlines()
+    with process:
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise SourceError(f"{command[0]} was not done within {limit:.0f} s") from None
+        finally:
+            # The processes that apt-get downloads with outlive it while they look up a name, and hold the pipe open.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        lines = output.decode(errors="replace").strip().splitlines()
         problems = [line for line in lines if line.startswith("E:")] or lines[-1:]
-        raise SourceError(f"{command[0]} failed: {' '.join(problems) or f'status {done.returncode}'}")
+        raise SourceError(f"{command[0]} failed: {' '.join(problems) or f'status {process.returncode}'}")
 
 
 def _unpack(source: Source, packed: bytes, target: Path) -> None:
