@@ -131,8 +131,8 @@ def free_ports(count: int) -> list[int]:
     """Return `count` TCP ports of 127.0.0.1 that are not in use.
 
     They are below Linux's default ephemeral range, so outgoing connections do not take them, and reserved against
-    other calls of this function until `release`, or the end of this process. Another program may still take one before the job does; the
-    later bind() then fails with a message. Raises InvalidSettings if there are too few.
+    other calls of this function until `release`, or the end of this process. Another program may still take one before
+    the job does; the later bind() then fails with a message. Raises InvalidSettings if there are too few.
     """
     found: list[int] = []
     candidates = range(10_000, 32_768)
