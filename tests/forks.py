@@ -6,6 +6,7 @@ session, environment and output, like any other process. They run a module or a 
 `python SCRIPT` would.
 """
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -100,6 +101,7 @@ class ForkServer:
                 start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid
+        atexit.register(self._close)
 
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path, namespace: str = ""
@@ -114,6 +116,10 @@ class ForkServer:
                 pass
             self.statuses.pop(pid, None)
         return Forked(self, pid, list(argv))
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._process.wait(10)
 
     def take(self, seconds: float) -> None:
         """Collect exit statuses, waiting at most this long for the first."""
