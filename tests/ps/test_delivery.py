@@ -56,7 +56,8 @@ def test_a_delivery_of_another_distribution_is_found(installed: None) -> None:
     names = ["dgt", "direct", "tsengine", "relay", "forced"]
     assert list(plugins.deliveries()) == names
     assert {option.name: option.choices for option in plugins.table()}["delivery"] == tuple(names)
-    assert plugins.peers("relay", 3) == {(1, 0)} and not plugins.peers("relay", 1) and not plugins.peers("direct", 3)
+    assert plugins.peers("relay", 3, {}) == {(1, 0)} and not plugins.peers("relay", 1, {})
+    assert not plugins.peers("direct", 3, {})
 
 
 def test_one_that_cannot_be_loaded_is_named(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,8 +128,8 @@ def test_a_report_of_more_than_was_sent_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"received": -1}, {"rate": float("inf")}, {"rate": -1.0}, {"roots": [[1.0, 1e300]]}, {"roots": [[1.0]]},
-        {"roots": [[1.0, 1.0]] * 5000}, {"expect": [[1]]}, {"skip": [[1, 2]]},
+        {"received": -1}, {"rate": float("inf")}, {"rate": -1.0}, {"servers": [[1.0, 1e300]]}, {"servers": [[1.0]]},
+        {"servers": [[1.0, 1.0]] * 5000}, {"expect": [[1]]}, {"skip": [[1, 2]]},
         {"skip": [[1, 2, -3]]}, {"refused": ["x"]}, {"left": 3},
     ],
 )  # fmt: skip
