@@ -166,10 +166,10 @@ class Inventory(_Frozen):
             for name in host.parties:
                 if name not in parties:
                     raise ValueError(f"host {host.name} belongs to party {name}, which is not there")
+                devices[name] += len(host.devices)
             for name in host.reachable_from or ():
                 if name not in parties:
                     raise ValueError(f"host {host.name} is reachable from party {name}, which is not there")
-                devices[name] += len(host.devices)
         for party in (self.central, *self.parties):
             if party.name not in devices:
                 raise ValueError(f"party {party.name} has no host")

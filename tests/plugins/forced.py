@@ -1,17 +1,24 @@
 """TSEngine with a fixed choice, whatever was measured: THROUGH has the sender and its relay, as "1:0 3:2"; these are
-indices of parties or, with GEOMX_FORCED=intra, ranks of workers in each party.
+indices of parties or, with GEOMX_FORCED=intra, ranks of workers in each party, and with GEOMX_FORCED=both both.
+
+FAULT: "PROCESS POINT COUNT SIGNAL", as "A/server:0 taken 9 KILL": the process gets the signal, from itself, when it has
+taken so many contributions of peers ("taken"), or when the results of so many sums that contain such have come and were
+not passed on ("answered").
 """
 
 import os
+import signal
 from collections.abc import Collection, Mapping
 
 from geomx_cli.core.options import Option, Value
 from geomx_cli.ps.delivery import tsengine
 from geomx_cli.ps.delivery._tsengine_delivery import TsEngine
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.wire import Header, Kind
 
 name = "forced"
 needs_peers = False
-options = (Option("forced", "text", "inter", "GEOMX_FORCED", "Where.", "transport", choices=("inter", "intra")),)
+options = (Option("forced", "text", "inter", "GEOMX_FORCED", "Where.", "transport", choices=("inter", "intra", "both")),)
 
 
 def refuses(spec: object) -> str | None:
@@ -33,6 +40,24 @@ class Forced(TsEngine):
     """Sends through the relay while that relays, from the second round on."""
 
     option = "forced"
+    _seen = 0
+
+    def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
+        """See TsEngine.receive."""
+        process, point, count, name = os.environ.get("FAULT", "- - 0 -").split()
+        if process != self._node.process or self._relay is None:
+            return super().receive(link, header, payload)
+        if header.kind == Kind.RESULT and header.request in self._relay._merged and point == "answered":
+            self._count_to(int(count), name)
+        taken = super().receive(link, header, payload)
+        if header.kind == Kind.EXCHANGE and payload is not None and point == "taken":
+            self._count_to(int(count), name)
+        return taken
+
+    def _count_to(self, count: int, name: str) -> None:
+        self._seen += 1
+        if self._seen == count:
+            os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
 
     def _choose(self, server: int, size: int, before: Collection[int] = ()) -> int:
         """See TsEngine._choose."""

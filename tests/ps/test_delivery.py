@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,6 @@ from geomx_cli.ps.net.wire import BadMessage
 
 PLUGINS = ROOT / "tests" / "plugins"
 RELAY = {"GEOMX_DELIVERY": "relay", "PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGINS}"}
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The plug-in is on this process's path too, as if installed by pip."""
-
-    def forget() -> None:
-        plugins._all.cache_clear()
-        plugins.table.cache_clear()
-
-    monkeypatch.syspath_prepend(PLUGINS)
-    forget()
-    yield
-    monkeypatch.undo()
-    forget()
 
 
 def planned(cluster: Cluster, one_host: bool, **options: Value) -> Plan:

@@ -25,12 +25,12 @@ TICK = 0.01
 """Seconds between looks at neighbours and contributions on their way."""
 NOTED = 16 * 1024
 """Bytes of a message whose arrival is reported at once."""
-LARGE, SOON = 64 * 1024, 0.2
-"""Bytes that a contribution has at least to measure a way; seconds that it may take by what was known of it."""
+LARGE = 64 * 1024
+"""Bytes that a contribution has at least to measure a way."""
 SAME = 0.8
 """Cost of a peer that was used before, in proportion: to change costs a round."""
-TRY = 2.0
-"""Seconds until a way that was tried, and not measured thereby, is tried again."""
+TRY = 0.5
+"""Seconds until a way that was tried, and of which too little is known still, is tried again."""
 
 
 class TsEngine(Direct):
@@ -51,7 +51,7 @@ class TsEngine(Direct):
         self._node = node
         self._draw = random.Random(node.process)
         self._max_greed = node.settings.number("ts_greed")
-        self._round = 0
+        self._round, self._began, self._period = 0, 0.0, 0.0  # the present round, when it began, seconds of the last
         # Contributions are passed on alone if they cannot be added: they are encoded, or parties go through rounds by
         # themselves, which the first result says.
         self._alone: bool | None = None
@@ -78,7 +78,7 @@ class TsEngine(Direct):
         if self._relay is None or self.upstream is None:
             super().up(server, header, payload, on_result)
             return
-        self._round = max(self._round, header.round)
+        self._enter(header.round)
         then = partial(self._on_result, on_result)
         alone = self._alone or bool(self.upstream.compression.spec)
         if payload is None or self._alone is None or not can_be_relayed(header, payload):
@@ -169,7 +169,7 @@ class TsEngine(Direct):
         if way in self._expecting.get((header.key, header.slice), {}):
             return True
         self._announce(header, way)
-        return not self._neighbours.of(self.upstream.peers[way]).meter.rate
+        return self._neighbours.of(self.upstream.peers[way]).meter.is_stale(self._round)
 
     def _announce(self, header: Header, way: int) -> None:
         """Tell a peer to expect this slice."""
@@ -202,9 +202,17 @@ class TsEngine(Direct):
         return way
 
     def _known(self, neighbour: Neighbour, size: int, seconds: float) -> float | None:
-        """The seconds, or None if the rate is old and this contribution is good to measure it again."""
+        """The seconds, or None if the rate is old and this contribution is good to measure it again: it is large, and
+        takes no longer than the last round has taken.
+        """
         old = neighbour.meter.is_stale(self._round) and time.monotonic() - neighbour.tried > TRY
-        return None if old and size >= LARGE and seconds <= SOON else seconds
+        return None if old and size >= LARGE and seconds <= self._period else seconds
+
+    def _enter(self, round_: int) -> None:
+        """A contribution to this round is sent."""
+        if round_ > self._round:
+            now = time.monotonic()
+            self._round, self._began, self._period = round_, now, now - self._began if self._began else 0.0
 
     def _comes_through(self, rank: int) -> bool:
         """Whether the contribution of a peer that was expected here may still come."""

@@ -80,6 +80,7 @@ class Relay:
         self._above = above
         self._relays = relays
         self._groups: dict[tuple[int, int, int], _Group] = {}
+        self._held: dict[_Where, list[int]] = {}  # the rounds of own contributions that wait, ascending
         self._last: dict[_Where, int] = {}  # the last round that this process has sent
         # peers whose next contribution should come here, and how many in a row have not
         self._expected: dict[_Where, dict[int, int]] = {}
@@ -92,14 +93,19 @@ class Relay:
         return bool(self._expected.get(where)) or (*where, header.round) in self._groups
 
     def take_own(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
-        """Send this process's contribution together with those that are expected."""
+        """Send this process's contribution together with those that are expected. Rounds of a slice go in order."""
         where = (header.key, header.slice, header.round)
+        self._held.setdefault(where[:2], []).append(header.round)
         group = self._groups.setdefault(where, _Group())
         group.own, group.since = _Own(header, payload, on_result), time.monotonic()
         self._check(where)
 
     def passed(self, header: Header) -> None:
-        """This process's contribution went alone, or through a peer: what waits for it has to go alone too."""
+        """This process's contribution goes alone, or through a peer: what waits for it has to go alone too, and earlier
+        ones go first.
+        """
+        for round_ in list(self._held.get((header.key, header.slice), ())):
+            self._release((header.key, header.slice, round_))
         self._last[header.key, header.slice] = header.round
         group = self._groups.pop((header.key, header.slice, header.round), None)
         if group is not None:
@@ -158,7 +164,7 @@ class Relay:
 
     def check(self) -> None:
         """Stop waiting for peers that do not send through here any more."""
-        for where in [where for where, group in self._groups.items() if group.own is not None]:
+        for where in [(*slice_, rounds[0]) for slice_, rounds in self._held.items() if rounds]:
             self._check(where)
 
     def on_result(self, header: Header, payload: memoryview | None) -> None:
@@ -200,8 +206,8 @@ class Relay:
         self._passing[where] = sent.request
 
     def _check(self, where: tuple[int, int, int]) -> None:
-        group, (key, index, _) = self._groups[where], where
-        if group.own is None:
+        group, (key, index, round_) = self._groups[where], where
+        if group.own is None or self._held[key, index][0] != round_:
             return
         expected = self._expected.get((key, index), {})
         missing = expected.keys() - group.clients.keys() - group.skipped
@@ -214,8 +220,16 @@ class Relay:
             return
         for rank in missing:
             del expected[rank]
-        del self._groups[where]
-        self._last[key, index] = max(group.own.header.round, self._last.get((key, index), 0))
+        self._release(where)
+        if self._held[key, index]:
+            self._check((key, index, self._held[key, index][0]))
+
+    def _release(self, where: tuple[int, int, int]) -> None:
+        """Send the own contribution with those that have come."""
+        group, (key, index, round_) = self._groups.pop(where), where
+        assert group.own is not None
+        self._held[key, index].remove(round_)
+        self._last[key, index] = max(round_, self._last.get((key, index), 0))
         self._send(group.own, group.clients)
 
     def _send(self, own: _Own, clients: dict[int, _Client]) -> None:
