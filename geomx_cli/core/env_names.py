@@ -8,8 +8,8 @@ from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.plugins import table
 
 __all__ = [
-    "INTER_TS", "INTRA_TS", "NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables", "without_effect",
-    "without_effect_at_launch",
+    "INTER_TS", "INTRA_TS", "NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables",
+    "without_effect", "without_effect_at_launch",
 ]  # fmt: skip
 
 NO_EFFECT = " has no effect"

@@ -9,7 +9,7 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       DMLC_NODE_HOST, DMLC_INTERFACE, PORT    own address, or the interface that has it, and the port to listen on
       GEOMX_INSECURE=1                        listen on non-loopback addresses without keys
       MXNET_KVSTORE_USE_HFA=1, _HFA_K1, _K2   the algorithm HFA with these periods, 1 if not set (or GEOMX_ALGO)
-      ENABLE_INTER_TS=1, ENABLE_INTRA_TS=1    TSEngine between parties, inside them, as GEOMX_TSENGINE=inter, intra, both
+      ENABLE_INTER_TS=1, ENABLE_INTRA_TS=1    TSEngine between parties, inside them: GEOMX_TSENGINE=inter, intra or both
     processes of a party (the global servers are the servers of the central party)
       DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT     address of the party's scheduler
       DMLC_NUM_SERVER, DMLC_NUM_WORKER        number of servers and workers of the party

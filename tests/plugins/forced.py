@@ -18,7 +18,9 @@ from geomx_cli.ps.net.wire import Header, Kind
 
 name = "forced"
 needs_peers = False
-options = (Option("forced", "text", "inter", "GEOMX_FORCED", "Where.", "transport", choices=("inter", "intra", "both")),)
+options = (
+    Option("forced", "text", "inter", "GEOMX_FORCED", "Where.", "transport", choices=("inter", "intra", "both")),
+)
 
 
 def refuses(spec: object) -> str | None:

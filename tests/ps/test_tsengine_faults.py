@@ -22,7 +22,9 @@ ROUNDS = 60
 pytestmark = pytest.mark.processes
 
 
-def launch(cluster: Cluster, tmp_path: Path, level: str, each: Mapping[str, Mapping[str, str]] = {}, **env: str) -> None:
+def launch(
+    cluster: Cluster, tmp_path: Path, level: str, each: Mapping[str, Mapping[str, str]] = {}, **env: str
+) -> None:
     """Two parties of two workers, with twelve rounds of three keys in flight; those of rank 1 send through rank 0."""
     for name in (*SERVERS, *WORKERS, "root0"):
         place = {"GEOMX_PARTY_INDEX": str("AB".index(name[0]))} if name in SERVERS else {}
