@@ -173,26 +173,55 @@ def test_parties_that_do_not_wait_for_each_other_relay_too(
 # Found without being told.
 
 
-def test_the_party_behind_a_slow_link_finds_a_relay_itself(cluster: Cluster, tmp_path: Path) -> None:
-    """The root gets most of its bytes through another party, and the sums are the same."""
-    slow, names = {"A", "central"}, ("A", "B", "C", "central")
-    links = tuple(
-        WanLink(source=one, target=other, rate=20e6 if {one, other} == slow else 400e6, delay=0.002)
+SLOW_SIZES, SLOW_ROUNDS = (100_000, 100_000, 100_000, 100_000), 15
+
+
+def star(slow: str, hub: str, others: str) -> tuple[WanLink, ...]:
+    """Links between all of these, of which that from `slow` to the hub has a twentieth of the others' rate."""
+    names = (slow, hub, *others)
+    return tuple(
+        WanLink(source=one, target=other, rate=20e6 if {one, other} == {slow, hub} else 400e6, delay=0.002)
         for one in names for other in names if one != other
     )  # fmt: skip
+
+
+def check_star(cluster: Cluster, parties: list[list[int]], sender: str) -> None:
+    """The sums are right, and the hub gets a good part of the bytes of the one behind the slow link through others."""
+    cluster.finish()
+    wanted = expected(parties, dict.fromkeys(range(3), SLOW_ROUNDS), optimizer=True, sizes=SLOW_SIZES)
+    for arrays in found_in(cluster.directory).values():
+        for got, want in zip(arrays, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
+    assert relayed(cluster, sender, "sent") > 4 * sum(SLOW_SIZES) * SLOW_ROUNDS / 3
+
+
+def environment_of(tmp_path: Path) -> dict[str, str]:
+    return {
+        "OUT": str(tmp_path / "w{rank}.npz"), "ROUNDS": str(SLOW_ROUNDS), "SERVER_OPTIMIZER": "1",
+        "SIZES": ",".join(map(str, SLOW_SIZES)),
+    }  # fmt: skip
+
+
+def test_the_party_behind_a_slow_link_finds_a_relay_itself(cluster: Cluster, tmp_path: Path) -> None:
     values: dict[str, Value] = {
         "parties": 3, "workers": 1, "rank_scope": "global", "tsengine": "inter", "heartbeat": 0.2,
     }  # fmt: skip
-    sizes, rounds = (100_000, 100_000, 100_000, 100_000), 15
-    cluster.environment = {
-        "OUT": str(tmp_path / "w{rank}.npz"), "ROUNDS": str(rounds), "SERVER_OPTIMIZER": "1",
-        "SIZES": ",".join(map(str, sizes)),
-    }  # fmt: skip
+    cluster.environment = environment_of(tmp_path)
+    links = star("A", "central", "BC")
     cluster.launch_planned(cluster.planned(SCRIPT[1:], values, changes={"links": links}))
-    cluster.finish()
-    wanted = expected([[0], [1], [2]], dict.fromkeys(range(3), rounds), optimizer=True, sizes=sizes)
-    for arrays in found_in(tmp_path).values():
-        for got, want in zip(arrays, wanted, strict=True):
-            np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
-    whole = 4 * sum(sizes) * rounds
-    assert relayed(cluster, "A-server-0", "sent") > whole / 3
+    check_star(cluster, [[0], [1], [2]], "A-server-0")
+
+
+def test_the_worker_behind_a_slow_link_finds_a_relay_itself(cluster: Cluster, tmp_path: Path) -> None:
+    """Links are emulated between parties, so the workers are given names as if each were one."""
+    values: dict[str, Value] = {
+        "parties": 1, "workers": 3, "rank_scope": "global", "tsengine": "intra", "heartbeat": 0.2,
+    }  # fmt: skip
+    cluster.environment = environment_of(tmp_path)
+    links = " ".join(link.text for link in star("X", "A", "YZ"))
+    cluster.each["A-server-0"] = {"GEOMX_LINKS": links}
+    for rank, name in enumerate("XYZ"):
+        own = {"GEOMX_PROCESS": f"{name}/worker:{rank}", "GEOMX_PARTY": name, "GEOMX_LINKS": links}
+        cluster.each[f"A-worker-{rank}"] = own
+    cluster.launch_planned(cluster.planned(SCRIPT[1:], values))
+    check_star(cluster, [[0, 1, 2]], "X-worker-0")
