@@ -87,11 +87,9 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, level: str,
     }  # fmt: skip
     cluster.launch(IN_FLIGHT, roots=3)
     cluster.finish(50)
-    if level == "inter":
-        crossed = {"crossed": lambda array: rounded(array, 11)} if compress else {}
-        check_results(tmp_path, expected_in_flight(True, sizes, rounds, **crossed))
-    elif not compress:
-        check_results(tmp_path, expected_in_flight(True, sizes, rounds))
+    what = "crossed" if level == "inter" else "pushed"
+    converted = {what: lambda array: rounded(array, 11)} if compress else {}
+    check_results(tmp_path, expected_in_flight(True, sizes, rounds, **converted))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])

@@ -35,14 +35,7 @@ class Delivery(Protocol):
         """
 
     def on_asked(self, link: Link, header: Header) -> None:
-        """A process above or a peer is blocked on a slice ("want": key, slice, round) that is not in flight to it, or
-        has not received a request of this process ("again", "damaged": request).
-        """
-
-    def on_reconnect(self, link: Link, lane: Lane) -> None:
-        """A lane has a new connection. Contributions without a result were sent again; anything else in flight may be
-        lost.
-        """
+        """A server above or a peer is blocked on a slice ("want": key, slice, round) that is not in flight to it."""
 
 
 class WorkerDelivery(Delivery, Protocol):
@@ -56,6 +49,11 @@ class WorkerDelivery(Delivery, Protocol):
 
     def on_request(self, request: Request) -> bool:
         """Answer a peer's request; False if the topic is unknown to this delivery."""
+
+    def on_reconnect(self, link: Link, lane: Lane) -> None:
+        """A lane has a new connection. Contributions without a result were sent again; anything else in flight may be
+        lost.
+        """
 
     def leave(self) -> None:
         """This worker has received all its results and contributes no more. Contributions of others may still pass."""
