@@ -250,7 +250,7 @@ def mode(options: Mapping[str, Value]) -> str:
 
 def own_options(delivery: str, options: Mapping[str, Value]) -> dict[str, Value]:
     """Return a delivery's own options among those of a job."""
-    return {option.name: options[option.name] for option in find("delivery", delivery).options}
+    return {option.name: options.get(option.name, option.default) for option in find("delivery", delivery).options}
 
 
 def peers(delivery: str, workers: int, options: Mapping[str, Value]) -> frozenset[tuple[int, int]]:
