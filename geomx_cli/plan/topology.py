@@ -115,9 +115,11 @@ def links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
 
 def reachability_errors(wires: Iterable[TopologyLink]) -> Iterator[HostError]:
     """Yield an error for each host with a process that others have to dial and, says the inventory, cannot."""
+    named: set[str] = set()
     for wire in wires:
         dialler, listener = wire.dialler, wire.listener
-        if not listener.host.is_reachable_from(dialler.host):
+        if listener.host.name not in named and not listener.host.is_reachable_from(dialler.host):
+            named.add(listener.host.name)
             what = f"{listener.name} runs there, and is dialled by {dialler.name} on {dialler.host.name}"
             hint = f"add {dialler.party!r} to reachable_from, or run {listener.role} on another host"
             yield HostError(listener.host.name, "reachable_from", what, hint)
