@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cluster import ROOT, Cluster
 from rounds import SCRIPT
@@ -16,7 +16,7 @@ BY_HAND = {"GEOMX_DELIVERY": "forced", "PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGIN
 
 def launch_planned(
     cluster: Cluster, parties: int, through: str, rounds: int, options: Mapping[str, Value] = {},
-    hosts: Mapping[str, Mapping[str, object]] = {}, **env: str,
+    hosts: Mapping[str, Mapping[str, object]] = {}, script: Sequence[str] = SCRIPT, **env: str,
 ) -> None:  # fmt: skip
     """A planned job in which the processes of `through` send through others. hosts: changes of these; then there is one
     for each party.
@@ -26,7 +26,7 @@ def launch_planned(
         **options,
     }  # fmt: skip
     planned = {"PYTHONPATH": str(PLUGINS), "THROUGH": through}
-    found = cluster.planned(SCRIPT[1:], values, env=planned, hosts=hosts, one_host=not hosts)
+    found = cluster.planned(script[1:], values, env=planned, hosts=hosts, one_host=not hosts)
     cluster.environment = {
         "OUT": str(cluster.directory / "w{rank}.npz"), "ROUNDS": str(rounds), "SERVER_OPTIMIZER": "1", **env,
     }  # fmt: skip

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import Cluster, free_ports, until
-from forced_relays import BY_HAND, relayed
+from forced_relays import BY_HAND, launch_planned, relayed
 from in_flight import SCRIPT, SIZES, check_results, check_rounds, expected
 from proxy import Proxy
 from rounding import rounded
+from rounds import gradient, initial
 
 SERVERS, WORKERS = ("Asrv0", "Bsrv0"), ("Aw0", "Aw1", "Bw0", "Bw1")
 RELAYS = {"inter": "Asrv0", "intra": "Aw0"}
@@ -62,6 +63,34 @@ def test_a_relay_that_dies_ends_the_job_with_its_name(cluster: Cluster, tmp_path
         wrong = [which for which in found if found[which].tobytes() != wanted[which].tobytes()]
         assert not wrong, f"{name}: {wrong} of {len(found)}"
     assert ended > 20
+
+
+def test_the_job_of_six_parties_ends_when_a_relay_dies(cluster: Cluster, tmp_path: Path, installed: None) -> None:
+    """With three rounds of 62 keys in flight, and two parties that send through each of two relays."""
+    sizes = [200 + 10 * index for index in range(62)]
+    launch_planned(
+        cluster, 6, "1:0 2:0 4:3 5:3", 100, {"workers": 1}, script=SCRIPT, AHEAD="3", PAUSE="0.02",
+        SIZES=",".join(map(str, sizes)), FAULT="A/server:0 taken 700 KILL",
+    )  # fmt: skip
+    statuses = cluster.wait()
+    assert statuses.pop("A-server-0") == -signal.SIGKILL and all(statuses.values())
+    assert "A/server:0 has been gone" in cluster.output("central-global_server-0"), cluster.outputs()
+    compared = 0
+    for index, size in enumerate(sizes):
+        weight, momentum = initial(size, index), np.zeros(size, np.float32)
+        results = []
+        for number in range(20):
+            total = sum(gradient(rank, number, size, index) for rank in range(6))
+            momentum = np.float32(0.9) * momentum - np.float32(0.1) * (np.float32(0.25) * total)
+            weight = weight + momentum
+            results.append(weight)
+        for rank in range(6):
+            found = np.load(tmp_path / f"w{rank}.npz")
+            for number, result in enumerate(results):
+                if f"{number}-{index}" in found:
+                    np.testing.assert_allclose(found[f"{number}-{index}"], result, rtol=0, atol=2e-5)
+                    compared += 1
+    assert compared > 62
 
 
 @pytest.mark.parametrize("point", ["taken", "answered"])
