@@ -61,7 +61,7 @@ class Forced(TsEngine):
         if self._seen == count:
             os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
 
-    def _choose(self, server: int, size: int, before: Collection[int] = ()) -> int:
+    def _choose(self, server: int, size: int, before: Collection[int]) -> int:
         """See TsEngine._choose."""
         assert self.upstream is not None
         pairs = dict(item.split(":") for item in os.environ["THROUGH"].split())

@@ -11,9 +11,10 @@ from geomx_cli.ps.aggregation.delivery_interface import ContributionInbox
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC, Neighbour, Neighbours
-from geomx_cli.ps.delivery._tsengine_rates import DIRECT, MARGIN, choose
+from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC, Neighbours
+from geomx_cli.ps.delivery._tsengine_rates import DIRECT
 from geomx_cli.ps.delivery._tsengine_relay import MISSES, Relay, can_be_relayed
+from geomx_cli.ps.delivery._tsengine_ways import Ways
 from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content
@@ -25,14 +26,6 @@ TICK = 0.01
 """Seconds between looks at neighbours and contributions on their way."""
 NOTED = 16 * 1024
 """Bytes of a message whose arrival is reported at once."""
-LARGE = 64 * 1024
-"""Bytes that a contribution has at least to measure a way."""
-SAME = 0.8
-"""Cost of a peer that was used before, in proportion: to change costs a round."""
-TRY = 0.5
-"""Seconds until a way that was tried, and of which too little is known still, is tried again."""
-
-
 class TsEngine(Direct):
     """The delivery of a worker, whose peers are the other workers of its plane ("intra"), or of a server ("inter"): the
     peers of a local server are those of other parties; a root has none and only measures.
@@ -49,9 +42,6 @@ class TsEngine(Direct):
         """See ServerDelivery.begin and WorkerDelivery.begin."""
         super().begin(node, upstream, _)
         self._node = node
-        self._draw = random.Random(node.process)
-        self._max_greed = node.settings.number("ts_greed")
-        self._round, self._began, self._period = 0, 0.0, 0.0  # the present round, when it began, seconds of the last
         # Contributions are passed on alone if they cannot be added: they are encoded, or parties go through rounds by
         # themselves, which the first result says.
         self._alone: bool | None = None
@@ -59,7 +49,12 @@ class TsEngine(Direct):
         self._expecting: dict[tuple[int, int], dict[int, int]] = {}  # see Relay: by the peer that expects the slice
         relays = upstream is not None and self._is_on(self._level)
         self._neighbours = Neighbours(upstream if relays else None)
-        self._relay = Relay(upstream, self._above, self._comes_through) if upstream is not None and relays else None
+        self._ways: Ways | None = None
+        self._relay: Relay | None = None
+        if upstream is not None and relays:
+            draw, greed = random.Random(node.process), node.settings.number("ts_greed")
+            self._ways = Ways(upstream, self._neighbours, greed, draw)
+            self._relay = Relay(upstream, self._above, self._ways.lead_here)
         if relays or self._level == "inter":
             node.loop.every(TICK, self._tick)
 
@@ -75,10 +70,10 @@ class TsEngine(Direct):
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
         """Send a contribution to the server, with those of others, or through a peer."""
-        if self._relay is None or self.upstream is None:
+        if self._relay is None or self._ways is None or self.upstream is None:
             super().up(server, header, payload, on_result)
             return
-        self._enter(header.round)
+        self._ways.enter(header.round, len(payload or b""))
         then = partial(self._on_result, on_result)
         alone = self._alone or bool(self.upstream.compression.spec)
         if payload is None or self._alone is None or not can_be_relayed(header, payload):
@@ -131,7 +126,7 @@ class TsEngine(Direct):
             return True
         if request.topic != TOPIC:
             return False
-        self._neighbours.of(request.link).update(request.body, self._round)
+        self._neighbours.of(request.link).update(request.body, self._ways.round if self._ways is not None else 0)
         rank = self._peer_at(request.link)
         if rank is not None and self._relay is not None:
             for number in request.body.get("refused", ()):
@@ -165,11 +160,11 @@ class TsEngine(Direct):
         """Whether the peer waits for this slice before it sends its own. Otherwise it is told to, from the next round
         on; only what measures the link to it is sent there nevertheless.
         """
-        assert self.upstream is not None
+        assert self.upstream is not None and self._ways is not None
         if way in self._expecting.get((header.key, header.slice), {}):
             return True
         self._announce(header, way)
-        return self._neighbours.of(self.upstream.peers[way]).meter.is_stale(self._round)
+        return self._ways.measure(self.upstream.peers[way])
 
     def _announce(self, header: Header, way: int) -> None:
         """Tell a peer to expect this slice."""
@@ -177,48 +172,10 @@ class TsEngine(Direct):
         self._expecting.setdefault((header.key, header.slice), {})[way] = 0
         self.upstream.peers[way].control(TOPIC, {"expect": [(header.key, header.slice)]})
 
-    def _choose(self, server: int, size: int, before: Collection[int] = ()) -> int:
-        """The rank of the peer through which to send to this server, or DIRECT. before: those that expect the slice."""
-        assert self.upstream is not None
-        straight = self._neighbours.of(self.upstream.links[server])
-        direct = straight.seconds(size)
-        if direct is None:
-            return DIRECT
-        costs = {DIRECT: self._known(straight, size, direct)}
-        for rank, link in self.upstream.peers.items():
-            peer = self._neighbours.of(link)
-            onward = peer.seconds_to_server(server, size) if peer.relays() else None
-            if onward is None or onward * MARGIN > direct:
-                continue  # this also keeps two peers from sending through each other
-            leg = peer.seconds(size)
-            if leg is not None:
-                leg = self._known(peer, size, max(leg, onward))
-            elif size < LARGE or time.monotonic() - peer.tried < TRY:
-                continue
-            costs[rank] = leg * SAME if leg is not None and rank in before else leg
-        way = choose(costs, self._max_greed, self._draw)
-        if costs[way] is None:
-            (straight if way == DIRECT else self._neighbours.of(self.upstream.peers[way])).tried = time.monotonic()
-        return way
-
-    def _known(self, neighbour: Neighbour, size: int, seconds: float) -> float | None:
-        """The seconds, or None if the rate is old and this contribution is good to measure it again: it is large, and
-        takes no longer than the last round has taken.
-        """
-        old = neighbour.meter.is_stale(self._round) and time.monotonic() - neighbour.tried > TRY
-        return None if old and size >= LARGE and seconds <= self._period else seconds
-
-    def _enter(self, round_: int) -> None:
-        """A contribution to this round is sent."""
-        if round_ > self._round:
-            now = time.monotonic()
-            self._round, self._began, self._period = round_, now, now - self._began if self._began else 0.0
-
-    def _comes_through(self, rank: int) -> bool:
-        """Whether the contribution of a peer that was expected here may still come."""
-        assert self.upstream is not None
-        neighbour = self._neighbours.of(self.upstream.peers[rank])
-        return neighbour.is_alive() and not neighbour.has_left
+    def _choose(self, server: int, size: int, before: Collection[int]) -> int:
+        """See Ways.choose."""
+        assert self._ways is not None
+        return self._ways.choose(server, size, before)
 
     # On their way.
 
