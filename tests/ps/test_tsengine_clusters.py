@@ -4,6 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from averages import SCRIPT as AVERAGES
+from averages import SIZES as SIZES_OF_AVERAGES
+from averages import expected as averages
+from averages import found_in as averages_in
 from cluster import Cluster
 from forced_relays import BY_HAND, launch_planned, relayed
 from in_flight import SCRIPT as IN_FLIGHT
@@ -128,6 +132,22 @@ def test_peers_that_do_not_reach_each_other_send_directly(cluster: Cluster, tmp_
         for got, want in zip(arrays, wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
     assert relayed(cluster, "C-server-0", "sent") > 0 and not relayed(cluster, "B-server-0", "sent")
+
+
+@pytest.mark.parametrize("level", PROCESSES)
+def test_averages_of_hfa_have_the_same_bits(cluster: Cluster, tmp_path: Path, level: str) -> None:
+    cluster.environment = {
+        **BY_HAND, "THROUGH": "1:0", "GEOMX_FORCED": level, "OUT": str(tmp_path / "w{rank}.npz"), "ROUNDS": "20",
+        "PUSH": "weights", "GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K2": "2",
+    }  # fmt: skip
+    for party in "AB":
+        cluster.each[f"{party}srv0"] = {"GEOMX_PARTY_INDEX": str("AB".index(party))}
+    cluster.launch(AVERAGES)
+    cluster.finish()
+    for index, size in enumerate(SIZES_OF_AVERAGES):
+        wanted = averages([[0, 1], [2, 3]], dict.fromkeys(range(4), 20), 2, index=index, size=size)
+        for rank, history in averages_in(tmp_path, f"t{index}").items():
+            assert history[-1].tobytes() == wanted[rank][-1].tobytes()
 
 
 # Contributions that cannot be added on their way.
