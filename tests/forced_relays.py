@@ -25,7 +25,7 @@ def launch_planned(
         "delivery": "forced", "parties": parties, "slice_elements": 20_000, "heartbeat": 0.2, "rank_scope": "global",
         **options,
     }  # fmt: skip
-    planned = {"PYTHONPATH": str(PLUGINS), "THROUGH": through}
+    planned = {"PYTHONPATH": str(PLUGINS), "THROUGH": through, "EVENTS": "1"}
     found = cluster.planned(script[1:], values, env=planned, hosts=hosts, one_host=not hosts)
     cluster.environment = {
         "OUT": str(cluster.directory / "w{rank}.npz"), "ROUNDS": str(rounds), "SERVER_OPTIMIZER": "1", **env,

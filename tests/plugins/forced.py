@@ -1,7 +1,7 @@
 """TSEngine with a fixed choice, whatever was measured: THROUGH has the sender and its relay, as "1:0 3:2"; these are
 indices of parties or, with GEOMX_FORCED=intra, ranks of workers in each party, and with GEOMX_FORCED=both both.
 
-FAULT: "PROCESS POINT COUNT SIGNAL", as "A/server:0 taken 9 KILL": the process gets the signal, from itself, when it has
+RELAY_FAULT: "PROCESS POINT COUNT SIGNAL", as "A/server:0 taken 9 KILL": the process gets the signal, from itself, when it has
 taken so many contributions of peers ("taken"), or when the results of so many sums that contain such have come and were
 not passed on ("answered").
 """
@@ -46,7 +46,7 @@ class Forced(TsEngine):
 
     def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
         """See TsEngine.receive."""
-        process, point, count, name = os.environ.get("FAULT", "- - 0 -").split()
+        process, point, count, name = os.environ.get("RELAY_FAULT", "- - 0 -").split()
         if process != self._node.process or self._relay is None:
             return super().receive(link, header, payload)
         if header.kind == Kind.RESULT and header.request in self._relay._merged and point == "answered":

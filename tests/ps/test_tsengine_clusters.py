@@ -216,7 +216,7 @@ def check_star(cluster: Cluster, parties: list[list[int]], sender: str) -> None:
 def environment_of(tmp_path: Path) -> dict[str, str]:
     return {
         "OUT": str(tmp_path / "w{rank}.npz"), "ROUNDS": str(SLOW_ROUNDS), "SERVER_OPTIMIZER": "1",
-        "SIZES": ",".join(map(str, SLOW_SIZES)),
+        "SIZES": ",".join(map(str, SLOW_SIZES)), "EVENTS": "1",
     }  # fmt: skip
 
 

@@ -35,7 +35,8 @@ def launch(
     cluster.environment = {
         **BY_HAND, "THROUGH": "1:0", "GEOMX_FORCED": level, "OUT": str(tmp_path / "w{rank}.npz"), "AHEAD": "12",
         "SIZES": ",".join(map(str, SIZES)), "ROUNDS": str(ROUNDS), "SERVER_OPTIMIZER": "1", "PAUSE": "0.04",
-        "MXNET_KVSTORE_BIGARRAY_BOUND": "1024", "GEOMX_JOB_DIR": str(tmp_path), "GEOMX_HEARTBEAT": "0.2", **env,
+        "MXNET_KVSTORE_BIGARRAY_BOUND": "1024", "GEOMX_JOB_DIR": str(tmp_path), "GEOMX_HEARTBEAT": "0.2",
+        "EVENTS": "1", **env,
     }  # fmt: skip
     cluster.launch(SCRIPT)
 
@@ -47,7 +48,7 @@ def test_a_relay_that_dies_ends_the_job_with_its_name(cluster: Cluster, tmp_path
     worker, cannot be done without. Every result until then is right.
     """
     relay = RELAYS[level]
-    launch(cluster, tmp_path, level, FAULT=f"{relay} {point} 40 KILL")
+    launch(cluster, tmp_path, level, RELAY_FAULT=f"{relay} {point} 40 KILL")
     statuses = cluster.wait()
     assert statuses.pop(relay) == -signal.SIGKILL
     told = [name for name in (*SERVERS, *WORKERS, "root0") if name != relay]
@@ -70,7 +71,7 @@ def test_the_job_of_six_parties_ends_when_a_relay_dies(cluster: Cluster, tmp_pat
     sizes = [200 + 10 * index for index in range(62)]
     launch_planned(
         cluster, 6, "1:0 2:0 4:3 5:3", 100, {"workers": 1}, script=SCRIPT, AHEAD="3", PAUSE="0.02",
-        SIZES=",".join(map(str, sizes)), FAULT="A/server:0 taken 700 KILL",
+        SIZES=",".join(map(str, sizes)), RELAY_FAULT="A/server:0 taken 700 KILL",
     )  # fmt: skip
     statuses = cluster.wait()
     assert statuses.pop("A-server-0") == -signal.SIGKILL and all(statuses.values())
@@ -102,7 +103,7 @@ def test_a_stopped_relay_is_gone_around_and_nothing_counts_twice(
     elsewhere: then it passes them on too.
     """
     relay, sender = RELAYS[level], SENDERS[level]
-    launch(cluster, tmp_path, level, FAULT=f"{relay} {point} 40 STOP")
+    launch(cluster, tmp_path, level, RELAY_FAULT=f"{relay} {point} 40 STOP")
     stopped = cluster.processes[relay].pid
     until(lambda: Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0] == "T", 30, cluster.outputs)
     try:

@@ -3,7 +3,7 @@
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS, AHEAD (maximum of rounds of a key in flight), SIZES,
 SERVER_OPTIMIZER (1: the master sets one), PAUSE (seconds, maximum before each round: random), ROW (elements in a row:
 push only every third row, starting with that of the rank and round, and pull the result), BY_KEY (1: begin all rounds
-of one key before the next key's, each worker with a different first key).
+of one key before the next key's, each worker with a different first key), EVENTS (1: write an event log).
 """
 
 import os
@@ -14,6 +14,7 @@ from collections import deque
 import numpy as np
 
 from geomx_cli.core import plugins
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.net.rows import Rows
@@ -22,7 +23,8 @@ from geomx_cli.runtime.settings import Settings
 
 sizes = [int(size) for size in os.environ["SIZES"].split(",")]
 settings = Settings.from_environment(plugins.table())
-client = Client(settings, event_log(settings), plugins.deliveries()[plugins.delivery(settings.options)].worker())
+events = event_log(settings) if "EVENTS" in os.environ else EventLog(None)
+client = Client(settings, events, plugins.deliveries()[plugins.delivery(settings.options)].worker())
 row = int(os.environ.get("ROW", "0"))
 tensors = [Tensor(f"t{index}", size, "float32", row or 1) for index, size in enumerate(sizes)]
 client.declare(tensors)

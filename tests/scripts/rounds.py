@@ -6,8 +6,8 @@ rounds), SHUFFLE (a seed: random delays before each push), SLOW (seconds before 
 push of this worker), SIZES, DTYPE, FILL (push this number instead of seeded gradients), COMMON (1: all workers
 give the initial values; differ: this one gives others than the master), GATES (a directory: wait at each gate until it
 has a file of that name), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds), FAIL (1: fail instead of
-saying goodbye), LOSS (1: report a loss that falls from 1 to 0.1 in the first round), FAULT (executed by B/worker:0
-after 21 rounds).
+saying goodbye), EVENTS (1: write an event log, not to the output), LOSS (1: report a loss that falls from 1 to 0.1 in
+the first round), FAULT (executed by B/worker:0 after 21 rounds).
 """
 
 import os
@@ -20,6 +20,7 @@ import numpy as np
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.runtime.plugin_factory import event_log
@@ -38,7 +39,8 @@ sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]
 dtype = os.environ.get("DTYPE", "float32")
 COMMON = os.environ.get("COMMON")
 settings = Settings.from_environment(plugins.table())
-client = Client(settings, event_log(settings), plugins.deliveries()[plugins.delivery(settings.options)].worker())
+events = event_log(settings) if "EVENTS" in os.environ else EventLog(None)
+client = Client(settings, events, plugins.deliveries()[plugins.delivery(settings.options)].worker())
 print(client.rank, client.global_rank, client.num_workers, client.num_all_workers, client.party_index, flush=True)
 tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
 gate("declare")
