@@ -1,9 +1,9 @@
 """TSEngine with a fixed choice, whatever was measured: THROUGH has the sender and its relay, as "1:0 3:2"; these are
 indices of parties or, with GEOMX_FORCED=intra, ranks of workers in each party, and with GEOMX_FORCED=both both.
 
-RELAY_FAULT: "PROCESS POINT COUNT SIGNAL", as "A/server:0 taken 9 KILL": the process gets the signal, from itself, when it has
-taken so many contributions of peers ("taken"), or when the results of so many sums that contain such have come and were
-not passed on ("answered").
+RELAY_FAULT: "PROCESS POINT COUNT SIGNAL", as "A/server:0 taken 9 KILL": the process gets the signal, from itself, when
+it has taken so many contributions of peers ("taken"), or when the results of so many sums that contain such have come
+and were not passed on ("answered").
 """
 
 import os
