@@ -73,6 +73,41 @@ def test_three_lines_make_a_plain_script_distributed(tmp_path: Path) -> None:
     assert "[0/320]" in logs[0] and float(logs[0].rpartition("accuracy ")[2]) > 0.9, logs[0]
 
 
+REPORTS = """
+import geomx_cli.torch as geomx
+import torch
+
+geomx.init()
+model = torch.nn.Linear(4, 1)
+optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(6):
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 4) * (step + geomx.global_rank() + 1)).square().mean()
+    loss.backward()
+    optimizer.step()
+    geomx.report(samples=1, loss=loss, norm=model.weight.detach().norm(), rank=geomx.global_rank())
+geomx.finish()
+geomx.report(final=model.weight.detach().sum())
+"""
+
+
+def test_all_reports_of_tensors_are_recorded(tmp_path: Path) -> None:
+    """Also those of the last half second, which are written when the worker has left the job."""
+    (tmp_path / "train.py").write_text(REPORTS)
+    words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
+    done = geomx(*words, "--", "python", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 6, "one for each step"
+    finals = set()
+    for party in "AB":
+        lines = (tmp_path / f"job/events/{party}-worker-0.jsonl").read_text().splitlines()
+        *steps, last = [event for event in map(json.loads, lines) if event["event"] == "reported"]
+        assert [event["step"] for event in steps] == list(range(6)) and last["step"] == 5
+        assert all(event["loss"] > 0 and event["metrics"]["norm"] > 0 for event in steps)
+        finals.add(last["metrics"]["final"])
+    assert len(finals) == 1, "all workers have one model"
+
+
 def test_three_lines_in_a_language_model(tmp_path: Path) -> None:
     """Local steps between exchanges, with two workers and shared weights."""
     distributed(tmp_path, "gpt.py", GPT)
