@@ -214,7 +214,8 @@ class Session:
         status, calls = self._exit
         # A script that continued to use the store has caught our SystemExit.
         if status not in (None, 0) and calls == self._calls():
-            self.abort(SystemExit(status))
+            if self._events is not None:  # else it has not begun to join, as with a wrong argument: its log says all
+                self.abort(SystemExit(status))
             return
         from geomx_cli.core.events import ProcessFinished
 
