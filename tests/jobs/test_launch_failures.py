@@ -260,12 +260,12 @@ def test_the_link_is_blamed_where_only_another_host_misses_a_process(failures: l
 REFUSING = """
 import argparse
 
-import geomx_cli.mxnet as geomx
+import mxnet as mx
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int)
 parser.parse_args()
-geomx.init("dist_sync")
+kv = mx.kv.create("dist_sync")
 """
 
 
