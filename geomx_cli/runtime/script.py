@@ -80,6 +80,7 @@ class Session:
                 raise self._cause(self.store.failure)
         from geomx_cli.runtime import contribution, reports
 
+        reports.close()  # before the last telemetry, which has their last loss
         if client is not None:
             self.contribution = contribution.of(client, trained=reports.trained())
             client.leave()
@@ -88,8 +89,6 @@ class Session:
             self._pulse.stop()
             self.contribution = "rounds" if self._calls() else "none"
         self._client, self._joined = None, False
-
-        reports.close()
         return True
 
     def abort(self, error: BaseException) -> None:

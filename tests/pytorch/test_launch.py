@@ -92,7 +92,7 @@ geomx.report(final=model.weight.detach().sum())
 
 
 def test_all_reports_of_tensors_are_recorded(tmp_path: Path) -> None:
-    """Also those of the last half second, which are written when the worker has left the job."""
+    """Also those of the last half second, which are written when the script has ended."""
     (tmp_path / "train.py").write_text(REPORTS)
     words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
     done = geomx(*words, "--", "python", "train.py", cwd=tmp_path)
@@ -101,7 +101,10 @@ def test_all_reports_of_tensors_are_recorded(tmp_path: Path) -> None:
     finals = set()
     for party in "AB":
         lines = (tmp_path / f"job/events/{party}-worker-0.jsonl").read_text().splitlines()
-        *steps, last = [event for event in map(json.loads, lines) if event["event"] == "reported"]
+        events = [json.loads(line) for line in lines]
+        *steps, last = [event for event in events if event["event"] == "reported"]
+        told = [event["loss"] for event in events if event["event"] == "telemetry" and event.get("loss") is not None]
+        assert told[-1] == steps[-1]["loss"], "status shows the newest of both"
         assert [event["step"] for event in steps] == list(range(6)) and last["step"] == 5
         assert all(event["loss"] > 0 and event["metrics"]["norm"] > 0 for event in steps)
         finals.add(last["metrics"]["final"])
