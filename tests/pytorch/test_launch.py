@@ -74,15 +74,18 @@ def test_three_lines_make_a_plain_script_distributed(tmp_path: Path) -> None:
 
 
 REPORTS = """
+import sys
+
 import geomx_cli.torch as geomx
 import torch
 
 geomx.init()
+own = geomx.global_rank() if sys.argv[1:] == ["own"] else 0
 model = torch.nn.Linear(4, 1)
 optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 for step in range(6):
     optimizer.zero_grad()
-    loss = model(torch.ones(1, 4) * (step + geomx.global_rank() + 1)).square().mean()
+    loss = model(torch.ones(1, 4) * (step + own + 1)).square().mean()
     loss.backward()
     optimizer.step()
     geomx.report(samples=1, loss=loss, norm=model.weight.detach().norm(), rank=geomx.global_rank())
@@ -91,13 +94,23 @@ geomx.report(final=model.weight.detach().sum())
 """
 
 
-def test_all_reports_of_tensors_are_recorded(tmp_path: Path) -> None:
-    """Also those of the last half second, which are written when the script has ended."""
+SAID = {"own": [], "same": ["workers 0 and 1 train on the same batches"]}
+
+
+@pytest.mark.parametrize("data", ["own", "same"])
+def test_all_reports_of_tensors_are_recorded(tmp_path: Path, data: str) -> None:
+    """Also those of the last half second, which are written when the script has ended. Equal batches put the results
+    in doubt.
+    """
     (tmp_path / "train.py").write_text(REPORTS)
     words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
-    done = geomx(*words, "--", "python", "train.py", cwd=tmp_path)
+    done = geomx(*words, "--", "python", "train.py", data, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rounds"] == 6, "one for each step"
+    result = json.loads(done.stdout)
+    assert result["rounds"] == 6, "one for each step"
+    assert [warning.partition(":")[0] for warning in result["warnings"]] == SAID[data]
+    (compared,) = json.loads(geomx("compare", str(tmp_path / "job"), "--json", cwd=tmp_path).stdout)["jobs"]
+    assert len(compared["warnings"]) == len(SAID[data]), "as in all reports"
     finals = set()
     for party in "AB":
         lines = (tmp_path / f"job/events/{party}-worker-0.jsonl").read_text().splitlines()
