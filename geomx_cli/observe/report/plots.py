@@ -107,12 +107,13 @@ def _curves(plot: "Plot", figure: Curves, page: Page) -> None:
 def _explain(plot: "Plot") -> None:
     """Draw the legend where it covers least, or below the axes if it would cover much of small ones."""
     legend = plot.legend(fontsize="small")
-    plot.figure.draw_without_rendering()
-    needed, room, page = (one.get_window_extent() for one in (legend, plot, plot.figure))
+    canvas: Any = plot.figure  # no SubFigure
+    canvas.draw_without_rendering()
+    needed, room, page = (one.get_window_extent() for one in (legend, plot, canvas))
     if needed.width * needed.height > _COVERED * room.width * room.height:
         legend.remove()
         columns = max(1, int(page.width // needed.width))
-        plot.figure.legend(fontsize="small", loc="outside lower center", ncols=columns, frameon=False)
+        canvas.legend(fontsize="small", loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _mark(axis: Any, low: float, high: float) -> None:
