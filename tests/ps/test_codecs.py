@@ -24,7 +24,7 @@ from tree import Delivery, Tree, Wire
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.codec import parse_codec, received
+from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec, received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
@@ -215,6 +215,28 @@ DECAY = {"sparseloco": np.float32(0.95)}
 def test_a_decay_is_above_zero_and_at_most_one(argument: str) -> None:
     with pytest.raises(InvalidSettings, match=f"sparseloco:{argument}: '{argument}' is no decay"):
         parse_codec(f"sparseloco:{argument}")
+
+
+@pytest.mark.parametrize("rest", ["warmup=x", "warmup=-1", "warmup", "min=4"])
+def test_what_sparseloco_does_not_take(rest: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"'{rest}'"):
+        parse_codec(f"sparseloco:0.9,{rest}")
+
+
+@pytest.mark.parametrize("spec", ["sparseloco:warmup=6", "sparseloco:1,warmup=6", "sparseloco:1+warmup=6"])
+@pytest.mark.parametrize("size", [1, 4096, 8191, 30_001])
+def test_sparseloco_sends_more_elements_in_its_first_rounds(spec: str, size: int) -> None:
+    array = np.random.default_rng(size).standard_t(3, size).astype(np.float32)
+    for round_, kept in enumerate([2048, 2048, 1024, 512, 256, 128, 64, 64], 1):
+        codec = codec_at(parse_codec(complete_spec(spec, 1000)), size, round_)
+        assert codec is not None and codec.decay == (1 if ":1" in spec else 0.95)
+        payload = codec.encode(array)
+        rule = by_blocks(top(partial(lambda kept, size: math.ceil(size * kept / 4096), kept), two_levels), 4096)
+        wanted = rule(array) if size >= 4096 else sparseloco(array)
+        np.testing.assert_allclose(codec.decode(payload, size), wanted, rtol=2e-6)
+        damaged = bytes(payload[:-1])
+        with pytest.raises(BadMessage):
+            codec.decode(memoryview(damaged), size)
 
 
 @pytest.mark.parametrize("spec", QUANTISERS)
