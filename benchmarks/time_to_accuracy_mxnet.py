@@ -1,8 +1,8 @@
 """One worker of MXNet's own dist_sync for time_to_accuracy.py: the bundled network, data, order and initial weights.
 
 Started with the environment of its role; argv: the job's directory, and the options of geomx launch as a JSON object.
-`compress`, if not empty, is of MXNet's own: 2bit:T. The optimizer runs on MXNet's servers, with gradients divided by the number of workers. Rank 0 writes checkpoints, as
-global rank 0 does with geomx.
+`compress` may be 2bit:T, MXNet's own. The optimizer runs on MXNet's servers, with gradients divided by the number of
+workers. Rank 0 writes checkpoints, as global rank 0 does with geomx.
 """
 
 import contextlib
