@@ -102,13 +102,10 @@ def _sites(inventory: Inventory) -> dict[str, str]:
 
 
 def _placed(inventory: Inventory, wan: Wan, server_hosts: int) -> Inventory:
-    """The inventory with each host at its site's address; the ports of the central party's are divided."""
+    """The inventory with each host at its site's address, so that hosts may use the same ports."""
     (first,) = inventory.hosts_of("central")
     names = ["central", *(f"central-{number}" for number in range(2, server_hosts + 1))]
-    central = [
-        first.model_copy(update={"name": name, "ports": first.ports[index::server_hosts]})
-        for index, name in enumerate(names)
-    ]
+    central = [first.model_copy(update={"name": name}) for name in names]
     inventory = inventory.model_copy(update={"hosts": (*central, *(host for host in inventory.hosts if host != first))})
     sites = _sites(inventory)
     hosts = [host.model_copy(update={"address": wan.address(sites[host.name])}) for host in inventory.hosts]
