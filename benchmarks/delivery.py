@@ -58,12 +58,18 @@ class Bench:
     iterations: int
     wan: Wan
 
-    def step(self, system: str, forward: float, backward: float) -> float:
-        """Seconds of one step."""
-        words = [self.model, self.megabytes, forward, backward, self.warm_up, self.iterations]
+    def steps(self, system: str, passes: list[tuple[float, float]]) -> list[float]:
+        """Seconds of a step with passes of each of these lengths (forward, backward) in seconds."""
+        pairs = [f"{forward}:{backward}" for forward, backward in passes]
+        words = [self.model, self.megabytes, self.warm_up, self.iterations, *pairs]
         script = (WORKER, "torch" if system in ("p3", "plain") else "mxnet", *map(str, words))
         with tempfile.TemporaryDirectory(prefix="gxd") as directory, contextlib.ExitStack() as stack:
-            return _measured(self._commands(system, script, Path(directory)), Path(directory), self.wan, stack)
+            marks = marks_of(self._commands(system, script, Path(directory)), Path(directory), self.wan, stack)
+        ends = [[(mark["start"], mark["end"]) for mark in worker] for worker in marks]
+        return [
+            (max(end for _, end in each) - max(start for start, _ in each)) / self.iterations
+            for each in zip(*ends, strict=True)
+        ]
 
     def _commands(self, system: str, script: tuple[str, ...], directory: Path) -> list[Command]:
         if system == "mxnet":
@@ -79,8 +85,10 @@ class Bench:
         ]
 
 
-def _measured(commands: list[Command], directory: Path, wan: Wan | None, stack: contextlib.ExitStack) -> float:
-    """Run a job, and return the seconds of an iteration over all of its workers."""
+def marks_of(
+    commands: list[Command], directory: Path, wan: Wan | None, stack: contextlib.ExitStack
+) -> list[list[dict[str, float]]]:
+    """Run a job, and return what each of its workers has printed."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
     running = []
     for index, (role, site, argv, env) in enumerate(commands):
@@ -100,9 +108,13 @@ def _measured(commands: list[Command], directory: Path, wan: Wan | None, stack: 
     if any(popen.poll() != 0 for _, popen, _, _ in workers):
         tails = "\n".join(f"{role}: {errors.read_text()[-800:]}" for role, _, _, errors in running)
         raise TrainingFailed(f"the run failed:\n{tails}")
-    marks = [json.loads(line) for _, _, out, _ in workers for line in out.read_text().splitlines()]
-    period = max(mark["end"] for mark in marks if "end" in mark) - min(m["start"] for m in marks if "start" in m)
-    return float(period)
+    return [[json.loads(line) for line in out.read_text().splitlines()] for _, _, out, _ in workers]
+
+
+def period(marks: list[list[dict[str, float]]]) -> float:
+    """Seconds from the first start to the last end."""
+    found = [mark for worker in marks for mark in worker]
+    return max(mark["end"] for mark in found if "end" in mark) - min(mark["start"] for mark in found if "start" in mark)
 
 
 def _end(popen: "subprocess.Popen[str]") -> None:
@@ -112,18 +124,19 @@ def _end(popen: "subprocess.Popen[str]") -> None:
 
 
 def _rows(bench: Bench, systems: list[str], ratios: list[float]) -> list[dict[str, Any]]:
-    model, rows = MODELS[bench.model], []
+    model = MODELS[bench.model]
     first = "plain" if "plain" in systems else systems[0]
-    exchange = bench.step(first, 0.0, 0.0) / bench.iterations
-    for ratio in ratios:
-        computing = exchange / ratio
-        forward = computing * model.forward / (model.forward + model.backward)
-        backward = computing - forward
-        found = {name: bench.step(name, forward, backward) / bench.iterations for name in systems}
-        limits = forward + max(backward, exchange), max(computing, exchange)
+    (exchange,) = bench.steps(first, [(0.0, 0.0)])
+    share = model.forward / (model.forward + model.backward)
+    passes = [(exchange / ratio * share, exchange / ratio * (1 - share)) for ratio in ratios]
+    found = {name: bench.steps(name, passes) for name in systems}
+    rows = []
+    for index, (ratio, (forward, backward)) in enumerate(zip(ratios, passes, strict=True)):
+        limits = forward + max(backward, exchange), max(forward + backward, exchange)
         rows.append({
             "model": bench.model, "ratio": ratio, "exchange": exchange, "forward": forward, "backward": backward,
-            "bound": limits[0] / limits[1], "limits": limits, "seconds": found,
+            "bound": limits[0] / limits[1], "limits": limits,
+            "seconds": {name: times[index] for name, times in found.items()},
         })  # fmt: skip
         _show(rows[-1])
     return rows
@@ -157,7 +170,7 @@ def _spoke(given: argparse.Namespace) -> list[dict[str, Any]]:
             }  # fmt: skip
             with tempfile.TemporaryDirectory(prefix="gxd") as folder, contextlib.ExitStack() as stack:
                 commands = _star(given, planned(options, Path(folder), None, script))
-                found[name].append(_measured(commands, Path(folder), None, stack) / given.iterations)
+                found[name].append(period(marks_of(commands, Path(folder), None, stack)) / given.iterations)
     middle = {name: statistics.median(times) for name, times in found.items()}
     for name, times in found.items():
         print(f"{name:8} {middle[name]:6.2f} s an exchange ({', '.join(f'{each:.2f}' for each in times)})")

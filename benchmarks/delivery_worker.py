@@ -1,8 +1,9 @@
-"""One worker of delivery.py: trains a model whose layers sleep instead of computing; prints when it began and ended.
+"""One worker of delivery.py: trains a model whose layers sleep instead of computing; prints when steps ended.
 
-argv: FRONT_END MODEL MEGABYTES FORWARD BACKWARD WARM_UP ITERATIONS, with the passes' seconds. FRONT_END: "torch", a
-script with geomx_cli.torch and SGD; "mxnet", one with MXNet's KVStore, its own or ours, which pushes each layer's
-gradients after its backward pass, pulls at once, and waits for each layer before its forward pass.
+argv: FRONT_END MODEL MEGABYTES WARM_UP ITERATIONS FORWARD:BACKWARD ..., with the passes' seconds; for each such pair it
+prints when (time.monotonic) the last step of the warm-up and the last iteration ended. FRONT_END: "torch", a script
+with geomx_cli.torch and SGD; "mxnet", one with MXNet's KVStore, its own or ours, which pushes each layer's gradients
+after its backward pass, pulls at once, and waits for each layer before its forward pass.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from delivery_layers import MODELS
@@ -36,25 +38,53 @@ class Device:
         time.sleep(max(0.0, self._free - time.monotonic()))
 
 
-def seconds(name: str, megabytes: float, forward: float, backward: float) -> list[tuple[tuple[int, ...], float, float]]:
-    """The sizes of each layer's tensors, and the seconds of its passes."""
-    layers = MODELS[name].scaled(megabytes).layers
-    work = sum(layer.work for layer in layers)
-    return [(each.sizes, forward * each.work / work, backward * each.work / work) for each in layers]
+class Layers:
+    """sizes: of each layer's tensors. The seconds of a layer's passes follow from those of the model's."""
+
+    def __init__(self, name: str, megabytes: float) -> None:
+        layers = MODELS[name].scaled(megabytes).layers
+        work = sum(layer.work for layer in layers)
+        self.sizes = [layer.sizes for layer in layers]
+        self._shares = [layer.work / work for layer in layers]
+        self._forward = self._backward = 0.0
+
+    def set(self, forward: float, backward: float) -> None:
+        """Of the whole model, from the next step on."""
+        self._forward, self._backward = forward, backward
+
+    def forward(self, index: int) -> float:
+        return self._forward * self._shares[index]
+
+    def backward(self, index: int) -> float:
+        return self._backward * self._shares[index]
 
 
-def run(step: Callable[[], None], settle: Callable[[], None], warm_up: int, iterations: int) -> None:
-    for _ in range(warm_up):
-        step()
-    settle()
-    print(json.dumps({"start": time.monotonic()}), flush=True)
-    for _ in range(iterations):
-        step()
-    settle()
-    print(json.dumps({"end": time.monotonic()}), flush=True)
+@dataclass(frozen=True)
+class Run:
+    """The passes' seconds to measure one after the other, each with so many steps."""
+
+    passes: list[tuple[float, float]]
+    warm_up: int
+    iterations: int
+
+    @property
+    def steps(self) -> int:
+        return len(self.passes) * (self.warm_up + self.iterations)
+
+    def measure(self, layers: Layers, step: Callable[[], None], settle: Callable[[], None]) -> None:
+        """The end of a step is that of its backward pass: what is left of its exchange is part of the next step."""
+        for forward, backward in self.passes:
+            layers.set(forward, backward)
+            for _ in range(self.warm_up):
+                step()
+            start = time.monotonic()
+            for _ in range(self.iterations):
+                step()
+            print(json.dumps({"start": start, "end": time.monotonic()}), flush=True)
+            settle()
 
 
-def with_torch(layers: list[tuple[tuple[int, ...], float, float]], warm_up: int, iterations: int) -> None:
+def with_torch(layers: Layers, run: Run) -> None:
     import torch
 
     import geomx_cli.torch as geomx
@@ -65,20 +95,20 @@ def with_torch(layers: list[tuple[tuple[int, ...], float, float]], warm_up: int,
         @staticmethod
         def forward(ctx: Any, layer: Any, values: Any, *parameters: Any) -> Any:
             ctx.layer = layer
-            device.forward(layer.before)
+            device.forward(layers.forward(layer.index))
             return values.clone()
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            device.backward(ctx.layer.after)
+            device.backward(layers.backward(ctx.layer.index))
             return None, gradient, *ctx.layer.gradients
 
     class Layer(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-        def __init__(self, sizes: tuple[int, ...], before: float, after: float) -> None:
+        def __init__(self, index: int, sizes: tuple[int, ...]) -> None:
             super().__init__()
-            self.before, self.after = before, after
-            for index, size in enumerate(sizes):
-                self.register_parameter(f"p{index}", torch.nn.Parameter(torch.zeros(size)))
+            self.index = index
+            for number, size in enumerate(sizes):
+                self.register_parameter(f"p{number}", torch.nn.Parameter(torch.zeros(size)))
             self.gradients = [torch.full((size,), 1e-3) for size in sizes]
 
         def forward(self, values: Any) -> Any:
@@ -86,7 +116,7 @@ def with_torch(layers: list[tuple[tuple[int, ...], float, float]], warm_up: int,
 
     torch.set_num_threads(1)
     geomx.init()
-    model = torch.nn.Sequential(*(Layer(*layer) for layer in layers))
+    model = torch.nn.Sequential(*(Layer(index, sizes) for index, sizes in enumerate(layers.sizes)))
     optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     values = torch.zeros(1, requires_grad=True)
 
@@ -95,12 +125,12 @@ def with_torch(layers: list[tuple[tuple[int, ...], float, float]], warm_up: int,
         model(values).sum().backward()
         optimizer.step()
 
-    run(step, lambda: optimizer.state_dict() and None, warm_up, iterations)
+    run.measure(layers, step, lambda: optimizer.state_dict() and None)
     geomx.finish()
-    assert all(torch.allclose(item, torch.tensor(-1e-4 * (warm_up + iterations))) for item in model.parameters())
+    assert all(torch.allclose(item, torch.tensor(-1e-4 * run.steps)) for item in model.parameters())
 
 
-def with_mxnet(layers: list[tuple[tuple[int, ...], float, float]], warm_up: int, iterations: int) -> None:
+def with_mxnet(layers: Layers, run: Run) -> None:
     if "GEOMX_JOB" not in os.environ:  # MXNet's own, which needs names that numpy has removed
         import numpy
 
@@ -110,28 +140,28 @@ def with_mxnet(layers: list[tuple[tuple[int, ...], float, float]], warm_up: int,
 
     device, kv = Device(), mx.kv.create("dist_sync")
     tensors: list[list[tuple[int, Any, Any]]] = []
-    for sizes, _, _ in layers:
+    for sizes in layers.sizes:
         start = sum(map(len, tensors))
         tensors.append([(start + i, mx.nd.ones((size,)), mx.nd.zeros((size,))) for i, size in enumerate(sizes)])
     for key, gradient, _ in (entry for entries in tensors for entry in entries):
         kv.init(key, gradient)
 
     def step() -> None:
-        for entries, (_, before, _) in zip(tensors, layers, strict=True):
+        for index, entries in enumerate(tensors):
             for _, _, weight in entries:
                 weight.wait_to_read()
-            device.forward(before)
-        for entries, (_, _, after) in zip(reversed(tensors), reversed(layers), strict=True):
-            device.backward(after)
+            device.forward(layers.forward(index))
+        for index, entries in reversed(list(enumerate(tensors))):
+            device.backward(layers.backward(index))
             for key, gradient, weight in entries:
                 kv.push(key, gradient, priority=-key)
                 kv.pull(key, weight, priority=-key)
 
-    run(step, mx.nd.waitall, warm_up, iterations)
+    run.measure(layers, step, mx.nd.waitall)
 
 
 if __name__ == "__main__":
-    front_end, name, *numbers = sys.argv[1:]
-    megabytes, forward, backward, *counts = map(float, numbers)
+    front_end, name, megabytes, warm_up, iterations, *pairs = sys.argv[1:]
+    times = [(float(forward), float(backward)) for forward, backward in (pair.split(":") for pair in pairs)]
     train = with_torch if front_end == "torch" else with_mxnet
-    train(seconds(name, megabytes, forward, backward), *map(int, counts))
+    train(Layers(name, float(megabytes)), Run(times, int(warm_up), int(iterations)))

@@ -2,6 +2,7 @@
 
     python benchmarks/pushpull.py --topology flat central --system client mxnet --repeat 3     loopback, against MXNet
     python benchmarks/pushpull.py --topology central spread --rate 200mbit --iterations 5      emulated links (root)
+    python benchmarks/pushpull.py --topology central --rate 200mbit --global-servers 4 --server-hosts 4
 
 Prints time per iteration (wall period over all workers), its ratio to the wire limit, bytes per link, CPU seconds per
 iteration and peak memory per role, as a table, or with --json as one object. The wire limit is the payload of the
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pushpull_job import Case, letters, mxnet_commands, our_commands
+from pushpull_job import Case, central_sites, letters, mxnet_commands, our_commands
 from pushpull_worker import gradients
 from tensors import LISTS
 from wan import Wan
@@ -63,7 +64,7 @@ def measure(case: Case) -> dict[str, Any]:
     """Run one case and return its figures."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gxb"))
-        sites = ["C", *letters(case.parties)]
+        sites = [*central_sites(case.server_hosts), *letters(case.parties)]
         wan = None
         if _wide(case):
             wan = stack.enter_context(Wan(sites=tuple(sites), rate=case.rate or None, rtt=case.rtt or None))
@@ -179,7 +180,8 @@ def _limits(case: Case, figures: dict[str, Any], goodput: float) -> dict[str, An
     """The wire limit, and bytes on the busiest link beyond the payload (as Ethernet frames, headers included)."""
     model = _encoded_bytes(case)
     members = case.workers if case.system == "mxnet" else 1  # members of a party that send to the servers
-    copies = {"central": case.parties, "spread": 2 * members * (case.parties - 1) / case.parties}.get(
+    central = max(1.0, case.parties / case.server_hosts)
+    copies = {"central": central, "spread": 2 * members * (case.parties - 1) / case.parties}.get(
         case.topology, case.parties * case.workers
     )
     if not goodput:
@@ -203,7 +205,7 @@ def _encoded_bytes(case: Case) -> int:
 def show(result: dict[str, Any]) -> None:
     """Print the result as a table."""
     title = "{system} {topology} {tensors}, {parties} x {workers} workers".format(**result)
-    print(f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration")
+    print(f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration, {os.cpu_count()} cores")
     if "ratio_to_mxnet" in result:
         print(f"  {result['ratio_to_mxnet']:.2f} x the time of MXNet's dist_sync, the best run here")
     if "ratio" in result:
@@ -225,7 +227,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--system", nargs="+", choices=("client", "store", "mxnet"), default=["client"])
     parser.add_argument("--topology", nargs="+", choices=("flat", "central", "spread"), default=["flat"])
     parser.add_argument("--tensors", choices=sorted(LISTS), default="resnet18")
-    for name, value in {"parties": 2, "workers": 2, "global-servers": 1, "local-servers": 1}.items():
+    for name, value in {"parties": 2, "workers": 2, "global-servers": 1, "local-servers": 1, "server-hosts": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=3)

@@ -16,7 +16,7 @@ from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net import security
 
-__all__ = ["Case", "Command", "letters", "mxnet_cluster", "mxnet_commands", "our_commands", "planned"]
+__all__ = ["Case", "Command", "central_sites", "letters", "mxnet_cluster", "mxnet_commands", "our_commands", "planned"]
 
 HERE = Path(__file__).parent
 WORKER = HERE / "pushpull_worker.py"
@@ -39,7 +39,13 @@ class Case:
     warm_up: int
     rate: str
     rtt: str
+    server_hosts: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def central_sites(count: int) -> list[str]:
+    """The sites of this many hosts of the central party, each with a link of its own."""
+    return ["C", *(f"C{number}" for number in range(2, count + 1))]
 
 
 def letters(count: int) -> str:
@@ -56,19 +62,21 @@ def our_commands(case: Case, directory: Path, wan: Wan | None) -> list[Command]:
     script = ("python", str(WORKER), case.system, case.tensors, str(case.warm_up), str(case.iterations))
     return [
         ("master" if item.role == "worker" and item.global_rank is None else item.role, site, argv, env)
-        for item, site, argv, env in planned(options, directory, wan, script)
+        for item, site, argv, env in planned(options, directory, wan, script, server_hosts=case.server_hosts)
     ]
 
 
 def planned(
     options: Mapping[str, Value], directory: Path, wan: Wan | None, script: tuple[str, ...] = (),
-    *, python: str = sys.executable,
+    *, python: str = sys.executable, server_hosts: int = 1,
 ) -> list[tuple[Process, str, list[str], dict[str, str]]]:
-    """Each process of a job with its site, argv and environment; without a script it is the bundled job."""
+    """Each process of a job with its site, argv and environment; without a script it is the bundled job. server_hosts:
+    of the central party, with `wan`, each at a site of its own; the global servers are divided over them.
+    """
     values = defaults(plugins.table()) | dict(options)
     inventory = this_machine(values, free_ports(ports_needed(values)), one_host=wan is None)
     if wan is not None:
-        inventory = _placed(inventory, wan)
+        inventory = _placed(inventory, wan, server_hosts)
     spec = JobSpec(
         job="benchmark", options=values, script=script, job_dir=str(directory), socket_dir=str(directory),
         key_dir=str(directory) if wan is not None else "", python=python,
@@ -77,14 +85,28 @@ def planned(
     laid = plan(inventory, spec)
     if wan is not None:
         _write_keys(laid, directory)
-    site = {"central": "C", **dict(zip("ABCDEFGH", letters(len(inventory.parties)), strict=False))}
-    return [(item, site[item.party], list(item.argv), dict(item.env)) for item in laid.processes]
+    site = _sites(inventory)
+    return [
+        (item, site[item.host if wan is not None else item.party], list(item.argv), dict(item.env))
+        for item in laid.processes
+    ]
 
 
-def _placed(inventory: Inventory, wan: Wan) -> Inventory:
-    """The inventory with each party's host at its site's address."""
-    names = {"central": "C", **dict(zip("ABCDEFGH", letters(len(inventory.parties)), strict=False))}
-    hosts = [host.model_copy(update={"address": wan.address(names[host.name])}) for host in inventory.hosts]
+def _sites(inventory: Inventory) -> dict[str, str]:
+    """The site of each host; of one with all parties, of each party."""
+    central = ["central", *(host.name for host in inventory.hosts if host.name.startswith("central-"))]
+    sites = dict(zip(central, central_sites(len(central)), strict=True))
+    return sites | dict(zip("ABCDEFGH", letters(len(inventory.parties)), strict=False))
+
+
+def _placed(inventory: Inventory, wan: Wan, server_hosts: int) -> Inventory:
+    """The inventory with each host at its site's address, so that hosts may use the same ports."""
+    (first,) = inventory.hosts_of("central")
+    names = ["central", *(f"central-{number}" for number in range(2, server_hosts + 1))]
+    central = [first.model_copy(update={"name": name}) for name in names]
+    inventory = inventory.model_copy(update={"hosts": (*central, *(host for host in inventory.hosts if host != first))})
+    sites = _sites(inventory)
+    hosts = [host.model_copy(update={"address": wan.address(sites[host.name])}) for host in inventory.hosts]
     return inventory.model_copy(update={"hosts": tuple(hosts)})
 
 

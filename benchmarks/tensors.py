@@ -22,4 +22,4 @@ def _cnn() -> list[int]:
     return [size for rows, columns in shapes for size in (rows * columns, rows)]
 
 
-LISTS = {"resnet18": _resnet18(), "cnn": _cnn()}
+LISTS = {"resnet18": _resnet18(), "cnn": _cnn(), "small-resnet18": [-(-size // 10) for size in _resnet18()]}

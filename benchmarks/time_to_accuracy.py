@@ -167,7 +167,8 @@ def _command(bench: Bench, name: str) -> str:
     options = {**TASKS[bench.arguments.task].options, **bench.options(name)}
     if options["algo"] == MXNET:
         row = ROWS[name]
-        return f"servers at {' and '.join(row.servers)}, MXNET_KVSTORE_BIGARRAY_BOUND={row.bound}, lr {options['lr']}"
+        own = ", ".join(f"{key} {options[key]}" for key in ("lr", "momentum", "compress") if key in options)
+        return f"servers at {' and '.join(row.servers)}, MXNET_KVSTORE_BIGARRAY_BOUND={row.bound}, {own}"
     return "geomx launch " + " ".join(f"--{key.replace('_', '-')} {value}" for key, value in options.items())
 
 

@@ -1,8 +1,8 @@
 """One worker of MXNet's own dist_sync for time_to_accuracy.py: the bundled network, data, order and initial weights.
 
 Started with the environment of its role; argv: the job's directory, and the options of geomx launch as a JSON object.
-The optimizer runs on MXNet's servers, with gradients divided by the number of workers. Rank 0 writes checkpoints, as
-global rank 0 does with geomx.
+`compress` may be 2bit:T, MXNet's own. The optimizer runs on MXNet's servers, with gradients divided by the number of
+workers. Rank 0 writes checkpoints, as global rank 0 does with geomx.
 """
 
 import contextlib
@@ -26,6 +26,9 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
     config = TrainConfig.from_options(options)
     mx = load_mxnet()
     store, model = mx.kv.create("dist_sync"), networks.find(config.network).build()
+    codec, _, threshold = str(options["compress"]).partition(":")
+    if codec:
+        store.set_gradient_compression({"type": codec, "threshold": float(threshold)})
     assert isinstance(model, GluonModel)
     rank, here = int(os.environ["WORKER_RANK"]), int(options["workers"])
     party = range(rank // here * here, rank // here * here + here)

@@ -90,10 +90,14 @@ ROWS: Mapping[str, Row] = {
     "sync": Row({"algo": "sync"}, same_as="fsa", task="iid"),
     "async": Row({"algo": "async", "lr": 0.5, "momentum": 0.0}, MOMENTA, task="iid"),
     "mxnet": Row({"algo": MXNET}, same_as="fsa", servers="AB", bound=10_000),
+    "mxnet-2bit": Row(
+        {"algo": MXNET, "lr": 0.4, "momentum": 0.0, "compress": "2bit:0.004"}, task="iid", servers="AB", bound=10_000
+    ),
     "mxnet-central": Row({"algo": MXNET}, same_as="fsa", servers="C", bound=10_000),
 }  # fmt: skip
 """Rates and settings are the best of --sweep --seeds 1 --epochs 1, of twelve runs each; mxnet's bound, of --bounds.
-With sparseloco they are the best of four (diloco) and three (hfa) runs over loopback.
+With sparseloco they are the best of four (diloco) and three (hfa) runs over loopback, and mxnet-2bit's those of four
+runs of one epoch with seed 4, of which the two with momentum did not learn.
 """
 
 TASKS: Mapping[str, Task] = {
@@ -126,11 +130,13 @@ CODECS: Mapping[str, Mapping[str, Mapping[str, Value]]] = {
     "q4": {},
     "mpq:0.01,pull=union": _SPARSE,
     "bsc:0.01,pull=union": _SPARSE,
+    "bsc:0.02,pull=union": _SPARSE,
     "topk:0.01,pull=union": {"fsa": {"lr": 0.4, "momentum": 0.0}},
     "topk:0.01+int8,pull=union": {"fsa": {"lr": 0.4, "momentum": 0.0}},
     "sparseloco": {"fsa": {"optimizer_on": "worker"}},
     "sparseloco:1": {"fsa": {"optimizer_on": "worker"}},
     "1bit:0": {"fsa": {"lr": 0.2, "momentum": 0.0}},
     "2bit:0.01": _SPARSE,
+    "2bit:0.002": {"fsa": {"lr": 0.4, "momentum": 0.0}},
 }
 """The codecs of --codecs, with the options that differ from ROUNDS, by algorithm."""

@@ -158,6 +158,13 @@ class Wan:
         """
         return {site: self._counters(site) for site in self.sites}
 
+    def lose(self, site: str, percent: int, congestion: str) -> None:
+        """Drop so many of 100 packets on their way to a site, by chance and whatever their protocol, and let the TCP of
+        all sites use this congestion control. Packets leave their sites one by one, so that each is lost by itself.
+        Raises CheckFailed if the kernel lacks nftables or the congestion control.
+        """
+        self._router.lose(site, percent, congestion)
+
     def emulation_cpu_seconds(self) -> float:
         """CPU time used by the forwarder so far; 0 without one."""
         return self._router.cpu_seconds()

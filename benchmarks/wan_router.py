@@ -93,6 +93,18 @@ class Router:
             self._forwarder.communicate()
             self._forwarder = None
 
+    def lose(self, site: str, percent: int, congestion: str) -> None:
+        """See Wan.lose."""
+        for each in self._sites:
+            self._spaces.configure(each, ["link set eth0 gso_max_segs 1"])
+            self._spaces.sysctl(each, {"net.ipv4.tcp_congestion_control": congestion})
+        rules = [
+            "add table netdev loss",
+            f'add chain netdev loss up {{ type filter hook egress device "to{site}" priority 0; }}',
+            f"add rule netdev loss up numgen random mod 100 < {percent} drop",
+        ]
+        call(self._spaces.command(ROUTER, ["nft", "-f", "-"]), lines=[*rules, ""])
+
     def cpu_seconds(self) -> float:
         """CPU time used by the forwarder so far; 0 without one."""
         if self._forwarder is None:

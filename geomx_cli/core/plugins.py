@@ -209,13 +209,16 @@ def deliveries() -> Mapping[str, Plugin]:
 def delivery(options: Mapping[str, Value]) -> str:
     """Return a job's delivery: --delivery, or one that its own option chooses (`chosen_by`). Raises InvalidSettings."""
     chosen = str(options["delivery"])
-    for name, module in deliveries().items():
-        option = getattr(module, "chosen_by", "")
-        if option and options.get(option):
-            if chosen not in ("direct", name):
-                what = f"{option} {options[option]} chooses the delivery {name}, and --delivery {chosen} another"
-                raise InvalidSettings(what, "leave one of them out")
-            return name
+    by_option = {name: str(getattr(module, "chosen_by", "")) for name, module in deliveries().items()}
+    wanted = {name: option for name, option in by_option.items() if option and options.get(option)}
+    texts = [f"--{option} {options[option]}" for option in wanted.values()]
+    if len(wanted) > 1:
+        raise InvalidSettings(f"{' and '.join(texts)} each choose a delivery", "leave one of them out: a job has one")
+    for name in wanted:
+        if chosen not in ("direct", name):
+            what = f"{texts[0]} chooses the delivery {name}, and --delivery {chosen} another"
+            raise InvalidSettings(what, "leave one of them out")
+        return name
     return chosen
 
 

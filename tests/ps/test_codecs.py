@@ -24,7 +24,7 @@ from tree import Delivery, Tree, Wire
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.codec import parse_codec, received
+from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec, received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
@@ -189,10 +189,13 @@ def two_levels(array: Array) -> Array:
     return found
 
 
-def sparseloco(array: Array) -> Array:
-    if len(array) < 4096:
-        return by_blocks(int8, 256)(array)
-    return by_blocks(top(lambda size: math.ceil(size / 64), two_levels), 4096)(array)
+def keeping(kept: int) -> Callable[[Array], Array]:
+    """The rule of sparseloco if a chunk sends `kept` elements."""
+    chunks = by_blocks(top(lambda size: math.ceil(size * kept / 4096), two_levels), 4096)
+    return lambda array: chunks(array) if len(array) >= 4096 else by_blocks(int8, 256)(array)
+
+
+sparseloco = keeping(64)
 
 
 QUANTISERS: dict[str, Callable[[Array], Array]] = {
@@ -215,6 +218,26 @@ DECAY = {"sparseloco": np.float32(0.95)}
 def test_a_decay_is_above_zero_and_at_most_one(argument: str) -> None:
     with pytest.raises(InvalidSettings, match=f"sparseloco:{argument}: '{argument}' is no decay"):
         parse_codec(f"sparseloco:{argument}")
+
+
+@pytest.mark.parametrize("rest", ["warmup=x", "warmup=-1", "warmup", "min=4"])
+def test_what_sparseloco_does_not_take(rest: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"'{rest}'"):
+        parse_codec(f"sparseloco:0.9,{rest}")
+
+
+@pytest.mark.parametrize("spec", ["sparseloco:warmup=6", "sparseloco:1,warmup=6", "sparseloco:1+warmup=6"])
+@pytest.mark.parametrize("size", [1, 4096, 8191, 30_001])
+def test_sparseloco_sends_more_elements_in_its_first_rounds(spec: str, size: int) -> None:
+    array = np.random.default_rng(size).standard_t(3, size).astype(np.float32)
+    for round_, kept in enumerate([2048, 2048, 1024, 512, 256, 128, 64, 64], 1):
+        codec = codec_at(parse_codec(complete_spec(spec, 1000)), size, round_)
+        assert codec is not None and codec.decay == (1 if ":1" in spec else 0.95)
+        payload = codec.encode(array)
+        np.testing.assert_allclose(codec.decode(payload, size), keeping(kept)(array), rtol=2e-6)
+        damaged = bytes(payload[:-1])
+        with pytest.raises(BadMessage):
+            codec.decode(memoryview(damaged), size)
 
 
 @pytest.mark.parametrize("spec", QUANTISERS)
@@ -307,6 +330,25 @@ def test_what_is_lost_comes_with_later_rounds(spec: str, optimizer: bool) -> Non
             wrong = np.abs(found[number] - wanted[number]) > 1e-4
             assert not wrong.any(), number
         assert found[-1].tobytes() == tree.last((0, 0)).tobytes()
+
+
+def test_rounds_of_a_warm_up_of_sparseloco() -> None:
+    size, kept = 5000, [256, 128, 64, 64]
+    given = np.random.default_rng(4).standard_normal((len(kept), 2, size)).astype(np.float32)
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=size, compress="sparseloco:1,warmup=2")
+    residuals, down, wanted = [np.zeros(size, np.float32)] * 2, np.zeros(size, np.float32), []
+    for number, (round_, count) in enumerate(zip(given, kept, strict=True), 1):
+        for party, own in enumerate(round_):
+            tree.push((party, 0), number, own)
+        owed = [residual + own for residual, own in zip(residuals, round_, strict=True)]
+        sent = [keeping(count)(array) for array in owed]
+        residuals = [array - part for array, part in zip(owed, sent, strict=True)]
+        wanted.append(keeping(count)(down + (sent[0] + sent[1])))
+        down = down + (sent[0] + sent[1]) - wanted[-1]
+    for party in (0, 1):
+        found = [result.value for result in tree.got((party, 0)) if result.round]
+        assert [np.count_nonzero(one) for one in found] == [np.count_nonzero(one) for one in wanted]
+        assert not (np.abs(np.array(found) - wanted) > 1e-4).any()
 
 
 def test_differences_of_weights_have_no_momentum() -> None:

@@ -122,3 +122,19 @@ def test_workers_report_their_loss_and_fewer_blocks_are_important(cluster: Clust
     found = run(cluster, tmp_path, {**env, "ADAPTIVE_K_FLAG": "1", "LOSS": "1"})
     assert datagrams(tmp_path, "root0")["received"] > 2 * many
     assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 60), optimizer=True))
+
+
+def test_with_a_sparse_codec_the_tensors_that_it_leaves_dense_are_divided(cluster: Cluster, tmp_path: Path) -> None:
+    """Those that it encodes are sent whole: the same bits as without DGT, also where blocks are quantised."""
+    found = {}
+    for mode in ("0", "2", "3"):
+        delivery = {"ENABLE_DGT": mode, "GEOMX_DELIVERY": "dgt"} if mode != "0" else {}
+        env = {**delivery, "GEOMX_COMPRESS": "bsc:0.1,min=50000", "SERVER_OPTIMIZER": "", "SIZES": "70000,40000"}
+        (folder := tmp_path / mode).mkdir()
+        found[mode] = run(cluster, folder, {**env, "ROUNDS": "6"}, roots=1)[0]
+        cluster.stop()
+    sparse, dense = zip(*(found[mode] for mode in ("0", "2", "3")), strict=True)
+    assert 0 < np.count_nonzero(sparse[0]) < 0.25 * 70_000 and np.count_nonzero(dense[0]) > 0.99 * 40_000
+    assert np.array_equal(sparse[0], sparse[1]) and np.array_equal(sparse[0], sparse[2])
+    assert np.array_equal(dense[0], dense[1])
+    assert np.mean(dense[0] != dense[2]) > 0.1 and np.corrcoef(dense[0], dense[2])[0, 1] > 0.95

@@ -1,12 +1,15 @@
 """What a link sends on a new connection, with an upstream client and a transport that records."""
 
+from types import SimpleNamespace
+
 import pytest
 from bench import RecordingTransport
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.net import link_health
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import Header, Kind
+from geomx_cli.ps.net.wire import Header, Kind, encode_body
 
 SLICE, WINDOW, COUNT = 1 << 16, 1 << 18, 25
 
@@ -63,3 +66,19 @@ def test_what_has_arrived_is_reported_on_a_wide_area_link_only() -> None:
         link.arrived(SLICE)
         link.flush_credit()
         assert [header.arrived for header in transport.control] == ([SLICE] if wide_area else [])
+
+
+def test_heartbeats_tell_the_round_trip_without_the_time_at_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what is under way is limited by the path, not by what else was sent when slices were."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(link_health.time, "monotonic", lambda: clock.now)
+    ends = link_health.LinkHealth(), link_health.LinkHealth()
+    receiver = 0
+    for held, trip in ((0.7, 0.05), (0.2, 0.03), (0.9, 0.2)):  # between the two beats; both ways
+        for _ in range(3):
+            clock.now += held
+            body = {"clock": clock.now, "echo": ends[1 - receiver].clock, "held": ends[1 - receiver].held()}
+            clock.now += trip / 2
+            ends[receiver].receive_heartbeat(memoryview(encode_body(body)))
+            receiver = 1 - receiver
+    assert [end.round_trip for end in ends] == pytest.approx([0.03, 0.03])

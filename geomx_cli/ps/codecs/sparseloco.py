@@ -1,4 +1,4 @@
-"""sparseloco[:DECAY]: 200 times fewer bytes than fp32, for the rare exchanges of DiLoCo, ESync and HFA
+"""sparseloco[:DECAY][,warmup=N]: 200 times fewer bytes than fp32, for the rare exchanges of DiLoCo, ESync and HFA
 (arXiv:2508.15706).
 
 The residual e decays (e = DECAY e + difference), by default by 0.95 as in the paper. In chunks of 4096 elements the 64
@@ -6,8 +6,12 @@ of largest magnitude are sent: a sign, and one bit for which of two levels the m
 of the 64 have their mean as level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps
 in Rice code with 5 low bits. The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than
 4096 elements are encoded by int8. In the residual of results that are sums nothing decays.
+
+warmup: in round r of the first N a chunk sends 2^(N - r + 1) times as many elements, at most 2048, and an index has as
+many low bits fewer: what is left out of a model's first, large changes is what it lacks most.
 """
 
+import copy
 import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.codecs._sparse import SelectingCodec, largest, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
 from geomx_cli.ps.codecs.int8 import Int8
@@ -27,18 +32,26 @@ __all__ = ["codec"]
 
 name = "sparseloco"
 _CHUNK, _KEPT, _LOW_BITS = 4096, 64, 5
+_MOST = 5
+"""Times that the number of elements is doubled, at most."""
 _LEVEL = np.dtype("<f2")
 
 
 def codec(argument: str) -> "SparseLoCo":
-    """DECAY: above 0, at most 1. Raises InvalidSettings."""
+    """DECAY, above 0, at most 1, and the rounds of warm-up; a plus may replace the comma. Raises InvalidSettings."""
+    first, _, rest = argument.replace("+", ",").partition(",")
+    if "=" in first:
+        first, rest = "", argument
     try:
-        decay = float(argument or 0.95)
+        decay = float(first or 0.95)
     except ValueError:
         decay = math.nan
     if not 0 < decay <= 1:
-        raise InvalidSettings(f"{name}:{argument}: {argument!r} is no decay", f"write {name}:0.95; above 0, at most 1")
-    return SparseLoCo(decay)
+        raise InvalidSettings(f"{name}:{argument}: {first!r} is no decay", f"write {name}:0.95; above 0, at most 1")
+    what, _, rounds = rest.partition("=")
+    if rest and not (what == "warmup" and rounds.isascii() and rounds.isdigit()):
+        raise InvalidSettings(f"{name}:{argument}: it does not take {rest!r}", f"write {name}:0.95,warmup=3")
+    return SparseLoCo(decay, int(rounds or 0))
 
 
 class SparseLoCo(SelectingCodec):
@@ -50,16 +63,30 @@ class SparseLoCo(SelectingCodec):
     results = "changes"
     ratio = 200.0
 
-    def __init__(self, decay: float) -> None:
+    def __init__(self, decay: float, warmup: int = 0) -> None:
         self.decay = decay
+        self._warmup = warmup
+        self._doubled = 0
         self._fp16, self._int8 = Fp16(), Int8()
+
+    def completed(self, spec: str, smallest: int) -> str:
+        """See SizedCodec."""
+        return spec
+
+    def at(self, size: int, round_: int) -> Codec:
+        """See SizedCodec."""
+        if round_ > self._warmup:
+            return self
+        warming = copy.copy(self)
+        warming._doubled = min(_MOST, self._warmup - max(round_, 1) + 1)
+        return warming
 
     def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
         """See SelectingCodec."""
         if len(array) < _CHUNK:
             payload = self._int8.encode(array)
             return payload, np.arange(len(array)), self._int8.decode(payload, len(array))
-        chunks = _chunks_of(len(array))
+        chunks, low_bits = _chunks_of(len(array), _KEPT << self._doubled), _LOW_BITS - self._doubled
         indices = chunks.largest(array)
         places = chunks.starts + indices
         values = array[places].astype(np.float32, copy=False)
@@ -71,8 +98,8 @@ class SparseLoCo(SelectingCodec):
             levels[:, place] = total / np.maximum(np.add.reduceat(group, chunks.first, dtype=np.int64), 1)
         gaps = np.diff(indices, prepend=-1) - 1
         gaps[chunks.first] = indices[chunks.first]
-        low = np.unpackbits((gaps << (8 - _LOW_BITS)).astype(np.uint8)).reshape(-1, 8)[:, :_LOW_BITS]
-        ends = np.cumsum((gaps >> _LOW_BITS) + 1) - 1
+        low = np.unpackbits((gaps << (8 - low_bits)).astype(np.uint8)).reshape(-1, 8)[:, :low_bits]
+        ends = np.cumsum((gaps >> low_bits) + 1) - 1
         unary = np.ones(int(ends[-1]) + 1, np.uint8)
         unary[ends] = 0
         negative, head = values < 0, self._fp16.encode(levels.reshape(-1))
@@ -84,10 +111,10 @@ class SparseLoCo(SelectingCodec):
         """See Codec."""
         if length < _CHUNK:
             return self._int8.decode(payload, length)
-        chunks = _chunks_of(length)
+        chunks, low_bits = _chunks_of(length, _KEPT << self._doubled), _LOW_BITS - self._doubled
         count, place = len(chunks.starts), 2 * 2 * len(chunks.counts) + 2
-        sizes = [-(-_LOW_BITS * count // 8), -(-count // 8), -(-count // 8)]
-        if not place + sum(sizes) < len(payload) <= place + sum(sizes) + length // 8:
+        sizes = [-(-low_bits * count // 8), -(-count // 8), -(-count // 8)]
+        if not place + sum(sizes) < len(payload) <= place + sum(sizes) - (-length // 8):
             raise BadMessage(f"{len(payload)} bytes of sparseloco for {length} elements")
         levels = self._fp16.decode(payload[:place], 2 * len(chunks.counts))
         if not (np.isfinite(levels) & (levels >= 0)).all():
@@ -96,13 +123,13 @@ class SparseLoCo(SelectingCodec):
         for size in (*sizes, len(payload) - place - sum(sizes)):
             parts.append(np.unpackbits(np.frombuffer(payload, np.uint8, size, place)))
             place += size
-        low_bits = np.zeros((count, 8), np.uint8)
-        low_bits[:, 8 - _LOW_BITS :] = parts[0][: _LOW_BITS * count].reshape(-1, _LOW_BITS)
-        low = np.packbits(low_bits)
+        bits = np.zeros((count, 8), np.uint8)
+        bits[:, 8 - low_bits :] = parts[0][: low_bits * count].reshape(count, low_bits)
+        low = np.packbits(bits)
         ends = np.flatnonzero(parts[3] == 0)[:count]
         if len(ends) < count or ends[-1] // 8 + 1 < len(parts[3]) // 8:
             raise BadMessage(f"{len(ends)} indices of sparseloco where there should be {count}")
-        gaps = ((np.diff(ends, prepend=-1) - 1) << _LOW_BITS) + low
+        gaps = ((np.diff(ends, prepend=-1) - 1) << low_bits) + low
         total = np.cumsum(gaps + 1)
         before = np.concatenate([[0], total[chunks.first[1:] - 1]])
         indices = total - np.repeat(before, chunks.counts) - 1
@@ -114,14 +141,15 @@ class SparseLoCo(SelectingCodec):
 
 
 class _Chunks:
-    """The chunks of a slice: how many elements of each are sent, and the position of the first of these among all sent
-    elements. For each sent element: the number of its chunk, and the chunk's offset and length.
+    """The chunks of a slice: how many elements of each are sent, `kept` of a whole one, and the position of the first
+    of these among all sent elements. For each sent element: the number of its chunk, and the chunk's offset and length.
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, kept: int) -> None:
+        self._kept = kept
         whole, rest = divmod(length, _CHUNK)
         lengths = np.array([_CHUNK] * whole + [rest] * (rest > 0))
-        self.counts = -(-lengths * _KEPT // _CHUNK)
+        self.counts = -(-lengths * kept // _CHUNK)
         self.first = np.cumsum(self.counts) - self.counts
         self.numbers = np.repeat(np.arange(len(lengths)), self.counts)
         self.starts = self.numbers * _CHUNK
@@ -130,7 +158,7 @@ class _Chunks:
     def largest(self, array: "Array") -> "Array":
         """The index within its chunk of each sent element, ascending; ties go to the first."""
         whole = len(array) // _CHUNK * _CHUNK
-        found = largest_of_rows(array[:whole].reshape(-1, _CHUNK), _KEPT) % _CHUNK
+        found = largest_of_rows(array[:whole].reshape(-1, _CHUNK), self._kept) % _CHUNK
         if whole == len(array):
             return found
         return np.concatenate([found, largest(array[whole:], int(self.counts[-1]))])
@@ -144,6 +172,6 @@ def _values(levels: "Array", chunks: _Chunks, high: "Array", negative: "Array") 
 
 
 @lru_cache(16)
-def _chunks_of(length: int) -> _Chunks:
+def _chunks_of(length: int, kept: int) -> _Chunks:
     """Slices of a tensor have two lengths at most."""
-    return _Chunks(length)
+    return _Chunks(length, kept)

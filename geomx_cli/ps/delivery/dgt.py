@@ -3,7 +3,7 @@
 Wang et al., FGCS 121 (2021). `--dgt 2` changes only the order: nothing is lost, and sums have the same bits as with
 direct delivery. `--dgt 1` sends the other blocks as datagrams; those that are late join the next round of their slice.
 `--dgt 3` is as 2, with 4 bits an element for the other blocks. Initial values, results, rows, and what a codec encodes
-are delivered directly. See docs/delivery.md.
+are delivered directly, so of a sparse codec's tensors only the small ones are divided. See docs/delivery.md.
 """
 
 import math
@@ -80,14 +80,22 @@ def sends_datagrams(options: "Mapping[str, Value]") -> bool:
     return options["dgt"] == 1
 
 
+def _encodes_everything(options: "Mapping[str, Value]") -> bool:
+    """Whether the codec leaves no tensor as it is, not even the smallest."""
+    from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
+
+    codec = parse_codec(complete_spec(str(options["compress"]), int(options["compress_min"])))
+    return codec_at(codec, 1, 1) is not None
+
+
 def refuses(spec: "Spec") -> str | None:
-    """Needs local servers, and sums of plain elements."""
+    """Needs local servers, and tensors whose sums are sent as plain elements."""
     if not spec.options["dgt"]:
         return "write --dgt 1, 2 or 3, which says what becomes of blocks that contribute less"
     if spec.options["topology"] == "flat":
         return "a flat cluster has no local servers, whose sums would be sent in blocks"
-    if spec.options["compress"] not in ("", "none"):
-        return f"--compress {spec.options['compress']} encodes whole slices, which have no blocks"
+    if _encodes_everything(spec.options):
+        return f"--compress {spec.options['compress']} encodes all tensors, and what is encoded has no blocks"
     if int(spec.options["dgt_block"]) % 64:
         return "--dgt-block must be a multiple of 64 bytes"
     return None

@@ -1,5 +1,6 @@
 """When a peer was last heard, whether it hears this process, and when something last moved on its link."""
 
+import math
 import time
 from typing import Any
 
@@ -16,13 +17,16 @@ class LinkHealth:
     """The observations from which liveness.py judges a peer. Times in time.monotonic seconds.
 
     heard: when the last message was received. echoed: the send time of the newest message that the peer is known to
-    have received, or when its connection was made. unsteady: when our heartbeats last went unanswered for a while.
-    closed: when the peer closed the connection, 0 if it has not. clock: the newest reading of the peer's own clock.
+    have received, or when its connection was made. round_trip: the shortest time of a heartbeat and its echo on their
+    way, in seconds, inf before the first. unsteady: when our heartbeats last went unanswered for a while. closed: when
+    the peer closed the connection, 0 if it has not. clock: the newest reading of the peer's own clock.
     """
 
     def __init__(self) -> None:
         self.heard = time.monotonic()
         self.clock = self.echoed = self.closed = self.unsteady = 0.0
+        self.round_trip = math.inf
+        self._clock_received = 0.0
         self._known = False
         self._moved = self._moved_behind = self._whole_since = 0.0
 
@@ -39,14 +43,22 @@ class LinkHealth:
         """Record a heartbeat's clock, echo and progress. Raises BadMessage."""
         body: dict[str, Any] = decode_body(payload) if payload is not None else {}
         clock, echo, moved = body.get("clock", float("inf")), body.get("echo", 0.0), body.get("moved", -1.0)
-        numbers = (clock, echo, moved)
+        held = body.get("held", -1.0)
+        numbers = (clock, echo, moved, held)
         if not all(isinstance(number, int | float) and abs(number) < MOST_SECONDS for number in numbers):
             raise BadMessage(f"a heartbeat that says {numbers!r}"[:200])
         now = time.monotonic()
         self.clock = float(clock)
         self.echoed = max(self.echoed, min(echo, now))
+        self._clock_received = now
+        if echo and held >= 0:
+            self.round_trip = min(self.round_trip, max(0.0, now - echo - held))
         if moved >= 0:
             self._moved_behind = max(self._moved_behind, now - moved)
+
+    def held(self) -> float:
+        """Seconds for which the newest reading of the peer's clock has been here."""
+        return time.monotonic() - self._clock_received
 
     def connected(self) -> None:
         """Record that the handshake of the connection that carries heartbeats has crossed in both directions."""

@@ -248,6 +248,7 @@ class Transport:
                 self._on_asked(link, header)
             case "alive":
                 link.health.receive_heartbeat(payload)
+                link.window.crossed(link.health.round_trip)
             case "memory" | "mapped" | "freed":
                 self.sharing.receive(link, header.topic, decode_body(payload) if payload is not None else {})
             case "hello":

@@ -10,11 +10,7 @@ LARGEST = 64 * 2**20
 START_SLICES = 8
 NEAR = 8 * 2**20
 SPAN = 0.05
-PATHS = 3.0
-"""Bytes under way on a wide-area link, in units of what its path holds (rate x round trip): with less, what else delays
-the link's packets makes the rate, as measured, fall with the window.
-"""
-LATE = 0.04
+LATE = 0.03
 """Seconds by which reports of arrivals may be late, in which bytes arrive that count as under way."""
 
 
@@ -26,12 +22,13 @@ class Window:
     up to 8 slices: members that share a wide-area link take turns at being ahead.
 
     `under_way`: sent, and not arrived. Nothing overtakes these bytes, so that an urgent slice waits for them. On a
-    wide-area link (`slack` > 0), `path` limits them to PATHS x rate x round trip, what the rate carries in LATE
-    seconds, one slice, as a message counts until all of it has arrived, and one message more; elsewhere there is no
-    queue to keep short.
+    wide-area link (`slack` > 0), `path` limits them to rate x round trip, what the rate carries in LATE seconds, the
+    largest message, as one counts until all of it has arrived, and one message more; elsewhere there is no queue to
+    keep short.
 
-    The round trip is the shortest time from sending to arrival; the rate is the maximum over spans of SPAN seconds,
-    decaying by a tenth each time. A fixed size (`fixed` > 0, bytes) limits both and never changes.
+    The round trip is the shortest time from sending to arrival, for `path` also that of a heartbeat and its echo; the
+    rate is the maximum over spans of SPAN seconds, decaying by a tenth each time. A fixed size (`fixed` > 0, bytes)
+    limits both and never changes.
     """
 
     def __init__(self, slice_bytes: int, fixed: int = 0, slack: float = 0.0) -> None:
@@ -41,9 +38,9 @@ class Window:
         self.path: float = self.size if slack else math.inf
         self._least = 0 if fixed else 2 * slice_bytes
         self.under_way = self.held = 0
-        self._sent = self._arrived = 0
+        self._sent = self._arrived = self._largest = 0
         self._marks: deque[tuple[int, float]] = deque()
-        self._round_trip = math.inf
+        self._round_trip = self._on_the_way = math.inf
         self._rate = 0.0
         self._span_start, self._span_bytes = 0.0, 0
 
@@ -61,6 +58,7 @@ class Window:
         if self.under_way == 0:
             self._span_start, self._span_bytes = time.monotonic(), 0
         self.under_way += size
+        self._largest = max(self._largest, size)
         self.held += size
         self._sent += size
         if self._least:
@@ -91,6 +89,10 @@ class Window:
         self._arrived = self._sent
         self._marks.clear()
 
+    def crossed(self, round_trip: float) -> None:
+        """A small message and its echo took so many seconds on the way: slices take longer where others go before."""
+        self._on_the_way = round_trip
+
     def _measure(self, size: int) -> None:
         now = time.monotonic()
         while self._marks and self._marks[0][0] <= self._arrived:
@@ -104,4 +106,5 @@ class Window:
                 size = min(self._most, int(1.5 * path))
                 self.size = max(self._least, size, min(4 * self._least, int(self._slack * self._rate)))
                 if self.path < math.inf:
-                    self.path = self._least / 2 + PATHS * path + LATE * self._rate
+                    on_the_way = min(self._round_trip, self._on_the_way)
+                    self.path = self._largest + (on_the_way + LATE) * self._rate
