@@ -178,7 +178,8 @@ def test_a_stop_that_did_not_reach_a_host_says_so(planned: Plan, progress: Progr
     outcome = Outcome(interrupted=True, stopped_by="Ctrl-C", problems=["host B: no route"])
     end = Conclusion.of(planned, outcome, progress.totals(), 1.0)
     assert end.result["exit_code"] == 130 and end.result["problems"] == ["host B: no route"]
-    assert isinstance(end.error, Interrupted) and end.error.message == "job j was stopped by Ctrl-C, but: host B: no route"
+    assert isinstance(end.error, Interrupted)
+    assert end.error.message == "job j was stopped by Ctrl-C, but: host B: no route"
     assert "lease" in end.error.hint and "geomx stop j" in end.error.hint
     end = Conclusion.of(planned, replace(outcome, problems=[]), progress.totals(), 1.0)
     assert str(end.error) == "job j was stopped by Ctrl-C"
