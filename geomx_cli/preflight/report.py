@@ -170,4 +170,4 @@ class _Examination:
 
 def _failure(host: str, error: GeomxError) -> Check:
     name = REACHABLE if isinstance(error, HostUnreachable | TimedOut) else "geomx"
-    return Check(host, name, "problem", error.message.removeprefix(f"host {host}: "), error.hint)
+    return Check(host, name, "problem", error.message.removeprefix(f"host {host}: ").removeprefix(f"host {host} "), error.hint)

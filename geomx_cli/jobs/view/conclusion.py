@@ -43,8 +43,8 @@ def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
         if outcome.problems:
             message = f"job {plan.job} was stopped{by}, but: {'; '.join(outcome.problems)}"
-            hint = "what still runs there ends when the lease expires"
-            return Interrupted(message, f"{hint}; geomx stop {plan.job} ends it now, and says whether it did")
+            hint = f"what still runs there ends when the lease expires, or by geomx stop {plan.job}, which says so"
+            return Interrupted(message, hint)
         return Interrupted(f"job {plan.job} was stopped{by}")
     if outcome.failure is not None:
         return explain(outcome.failure, plan)
