@@ -109,7 +109,8 @@ class _Examination:
         else:
             self._check_network(facts)
         failed = self._probes.failures
-        failures = [failure_check(host.name, failed[host.name]) for host in self._inventory.hosts if host.name in failed]
+        names = [host.name for host in self._inventory.hosts]
+        failures = [failure_check(name, failed[name]) for name in names if name in failed]
         lost = {Check(name, REACHABLE) for name in failed}  # some were reachable at first
         checks = (check for check in self._checks if check not in lost)
         return Report(self._inventory, facts, tuple(together([*failures, *checks])), tuple(self._wan))
@@ -171,4 +172,5 @@ class _Examination:
 def failure_check(host: str, error: GeomxError) -> Check:
     """Return the problem of a host that could not be examined."""
     name = REACHABLE if isinstance(error, HostUnreachable | TimedOut) else "geomx"
-    return Check(host, name, "problem", error.message.removeprefix(f"host {host}: ").removeprefix(f"host {host} "), error.hint)
+    what = error.message.removeprefix(f"host {host}: ").removeprefix(f"host {host} ")
+    return Check(host, name, "problem", what, error.hint)

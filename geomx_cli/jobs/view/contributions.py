@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from geomx_cli.core.units import some_of
 from geomx_cli.jobs.view.reducer import ProcessState
 
-__all__ = ["no_contribution"]
+__all__ = ["doubts"]
 
 _MOST = 3
 _KEYLESS = (
@@ -13,7 +13,13 @@ _KEYLESS = (
 )
 
 
-def no_contribution(rows: Iterable[ProcessState]) -> str:
+def doubts(rows: Iterable[ProcessState]) -> list[str]:
+    """Return why a job may not have trained one model on all its data, by its processes' ends and own warnings."""
+    known = list(rows)
+    return list(filter(None, (_no_contribution(known), *(row.doubt for row in known))))
+
+
+def _no_contribution(rows: Iterable[ProcessState]) -> str:
     """Return the warning of training workers whose script has ended without a contribution, or with contributions to
     rounds of their party only; "" for none.
 
@@ -31,6 +37,6 @@ def no_contribution(rows: Iterable[ProcessState]) -> str:
     idle = [name for name, end in ends.items() if end == "alone" or (others and end in ("none", "keyless"))]
     if not idle:
         return f"{some_of(apart, _MOST)} exchanged with their own party only" if apart else ""
-    if len(ends) == len(training) and all(end in ("alone", "none") for end in ends.values()):
+    if len(ends) == len(training) and all(end in ("alone", "keyless", "none") for end in ends.values()):
         return "no gradients were exchanged: each worker trained alone"
     return f"{some_of(idle, _MOST)} contributed to no round"
