@@ -10,6 +10,7 @@ from networks import star
 
 from geomx_cli import __version__
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, InvalidSettings
+from geomx_cli.hosts import closing
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.inventory import Host, Ssh
 from geomx_cli.plan import JobSpec, plan
@@ -265,7 +266,7 @@ def test_what_is_said_alike_of_several_is_said_once() -> None:
 @pytest.mark.parametrize("python", ["/none/bin/python", "/usr/bin/true"])
 def test_hosts_with_the_same_wrong_python_are_one_finding(python: str) -> None:
     there = {name: LocalConnector(name, python) for name in ("one", "two")}
-    with ProbePool(there) as probes:
+    with closing(there), ProbePool(there) as probes:
         failures = [failure_check(name, probes.failures[name]) for name in there]
     (found,) = together(failures)
     assert found.subject == "one, two" and found.text == f"one, two: there is no Python at {python}"
