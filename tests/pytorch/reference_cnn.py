@@ -65,7 +65,8 @@ def pooled(state: Array) -> Array:
 
 
 def unpooled(errors: Array, state: Array) -> Array:
-    """Errors of the maxima, at their places. Elements that are equally large are 0, behind a ReLU that is not active."""
+    """Errors of the maxima, at their places. Equally large elements are 0, behind a ReLU that passes nothing on."""
+
     def spread(array: Array) -> Array:
         return array.repeat(2, axis=2).repeat(2, axis=3)
 

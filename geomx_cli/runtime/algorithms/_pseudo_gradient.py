@@ -38,7 +38,11 @@ class PseudoGradient:
     def push(self, tensors: Iterable[int], weight: float = 1.0) -> None:
         """Begin a round of these tensors; the differences have this weight in the mean."""
         for index in tensors:
-            self._rounds.buffers[index][:] = (self.origin[index] - self.steps.weights[index]) * weight
+            buffer = self._rounds.buffers[index]
+            buffer[:] = self.origin[index]  # in place: temporary arrays would take as long as the difference
+            buffer -= self.steps.weights[index]
+            if weight != 1:
+                buffer *= weight
             self._rounds.push(index, weight)
 
     def abstain(self, tensors: Iterable[int]) -> None:
@@ -57,4 +61,4 @@ class PseudoGradient:
             self._rounds.wait([index])
             origin, own = self.origin[index], self.steps.weights[index]
             origin[:] = self._rounds.buffers[index]
-            self.steps.put(index, origin + mix * (own - origin))
+            self.steps.put(index, origin + mix * (own - origin) if mix else origin)

@@ -1,5 +1,4 @@
-"""Trains from step FIRST to LAST, and unless FIRST is 0 from the worker's checkpoint of such a run: resume.py FIRST LAST.
-"""
+"""Trains from step FIRST to LAST, unless FIRST is 0 from the checkpoint of a run to FIRST: resume.py FIRST LAST."""
 
 import sys
 
@@ -28,6 +27,5 @@ for images, labels in batches(rank, last)[first:]:
     optimizer.step()
     schedule.step()
 geomx.finish()
-XX
-    torch.save({name: part.state_dict() for name, part in parts.items()}, f"checkpoint-{rank}.pt")
+torch.save({name: part.state_dict() for name, part in parts.items()}, f"checkpoint-{rank}.pt")
 save(model)
