@@ -1,6 +1,6 @@
 """Exchange of a worker's accumulated local steps, for DiLoCo and ESync."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ class PseudoGradient:
         self.steps.begin()
         self.origin = [weight.copy() for weight in self.steps.weights]
 
-    def push(self, tensors: Iterable[int], weight: float = 1.0) -> None:
-        """Begin a round of these tensors; the differences have this weight in the mean."""
-        for index in tensors:
+    def push(self, tensors: Sequence[int], weight: float = 1.0) -> None:
+        """Begin a round of these tensors; the differences have this weight in the mean. The last ones, often the
+        largest, begin: so links are busy from the start, though the first ones have priority.
+        """
+        for index in reversed(tensors):
             buffer = self._rounds.buffers[index]
             buffer[:] = self.origin[index]  # in place: temporary arrays would take as long as the difference
             buffer -= self.steps.weights[index]
