@@ -154,6 +154,10 @@ SYSTEMS: dict[str, System] = {
         "geomx wrap, fsa, spread, --reduce torch", HERE, _geomx("wrap", **_SPREAD, reduce="torch"), ours=True
     ),
     "geomx-diloco": System("geomx wrap, diloco, spread", HERE, _geomx("diloco", **_SPREAD, **_DILOCO), ours=True),
+    "geomx-shards": System(
+        "geomx wrap, diloco, spread, sharded in the party", HERE,
+        _geomx("shards", **_SPREAD, **_DILOCO, reduce="torch", shards=RANKS), ours=True,
+    ),
     "ddp-fp16": System("DistributedDataParallel, gloo, fp16 hook", HERE, _gloo("ddp", "fp16"), half=True),
     "two-level-fp16": System("gloo in two levels, fp16 between parties", HERE, _gloo("two-level", "fp16"), half=True),
     "hivemind-fp16": System("hivemind averager, fp16", "hivemind", _hivemind("fp16"), half=True),
