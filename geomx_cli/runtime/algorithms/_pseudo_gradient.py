@@ -1,6 +1,6 @@
 """Exchange of a worker's accumulated local steps, for DiLoCo and ESync."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,16 +35,10 @@ class PseudoGradient:
         self.steps.begin()
         self.origin = [weight.copy() for weight in self.steps.weights]
 
-    def push(self, tensors: Sequence[int], weight: float = 1.0) -> None:
-        """Begin a round of these tensors; the differences have this weight in the mean. The last ones, often the
-        largest, begin: so links are busy from the start, though the first ones have priority.
-        """
-        for index in reversed(tensors):
-            buffer = self._rounds.buffers[index]
-            buffer[:] = self.origin[index]  # in place: temporary arrays would take as long as the difference
-            buffer -= self.steps.weights[index]
-            if weight != 1:
-                buffer *= weight
+    def push(self, tensors: Iterable[int], weight: float = 1.0) -> None:
+        """Begin a round of these tensors; the differences have this weight in the mean."""
+        for index in tensors:
+            self._rounds.buffers[index][:] = (self.origin[index] - self.steps.weights[index]) * weight
             self._rounds.push(index, weight)
 
     def abstain(self, tensors: Iterable[int]) -> None:
@@ -63,4 +57,4 @@ class PseudoGradient:
             self._rounds.wait([index])
             origin, own = self.origin[index], self.steps.weights[index]
             origin[:] = self._rounds.buffers[index]
-            self.steps.put(index, origin + mix * (own - origin) if mix else origin)
+            self.steps.put(index, origin + mix * (own - origin))
