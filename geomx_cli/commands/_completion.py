@@ -25,6 +25,7 @@ __all__ = [
     "SHELLS",
     "algorithm_names",
     "answer",
+    "command_names",
     "figure_names",
     "file_names",
     "group_names",
@@ -131,6 +132,16 @@ def template_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     from geomx_cli.core.starter import templates
 
     return _starting(templates(), incomplete)
+
+
+def command_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Items:
+    """Complete the next word of a command's name."""
+    from geomx_cli.commands._manual import subcommands
+
+    found = ctx.find_root()
+    for word in ctx.params.get("words") or ():
+        found = subcommands(found).get(word, ctx)
+    return _starting(subcommands(found), incomplete)
 
 
 def algorithm_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> _Items:

@@ -32,7 +32,9 @@ def subcommands(ctx: click.Context) -> Mapping[str, click.Context]:
     command = ctx.command
     if isinstance(command, click.Group):
         found = {name: command.get_command(ctx, name) for name in command.list_commands(ctx)}
-        return {name: click.Context(one, ctx, name) for name, one in found.items() if one is not None}
+        return {
+            name: click.Context(one, ctx, name) for name, one in found.items() if one is not None and not one.hidden
+        }
     own: Mapping[str, click.Command] = getattr(command, "commands", {})  # of geomx logs [JOB]: geomx logs collect
     return {name: click.Context(one, ctx.parent, f"{ctx.info_name} {name}") for name, one in own.items()}
 

@@ -28,7 +28,7 @@ class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         if self.option.choices:
-            return "|".join(self.option.choices)
+            return "|".join(filter(None, self.option.choices))
         return KINDS[self.option.kind].metavar
 
     def shell_complete(

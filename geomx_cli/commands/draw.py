@@ -129,7 +129,7 @@ def draw(
       geomx draw results/cnn --only accuracy --target 0.8 --format pdf --size 3.4,2.4 --font-size 8
     """
     from geomx_cli.observe.report.axes import Axes
-    from geomx_cli.observe.report.drawing import any_y, empty, figures_of, in_terminal, to_files
+    from geomx_cli.observe.report.drawing import any_y, empty, figures_of, in_terminal, left_out, to_files
     from geomx_cli.observe.report.figures import Curves
     from geomx_cli.observe.report.plots import Page
     from geomx_cli.observe.report.sources import opened
@@ -148,9 +148,13 @@ def draw(
     if not figures.found:
         raise InvalidSettings("there are no data for any figure", "see the reasons above")
     axes = Axes(logx, logy, xlim, ylim, target, any_y(figures))
+    if target is not None and not axes.any_y and not 0 < target <= 1:
+        raise UsageError(f"--target {target:g}: an accuracy is above 0 and at most 1", "write 0.8 for 80 %")
     nothing = empty(figures, axes)
     for name, why in nothing.items():
         click.echo(f"note: figure {name} is empty: {why}", err=True)
+    for name, curves in left_out(figures, axes).items():
+        click.echo(f"note: figure {name} is without {curves}, outside of --xlim", err=True)
     if any(isinstance(figure, Curves) and figure.note for figure in figures.found):
         click.echo("note: means extend until the first run of each ends; --group-by algo,seed draws all runs", err=True)
     if len(nothing) == len(figures.found):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from geomx_cli.commands._completion import command_names
 from geomx_cli.commands._manual import page, pages, subcommands
 from geomx_cli.core.errors import CheckFailed, UsageError
 from geomx_cli.core.nearest import nearest
@@ -15,7 +16,7 @@ __all__ = ["man"]
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="[COMMAND]")
+@click.argument("words", nargs=-1, metavar="[COMMAND]", shell_complete=command_names)
 @click.option(
     "-o",
     "--to",

@@ -43,7 +43,11 @@ def _parse_wan_text(text: str) -> str:
 
 
 def _format_size(size: float) -> str:
-    return units.format_bytes(size).replace(" ", "") if size else "0"
+    """Exactly, as a default may be typed again."""
+    for unit, scale in (("MiB", 2**20), ("KiB", 2**10)):
+        if size and size % scale == 0:
+            return f"{size // scale:g}{unit}"
+    return f"{size:g}"
 
 
 KINDS: Mapping[Kind, _Kind] = {

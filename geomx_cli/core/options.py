@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from geomx_cli.core.option import Group, Option, Value, check, decode, encode, text_of
 from geomx_cli.core.option_kinds import Kind
 
-__all__ = ["OPTIMIZERS", "OPTIONS", "USUAL", "Option", "Value", "check", "decode", "defaults", "encode", "text_of"]
+__all__ = [
+    "OPTIMIZERS", "OPTIONS", "USUAL", "Option", "Value", "check", "decode", "defaults", "encode", "text_of",
+    "with_usual_rate",
+]  # fmt: skip
 
 
 def _option(group: Group) -> Callable[..., Option]:
@@ -248,3 +251,9 @@ OPTIONS: tuple[Option, ...] = (
 def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
     """Return the default value of every option."""
     return {option.name: option.default for option in table}
+
+
+def with_usual_rate(options: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Return the bundled job's options with the optimizer's usual learning rate in place of 0."""
+    usual, _ = OPTIMIZERS.get(str(options.get("optimizer")), (0.0, {}))
+    return {**options, "lr": options["lr"] or usual} if "lr" in options else options

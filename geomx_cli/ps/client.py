@@ -241,7 +241,7 @@ class Client:
     @property
     def failure(self) -> GeomxError | None:
         """Why the client has ended, if it failed."""
-        return self._worker.error
+        return self._worker.failure
 
     def report(self, **telemetry: Any) -> None:
         """Set fields of this process's Telemetry."""

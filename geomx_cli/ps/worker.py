@@ -48,7 +48,8 @@ class WorkerInfo:
 
 class Worker:
     """`ready` gets the WorkerInfo once connected; `ends` is set when the worker has said goodbye, after all workers
-    that dial it, or has failed. `error`: why no further operation is possible, if so.
+    that dial it, or has failed. `error`: why no further operation is possible, if so; `failure`: the same, unless the
+    worker has just left.
 
     `run` is the thread's body. Other threads may call `check` and `wait`; call the other methods in its loop. When it
     ends, pending and later operations fail with `error`.
@@ -60,6 +61,7 @@ class Worker:
         self.ready: Future[WorkerInfo] = Future()
         self.ends: Future[None] = Future()
         self.error: GeomxError | None = None
+        self.failure: GeomxError | None = None
         self.peers = WorkerPeers(settings.local, delivery.peers(settings.local.workers))
         self.upstream = UpstreamClient()
         self.node = Node(
@@ -84,9 +86,9 @@ class Worker:
             self.node.loop.every(1.0, self._check_patience)
             self.node.run()
         except GeomxError as caught:
-            error = caught
+            error = self.failure = caught
         except Exception as caught:
-            error = PeerLost(f"the client's loop failed: {caught!r}")
+            error = self.failure = PeerLost(f"the client's loop failed: {caught!r}")
             raise
         finally:
             self._give_up(error)

@@ -80,6 +80,7 @@ class Session:
                 raise self._cause(self.store.failure)
         from geomx_cli.runtime import contribution, reports
 
+        reports.close()  # before the last telemetry, which has their last loss
         if client is not None:
             self.contribution = contribution.of(client, trained=reports.trained())
             client.leave()
@@ -88,8 +89,6 @@ class Session:
             self._pulse.stop()
             self.contribution = "rounds" if self._calls() else "none"
         self._client, self._joined = None, False
-
-        reports.close()
         return True
 
     def abort(self, error: BaseException) -> None:
@@ -183,13 +182,13 @@ class Session:
         flat = settings.local is not None and settings.upper is None and not settings.job
         return settings.local.workers if flat and settings.local is not None else settings.num_all_workers
 
-    def warn(self, message: str) -> None:
+    def warn(self, message: str, *, doubt: bool = False) -> None:
         """See ScriptSession."""
         from geomx_cli.core.events import WarningRaised
 
         print(f"warning: {message}", file=sys.stderr, flush=True)
         try:
-            self._log().write(WarningRaised(message=message))
+            self._log().write(WarningRaised(message=message, doubt=doubt))
         except (OSError, GeomxError) as error:
             print(f"cannot write the event log: {error}", file=sys.stderr)
 
@@ -214,7 +213,8 @@ class Session:
         status, calls = self._exit
         # A script that continued to use the store has caught our SystemExit.
         if status not in (None, 0) and calls == self._calls():
-            self.abort(SystemExit(status))
+            if self._events is not None:  # else it has not begun to join, as with a wrong argument: its log says all
+                self.abort(SystemExit(status))
             return
         from geomx_cli.core.events import ProcessFinished
 

@@ -70,6 +70,8 @@ OFFERED: Mapping[str, str] = {
     "geomx launch -- python tr": "file,tr",
     "geomx data fetch mn": "plain,mnist",
     "geomx init --template cnn-h": "plain,cnn-hfa",
+    "geomx man st": "plain,status plain,stop",
+    "geomx man logs ": "plain,collect",
     "geomx status ": "plain,20260102 plain,20260101",
     "geomx logs ": "plain,collect plain,20260102 plain,20260101",
     "geomx logs collect ": "plain,20260102 plain,20260101",

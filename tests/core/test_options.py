@@ -75,6 +75,7 @@ def test_a_wrong_text_names_flag_and_variable(name: str, text: str) -> None:
 def test_a_default_is_allowed_and_survives_its_text(option: Option) -> None:
     assert check(option, option.default) == option.default
     assert decode(option, encode(option, option.default)) == option.default
+    assert decode(option, option.default_text) == option.default, "as the help shows it"
 
 
 def test_parse_wan() -> None:

@@ -255,3 +255,26 @@ def test_the_link_is_blamed_where_only_another_host_misses_a_process(failures: l
     assert found is not None and found.fault == fault
     if fault == "link":
         assert "the link between hosts" in found.cause and "geomx doctor" in found.hint
+
+
+REFUSING = """
+import argparse
+
+import mxnet as mx
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+parser.parse_args()
+kv = mx.kv.create("dist_sync")
+"""
+
+
+def test_a_script_that_refuses_its_arguments_says_so_last(desk: Desk) -> None:
+    """Not what the interpreter thinks of modules that are imported while it ends."""
+    (desk.folder / "train.py").write_text(REFUSING)
+    words = ["--local", "--workers", "1", "--json", "--", "python", "train.py", "--epoch", "x"]
+    done = desk.geomx("launch", *words, limit=90)
+    failure = json.loads(done.stdout)["failure"]
+    assert done.returncode == 1 and failure["cause"] == "exited with status 2", failure
+    assert failure["tail"][-1] == "train.py: error: argument --epochs: invalid int value: 'x'", failure["tail"]
+    assert "Traceback" not in done.stderr

@@ -34,6 +34,7 @@ EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("B/worker:0", {"time": 1004.0, "event": "telemetry", "round": "many", "loss": "low", "bytes": 7}),
     ("A/worker:0", {"time": 1005.0, "event": "reported", "step": 40, "total_time": 5.0, "loss": 0.5, "samples": 8,
                     "accuracy": 0.25, "metrics": {"loss": 7.0, "lr": float("nan")}, "live": True}),
+    ("A/scheduler:0", {"time": 1006.0, "event": "telemetry", "state": "serving"}),
     ("nobody", {"event": "telemetry"}),
 ]  # fmt: skip
 
@@ -96,6 +97,7 @@ def test_prometheus() -> None:
         " 6.0",
     ):  # fmt: skip
         assert line in lines, line
+    assert not any("geomx_round" in line and "scheduler" in line for line in lines), "which has no rounds"
     assert not any("B/worker:0" in line for line in lines), "which has said nothing that makes sense"
     with exported(None, port):
         pass  # the port is free again

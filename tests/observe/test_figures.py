@@ -18,6 +18,7 @@ from geomx_cli.observe.report.figures import Bars, Curves, Figures, Matrix, Seri
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.modes import MODES, title
 from geomx_cli.observe.report.plots import Page
+from geomx_cli.observe.report.plots import _explain as explain
 from geomx_cli.observe.report.plots import _mark as mark
 from geomx_cli.observe.report.run_folders import runs_in
 from geomx_cli.observe.report.styles import style
@@ -150,6 +151,25 @@ def test_marks_of_logarithmic_axes_are_few_plain_numbers(limits: tuple[float, fl
     assert not any(label.get_text() for label in plot.xaxis.get_minorticklabels())
 
 
+@pytest.mark.parametrize(
+    ("size", "count", "below"), [((7.2, 4.4), 9, False), ((3.4, 2.4), 2, False), ((3.4, 2.4), 9, True)]
+)
+def test_a_legend_that_would_cover_small_axes_is_below_them(size: tuple[float, float], count: int, below: bool) -> None:
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=size, layout="constrained")
+    plot = canvas.add_subplot()
+    for number in range(count):
+        plot.plot([0, 1], [number, number + 1], label=f"DiLoCo, seed {number}")
+    explain(plot)
+    canvas.draw_without_rendering()
+    assert (plot.get_legend() is None) == below
+    for legend in canvas.legends:
+        box, axes, page = legend.get_window_extent(), plot.get_tightbbox(), canvas.bbox
+        assert box.y1 <= axes.y0 and box.x0 >= 0 and box.x1 <= page.x1, "below the axes, on the page"
+        assert axes.height > page.height / 3 and len(legend.get_texts()) == count
+
+
 def test_each_algorithm_has_a_look_of_its_own() -> None:
     looks = [style(mode) for mode in MODES]
     for field in ("colour", "marker", "hatch"):
@@ -183,6 +203,8 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
     done = command("draw", base, "-o", tmp_path / "none", "--only", "accuracy,bytes", "--xlim", "50,60")
     assert done.returncode == 3 and "bytes is empty: no point lies within --xlim: the data are from" in done.stderr
     assert not (tmp_path / "none").exists()
+    done = command("draw", base, "-o", tmp_path / "none", "--only", "accuracy,bytes", "--target", "80")
+    assert done.returncode == 2 and "--target 80: an accuracy is above 0 and at most 1" in done.stderr
     done = command("draw", "-b", base, "-n", "cnn", "--terminal", "-o", "x", "--format", "svg")
     assert done.returncode == 2 and "--to, --format: no effect with --terminal" in done.stderr
     assert command("compare").returncode == 2 and command("compare", "nothing-like-it").returncode == 3

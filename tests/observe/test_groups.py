@@ -15,7 +15,7 @@ from geomx_cli.observe.report import RunRecords
 from geomx_cli.observe.report.averages import Curve, Mean, mean_curve, mean_of
 from geomx_cli.observe.report.axes import Axes
 from geomx_cli.observe.report.comparison import cells, compared, csv_rows, shown
-from geomx_cli.observe.report.drawing import any_y, figures_of
+from geomx_cli.observe.report.drawing import any_y, figures_of, left_out
 from geomx_cli.observe.report.drawing import empty as nothing_shown
 from geomx_cli.observe.report.figures import Curves, Figures, Series
 from geomx_cli.observe.report.groups import grouped, not_in_means
@@ -62,9 +62,19 @@ def test_runs_that_differ_in_their_seed_are_one_group() -> None:
     assert labels(*unused) == {"FSA": 2}, "an option of HFA has no effect on it"
     hfa = [run("hfa", options={"k1": k1}) for k1 in (5, 10)]
     assert labels(hfa[0], replace_job(hfa[1], "other")) == {"HFA, k1 5": 1, "HFA, k1 10": 1}
-    with pytest.raises(UsageError, match="--group-by speed") as caught:
-        grouped([*three, fast], ("speed",))
-    assert caught.value.hint == "they differ in lr, job, seed"
+    for word, hint in (("speed", "did you mean seed?"), ("colour", "they differ in algo, lr, job, seed")):
+        with pytest.raises(UsageError, match=f"--group-by {word}") as caught:
+            grouped([*three, fast, replace_job(unused[0], "more"), hfa[0]], (word,))
+        assert caught.value.hint == hint, "k1 is no difference: only one algorithm has it"
+
+
+def test_the_usual_learning_rate_is_no_difference() -> None:
+    usual, same = (run(job=str(lr), options={"lr": lr, "optimizer": "sgd"}) for lr in (0.0, 0.05))
+    assert labels(usual, same) == {"FSA": 2}
+    other = run(job="other", options={"lr": 0.1, "optimizer": "sgd"})
+    assert labels(usual, same, other) == {"FSA, lr 0.05": 2, "FSA, lr 0.1": 1}
+    scripts = [run(job=str(lr), script=["python", "train.py"], options={"lr": lr}) for lr in (0.0, 0.05)]
+    assert labels(*scripts) == {"FSA, lr 0": 1, "FSA, lr 0.05": 1}, "scripts have rates of their own"
 
 
 def test_different_scripts_are_never_averaged() -> None:
@@ -158,6 +168,9 @@ def test_curves_outside_of_the_limits_are_not_in_the_legend() -> None:
     figure = Curves("accuracy", "", "", "test accuracy", curves)
     cut, whole = painted(figure, Axes(xlim=(4.0, 7.0))), painted(figure, Axes(xlim=(0.5, 5.5)))
     assert "late" in cut and "early" not in cut and "late" in whole and "early" in whole
+    found = Figures([figure])
+    assert left_out(found, Axes(xlim=(4.0, 7.0))) == {"accuracy": "early (from 0 to 1)"}
+    assert left_out(found, Axes(xlim=(0.5, 5.5))) == left_out(found, Axes(xlim=(8.0, 9.0))) == {}, "all or nothing"
 
 
 def test_axes_without_a_point_say_why(tmp_path: Path) -> None:

@@ -73,6 +73,57 @@ def test_three_lines_make_a_plain_script_distributed(tmp_path: Path) -> None:
     assert "[0/320]" in logs[0] and float(logs[0].rpartition("accuracy ")[2]) > 0.9, logs[0]
 
 
+REPORTS = """
+import sys
+
+import geomx_cli.torch as geomx
+import torch
+
+geomx.init()
+own = geomx.global_rank() if sys.argv[1:] == ["own"] else 0
+model = torch.nn.Linear(4, 1)
+optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range(6):
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 4) * (step + own + 1)).square().mean()
+    loss.backward()
+    optimizer.step()
+    geomx.report(samples=1, loss=loss, norm=model.weight.detach().norm(), rank=geomx.global_rank())
+geomx.finish()
+geomx.report(final=model.weight.detach().sum())
+"""
+
+
+SAID = {"own": [], "same": ["workers 0 and 1 train on the same batches"]}
+
+
+@pytest.mark.parametrize("data", ["own", "same"])
+def test_all_reports_of_tensors_are_recorded(tmp_path: Path, data: str) -> None:
+    """Also those of the last half second, which are written when the script has ended. Equal batches put the results
+    in doubt.
+    """
+    (tmp_path / "train.py").write_text(REPORTS)
+    words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
+    done = geomx(*words, "--", "python", "train.py", data, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["rounds"] == 6, "one for each step"
+    assert [warning.partition(":")[0] for warning in result["warnings"]] == SAID[data]
+    (compared,) = json.loads(geomx("compare", str(tmp_path / "job"), "--json", cwd=tmp_path).stdout)["jobs"]
+    assert len(compared["warnings"]) == len(SAID[data]), "as in all reports"
+    finals = set()
+    for party in "AB":
+        lines = (tmp_path / f"job/events/{party}-worker-0.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        *steps, last = [event for event in events if event["event"] == "reported"]
+        told = [event["loss"] for event in events if event["event"] == "telemetry" and event.get("loss") is not None]
+        assert told[-1] == steps[-1]["loss"], "status shows the newest of both"
+        assert [event["step"] for event in steps] == list(range(6)) and last["step"] == 5
+        assert all(event["loss"] > 0 and event["metrics"]["norm"] > 0 for event in steps)
+        finals.add(last["metrics"]["final"])
+    assert len(finals) == 1, "all workers have one model"
+
+
 def test_three_lines_in_a_language_model(tmp_path: Path) -> None:
     """Local steps between exchanges, with two workers and shared weights."""
     distributed(tmp_path, "gpt.py", GPT)

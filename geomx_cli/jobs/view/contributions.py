@@ -5,12 +5,18 @@ from collections.abc import Iterable
 from geomx_cli.core.units import some_of
 from geomx_cli.jobs.view.reducer import ProcessState
 
-__all__ = ["no_contribution"]
+__all__ = ["doubts"]
 
 _MOST = 3
 
 
-def no_contribution(rows: Iterable[ProcessState]) -> str:
+def doubts(rows: Iterable[ProcessState]) -> list[str]:
+    """Return why a job may not have trained one model on all its data, by its processes' ends and own warnings."""
+    known = list(rows)
+    return list(filter(None, (_no_contribution(known), *(row.doubt for row in known))))
+
+
+def _no_contribution(rows: Iterable[ProcessState]) -> str:
     """Return the warning of training workers whose script has ended without a contribution, or with contributions to
     rounds of their party only; "" for none.
 

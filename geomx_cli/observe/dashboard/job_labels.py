@@ -5,7 +5,7 @@ that have no effect with it.
 from collections.abc import Mapping
 
 from geomx_cli.core import plugins
-from geomx_cli.core.options import text_of
+from geomx_cli.core.options import text_of, with_usual_rate
 from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["labels"]
@@ -27,7 +27,8 @@ def labels(jobs: Mapping[str, KnownJob]) -> dict[str, str]:
 def _settings(job: KnownJob) -> dict[str, str]:
     spec = job.plan.spec
     algorithm = str(spec.options.get("algo", ""))
-    options = {name: text_of(value) for name, value in spec.options.items() if plugins.affects(name, algorithm)}
+    settled = spec.options if spec.script else with_usual_rate(spec.options)
+    options = {name: text_of(value) for name, value in settled.items() if plugins.affects(name, algorithm)}
     return {**options, "script": " ".join(spec.script)}
 
 

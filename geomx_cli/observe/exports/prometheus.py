@@ -66,6 +66,8 @@ class Metrics(LoopbackServer):
         for name, text in GAUGES.items():
             gauge = GaugeMetricFamily(f"geomx_{name}", text, labels=LABELS)
             for row in rows:
+                if name == "round" and row.process.role.endswith("scheduler"):
+                    continue  # it has none
                 if (value := getattr(row, name)) is not None:  # including NaN and infinity, which a loss may be
                     gauge.add_metric(self._labels(row), row.current_rate if name == "samples_per_s" else value)
             yield gauge
@@ -87,4 +89,3 @@ class Metrics(LoopbackServer):
 
     def _labels(self, row: ProcessState) -> list[str]:
         return [self._progress.job, row.process.name, row.process.party, row.process.role]
-

@@ -47,6 +47,13 @@ class Axes:
         low, high = self.x_limits(figure)
         return min(curve.x) <= high and max(curve.x) >= low
 
+    def hidden(self, figure: Curves) -> list[str]:
+        """Return the labels of the curves that `shows` denies, each with its limits of x."""
+        return [
+            f"{series.label} (from {min(curve.x):.4g} to {max(curve.x):.4g})"
+            for series, curve in figure.curves.items() if not self.shows(figure, curve)
+        ]  # fmt: skip
+
     def nothing(self, figure: Curves) -> str:
         """Return why no point of the figure can be seen within these axes, as a clause; "" if one can."""
         points = [point for curve in figure.curves.values() for point in zip(curve.x, curve.y, strict=True)]

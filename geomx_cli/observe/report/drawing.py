@@ -15,7 +15,7 @@ from geomx_cli.observe.report.run_records import RunRecords
 from geomx_cli.observe.report.tables import write_figure
 from geomx_cli.observe.report.terminal import painted
 
-__all__ = ["any_y", "empty", "figures_of", "in_terminal", "to_files"]
+__all__ = ["any_y", "empty", "figures_of", "in_terminal", "left_out", "to_files"]
 
 _NO_METRICS = "these runs have none: a script reports its own with geomx.report(NAME=value)"
 
@@ -49,6 +49,12 @@ def empty(found: Figures, axes: Axes) -> dict[str, str]:
     """Return, by name, why figures show no point within these axes."""
     curves = [figure for figure in found.found if isinstance(figure, Curves)]
     return {figure.name: why for figure in curves if (why := axes.of(figure).nothing(figure))}
+
+
+def left_out(found: Figures, axes: Axes) -> dict[str, str]:
+    """Return, by name, which curves of figures that show others have no part within the limits of x."""
+    shown = [figure for figure in found.found if isinstance(figure, Curves) and not axes.of(figure).nothing(figure)]
+    return {figure.name: ", ".join(hidden) for figure in shown if (hidden := axes.hidden(figure))}
 
 
 def any_y(found: Figures) -> bool:

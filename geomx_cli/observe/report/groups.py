@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import UsageError
-from geomx_cli.core.options import text_of
+from geomx_cli.core.nearest import did_you_mean
+from geomx_cli.core.options import text_of, with_usual_rate
 from geomx_cli.core.process_name import shell_name
 from geomx_cli.observe.report.modes import place_of, title
 from geomx_cli.observe.report.run_records import RunRecords
@@ -91,7 +92,7 @@ def settings(run: RunRecords) -> dict[str, str]:
     if run.metadata is None:
         return {"run": run.name}
     _, arguments = _split(run.metadata.script)
-    options = run.metadata.options
+    options = run.metadata.options if run.metadata.script else with_usual_rate(run.metadata.options)
     algorithm = str(options.get("algo", ""))
     known = {name: text_of(value) for name, value in options.items() if plugins.affects(name, algorithm)}
     more = {"algo": run.mode, "topology": run.metadata.topology, "run": run.name}
@@ -100,13 +101,18 @@ def settings(run: RunRecords) -> dict[str, str]:
 
 def _check(wanted: Sequence[str], runs: Sequence[RunRecords]) -> None:
     known = [settings(run) for run in runs]
+    keys = sorted({key for one in known for key in one})
     for name in wanted:
-        if not any(name in one for one in known):
-            keys = sorted({key for one in known for key in one})
-            differing = [key for key in keys if len({one.get(key) for one in known}) > 1]
-            written = (_NAMES.get(key, key).replace("_", "-") for key in differing)
-            hint = f"they differ in {', '.join(written)}" if differing else "all settings are equal"
-            raise UsageError(f"--group-by {name}: no run has such a setting", hint)
+        if name not in keys:
+            # A setting that only some algorithms have is no difference between runs.
+            differing = [key for key in keys if len({one[key] for one in known if key in one}) > 1]
+            hint = f"they differ in {', '.join(map(_written, differing))}" if differing else "all settings are equal"
+            near = did_you_mean(name, map(_written, keys))
+            raise UsageError(f"--group-by {_written(name)}: no run has such a setting", near or hint)
+
+
+def _written(key: str) -> str:
+    return _NAMES.get(key, key).replace("_", "-")
 
 
 def _kind(run: RunRecords) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ __all__ = ["Page", "draw"]
 DPI = 150
 MOST_MARKERS = 12
 _FEWEST_MARKS = 3
+_COVERED = 0.2  # of the axes, by a legend
 _NAMED = 8  # characters; above, the labels of several bars are tilted
 
 
@@ -100,7 +101,19 @@ def _curves(plot: "Plot", figure: Curves, page: Page) -> None:
         if is_log:
             _mark(axis, *limits)
     plot.grid(alpha=0.3)
-    plot.legend(fontsize="small")
+    _explain(plot)
+
+
+def _explain(plot: "Plot") -> None:
+    """Draw the legend where it covers least, or below the axes if it would cover much of small ones."""
+    legend = plot.legend(fontsize="small")
+    canvas: Any = plot.figure  # no SubFigure
+    canvas.draw_without_rendering()
+    needed, room, page = (one.get_window_extent() for one in (legend, plot, canvas))
+    if needed.width * needed.height > _COVERED * room.width * room.height:
+        legend.remove()
+        columns = max(1, int(page.width // needed.width))
+        canvas.legend(fontsize="small", loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _mark(axis: Any, low: float, high: float) -> None:

@@ -92,8 +92,8 @@ class ScriptSession(Protocol):
     def connect(self) -> "Client":
         """Join the job. Raises GeomxError on failure."""
 
-    def warn(self, message: str) -> None:
-        """Write a warning to the event log and to stderr; also before `connect`."""
+    def warn(self, message: str, *, doubt: bool = False) -> None:
+        """Write a warning to the event log and to stderr; also before `connect`. doubt: see WarningRaised."""
 
 
 def find(name: str) -> Frontend:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from geomx_cli.core.options import OPTIMIZERS, Value
+from geomx_cli.core.options import OPTIMIZERS, Value, with_usual_rate
 from geomx_cli.runtime.training.catalog import TEXT_NETWORKS
 
 __all__ = ["TrainConfig"]
@@ -87,6 +87,6 @@ class TrainConfig:
 
 
 def _hyper_parameters(options: Mapping[str, Value]) -> dict[str, float]:
-    usual_rate, names = OPTIMIZERS[str(options["optimizer"])]
+    _, names = OPTIMIZERS[str(options["optimizer"])]
     params = {name: float(options[key]) for key, name in names.items() if options[key] or key != "dc_lambda"}
-    return {"learning_rate": float(options["lr"]) or usual_rate, **params}
+    return {"learning_rate": float(with_usual_rate(options)["lr"]), **params}

@@ -77,4 +77,5 @@ class BatchCheck:
         if len(same) > 1:
             who = " and ".join(same) if len(same) < 3 else f"{', '.join(same[:8])}{', ...' if len(same) > 8 else ''}"
             why = "what they computed in their first steps is equal bit for bit"
-            self._session.warn(f"workers {who} train on the same batches: {why}; {self._advice}")
+            message = f"workers {who} train on the same batches: {why}; {self._advice}"
+            self._session.warn(message, doubt=True)
