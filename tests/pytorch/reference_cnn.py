@@ -16,12 +16,11 @@ from geomx_cli.runtime.training.shards import shard
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Model = list[Array]
 """Weight and bias of two convolutions and three dense layers."""
-BATCH, RATE, SEED = 8, 0.02, 3
-"""With this seed no two elements compared by a ReLU or a maximum are so near that float32 decides otherwise."""
+BATCH, RATE = 8, 0.02
 
 
-def initial() -> dict[str, Any]:
-    return networks.find("cnn", framework="torch").initial_weights(SEED)
+def initial(seed: int) -> dict[str, Any]:
+    return networks.find("cnn", framework="torch").initial_weights(seed)
 
 
 def gradient(model: Model, images: Array, labels: Array) -> Model:
@@ -77,15 +76,15 @@ def unpooled(errors: Array, state: Array) -> Array:
 class Worker:
     """Its model and its batches."""
 
-    def __init__(self, folder: Path, rank: int, count: int) -> None:
-        self.model = [value.astype(np.float64) for value in initial().values()]
-        self._batches = self._all(folder, rank, count)
+    def __init__(self, folder: Path, rank: int, count: int, seed: int) -> None:
+        self.model = [value.astype(np.float64) for value in initial(seed).values()]
+        self._batches = self._all(folder, rank, count, seed)
 
     @staticmethod
-    def _all(folder: Path, rank: int, count: int) -> Iterator[Any]:
+    def _all(folder: Path, rank: int, count: int, seed: int) -> Iterator[Any]:
         own, epoch = shard(data.load("fashion-mnist", "train", folder), rank, count), 0
         while True:
-            yield from own.batches(BATCH, seed=SEED, epoch=epoch, rank=rank)
+            yield from own.batches(BATCH, seed=seed, epoch=epoch, rank=rank)
             epoch += 1
 
     def gradient(self) -> Model:
