@@ -51,7 +51,8 @@ class Facts(msgspec.Struct, frozen=True):
     created there, or "", and `uid` the account's number. `addresses` are by interface; `free` has the bindable
     candidate ports by address, `taken` the holders of the others, and `unusable` the reason for addresses that cannot
     be bound. `memory` is in bytes, 0 if unknown. `missing` are modules that cannot be imported, `versions` those of
-    distributions, and as "torch.cuda" that of the CUDA for which PyTorch is built, "" for none.
+    distributions, as "torch.cuda" that of the CUDA for which PyTorch is built, "" for none, and as "torch.nccl" that of
+    the NCCL that was installed with it.
     """
 
     version: str

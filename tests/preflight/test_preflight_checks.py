@@ -191,6 +191,10 @@ def test_hosts_with_other_versions_of_pytorch() -> None:
     found["c"] = changed(versions={"torch": "2.13.0+cu130"})
     (check,) = hosts.check_torch(found, dict.fromkeys(found, need))
     assert check.what == "torch 2.13.0 on c, and 2.6.0 on a, b"
+    for name, text in (("a", "2.21.5"), ("b", "2.21.5"), ("c", "2.27.3")):
+        found[name] = changed(versions={"torch": "2.6.0", "torch.nccl": text})
+    _, check = hosts.check_torch(found, dict.fromkeys(found, need))
+    assert check.what == "NCCL 2.21.5 on a, b, and 2.27.3 on c" and "one build of torch" in check.fix
     assert not [*hosts.check_torch(found, dict.fromkeys(found, replace(need, modules=("zmq",))))]
 
 
