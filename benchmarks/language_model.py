@@ -6,10 +6,10 @@
     .venv-torch/bin/python benchmarks/language_model.py --steps 300 --layers 4 --width 192 --context 128
 
 The bundled network gpt on the novels of `geomx data fetch austen`, 2 parties x 2 workers with one thread each. Every
-worker takes --steps steps on a contiguous part of the text, each character once. Rows:
+worker takes --steps steps on a contiguous part of the text, in as few epochs as it allows. Rows:
 
     single        one process, the same characters: batches of all workers together, as many steps
-    diloco        --algo diloco --inner-steps 30 --compress sparseloco
+    diloco        --algo diloco --inner-steps 30 --compress sparseloco:1; a result is taken --overlap steps later
     fsa           --algo fsa without codec: the mean gradient in each step
     ddp           DistributedDataParallel through the process group of geomx
 
@@ -39,17 +39,17 @@ from wan import Wan
 from geomx_cli.core.errors import CheckFailed, GeomxError
 from geomx_cli.core.events import ProcessFinished, Reported, RoundCompleted, StateChanged
 from geomx_cli.core.options import Value
-from geomx_cli.runtime.training import fetch
+from geomx_cli.runtime.training import data, fetch
 
 WORKERS = 4
 SKIPPED = 2  # steps of fsa and ddp before the first that counts
 DDP = str(Path(__file__).with_name("language_model_ddp.py"))
 OUTER: Mapping[str, Value] = {
-    "algo": "diloco", "topology": "spread", "inner_steps": 30, "outer_lr": 0.9, "outer_momentum": 0.0,
-    "compress": "sparseloco", "lr": 0.002,
+    "algo": "diloco", "topology": "spread", "inner_steps": 30, "outer_lr": 1.0, "outer_momentum": 0.0,
+    "compress": "sparseloco:1", "overlap": 5, "mix": 0.0, "lr": 0.004,
 }  # fmt: skip
 ROWS: Mapping[str, Mapping[str, Value]] = {
-    "single": {"algo": "local", "lr": 0.002},
+    "single": {"algo": "local", "lr": 0.004},
     "diloco": OUTER,
     "fsa": {"algo": "fsa", "topology": "spread"},
     "ddp": {"algo": "fsa", "topology": "spread", "framework": "torch", "rank_scope": "global"},
@@ -59,8 +59,9 @@ GRID: Mapping[str, list[Mapping[str, Value]]] = {
     "single": [{"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)],
     "diloco": [
         *({"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)),
-        *({"outer_lr": outer} for outer in (0.7, 1.0)),
-        *({"outer_lr": 0.7, "outer_momentum": momentum} for momentum in (0.5, 0.9)),
+        *({"outer_lr": 0.7, "outer_momentum": momentum} for momentum in (0.0, 0.5)),
+        *({"compress": codec} for codec in ("", "sparseloco")),
+        *({"mix": mix} for mix in (0.25, 0.5)),
     ],
 }
 
@@ -82,19 +83,23 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, wan: Wan | None) -> None:
         self._given = arguments
         self._wan = wan
+        self._length = len(data.read_text("austen", "train", ""))
 
     def run(self, name: str, own: Mapping[str, Value]) -> Result:
         """Train a row, with options of its own."""
         given = self._given
         partly = name in ("fsa", "ddp")
-        steps = given.ddp_steps if partly else given.steps
         # each part has one window more than is seen, as windows begin anywhere in the first
         spare = (1 if name == "single" else WORKERS) * (given.context + 1)
-        os.environ[CHARACTERS] = str(WORKERS * steps * given.batch_size * given.context + spare)
+        step = WORKERS * given.batch_size * given.context
+        epochs = 1 if partly else -(-given.steps * step // (self._length - WORKERS * (given.context + 1)))
+        steps = given.ddp_steps if partly else given.steps // epochs
+        os.environ[CHARACTERS] = str(steps * step + spare)
         sizes = {"layers": given.layers, "width": given.width, "context": given.context}
         options: dict[str, Value] = {
             "parties": 2, "workers": 2, "network": "gpt", "framework": "torch", "optimizer": "adamw",
-            "schedule": "cosine", "data": "language_model_data:text", "epochs": 1, "eval_every": 0, "seed": given.seed,
+            "schedule": "cosine", "data": "language_model_data:text", "epochs": epochs, "eval_every": 0,
+            "seed": given.seed,
             "batch_size": given.batch_size * (WORKERS if name == "single" else 1), **sizes, **ROWS[name], **own,
         }  # fmt: skip
         script: tuple[str, ...] = ()
@@ -171,10 +176,10 @@ def sweep(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME", help="default: all")
-    parser.add_argument("--steps", type=int, default=900, help="of a worker")
+    parser.add_argument("--steps", type=int, default=4500, help="of a worker")
     parser.add_argument("--ddp-steps", type=int, default=22, help="of fsa and ddp")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=16, help="of a worker")
     parser.add_argument("--seed", type=int, default=1)

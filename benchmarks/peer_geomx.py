@@ -1,7 +1,8 @@
 """One worker of geomx in peers.py: the three lines of a PyTorch script, or a script for torchrun.
 
 argv: MODE LIST, where MODE is "wrap" (geomx_cli.torch.wrap with an algorithm that exchanges gradients), "diloco" (the
-same with a round after each step) or "ddp" (DistributedDataParallel over the process group that geomx provides).
+same with a round after each step), "shards" (the same with a model that fully_shard divides in each party) or "ddp"
+(DistributedDataParallel over the process group that geomx provides).
 """
 
 import sys
@@ -18,7 +19,7 @@ import geomx_cli.torch as geomx
 
 
 def main(mode: str, name: str) -> None:
-    {"wrap": _wrap, "diloco": _diloco, "ddp": _ddp}[mode](LISTS[name])
+    {"wrap": _wrap, "diloco": _diloco, "shards": _shards, "ddp": _ddp}[mode](LISTS[name])
 
 
 def _wrapped(sizes: list[int]) -> tuple[Payload, Any]:
@@ -62,6 +63,22 @@ def _diloco(sizes: list[int]) -> None:
 
     def check(done: int) -> None:
         check_all(list(payload.tensors), -done * (geomx.num_all_workers() + 1) / 2, 1e-3)
+
+    follow(optimizer.step, check, payload.set_gradients)
+
+
+def _shards(sizes: list[int]) -> None:
+    """As _diloco, but each worker has a part of all tensors, and each party's steps subtract its number + 1."""
+    from torch.distributed.fsdp import fully_shard
+
+    geomx.init()
+    parties = geomx.num_all_workers() // dist.get_world_size()
+    payload = Payload(sizes, geomx.global_rank() // dist.get_world_size() + 1.0)
+    fully_shard(payload)
+    optimizer = geomx.wrap(payload, torch.optim.SGD(payload.parameters(), lr=1.0))
+
+    def check(done: int) -> None:
+        check_all([item.to_local() for item in payload.tensors], -done * (parties + 1) / 2, 1e-3)
 
     follow(optimizer.step, check, payload.set_gradients)
 

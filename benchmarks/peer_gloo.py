@@ -6,7 +6,9 @@ adjacent, so that a ring crosses each link once in each direction.
 """
 
 import os
+import queue
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -77,8 +79,49 @@ def _fill(whole: Any) -> None:
     whole.fill_(dist.get_rank() + 1.0)
 
 
+class _Gradients:
+    """A backward pass into one buffer, whose pieces come out of `ready` in order, each with its sum within the party
+    begun. The tensors lie in it in the order in which the pass computes them.
+    """
+
+    def __init__(self, sizes: list[int], value: float, begin: Callable[[Any], Any]) -> None:
+        self.whole = torch.zeros(sum(sizes))
+        self.pieces = self.whole.split(int(os.environ["PIECE_BYTES"]) // self.whole.element_size())
+        self.ready: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        self._payload = Payload(sizes, value)
+        self._begin = begin
+        self._computed = self._begun = 0
+        self._loss: Any = None
+        place = 0
+        for parameter in reversed(self._payload.tensors):
+            parameter.grad = self.whole[place : place + parameter.numel()]
+            place += parameter.numel()
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def prepare(self) -> None:
+        self.whole.zero_()
+        self._computed = self._begun = 0
+        self._loss = self._payload()
+
+    def compute(self) -> None:
+        self._loss.backward()
+
+    def _on_gradient(self, parameter: Any) -> None:
+        self._computed += parameter.numel()
+        while self._begun < len(self.pieces) and self._end <= self._computed:
+            piece = self.pieces[self._begun]
+            self.ready.put((piece, self._begin(piece)))
+            self._begun += 1
+
+    @property
+    def _end(self) -> int:
+        """Of the next piece."""
+        return min(len(self.whole), (self._begun + 1) * len(self.pieces[0]))
+
+
 def _two_levels(sizes: list[int], half: bool) -> Parts:
-    """A sum within each party, one of the parties' leaders, and a broadcast within each party, piece by piece.
+    """A sum within each party, one of the parties' leaders, and a broadcast within each party, piece by piece, from
+    gradients that a thread computes meanwhile.
 
     Each stage has a group of its own, and begins a piece as soon as the stage before has ended it.
     """
@@ -88,32 +131,35 @@ def _two_levels(sizes: list[int], half: bool) -> Parts:
     rank = dist.get_rank()
     leader = rank // PARTY * PARTY
     inner, outer = (stage[rank // PARTY] for stage in groups)
-    whole = torch.empty(sum(sizes))
-    pieces = whole.split(int(os.environ["PIECE_BYTES"]) // whole.element_size())
+    given = _Gradients(sizes, rank + 1.0, lambda piece: dist.reduce(piece, leader, group=inner, async_op=True))
 
     def exchange() -> None:
-        sums = [dist.reduce(piece, leader, group=inner, async_op=True) for piece in pieces]
+        thread = threading.Thread(target=given.compute)
+        thread.start()
         crossing = []
-        for piece, work in zip(pieces, sums, strict=True):
+        for _ in given.pieces:
+            piece, work = given.ready.get()
             work.wait()
             if rank == leader:
                 sent = piece.half() if half else piece
                 crossing.append((sent, dist.all_reduce(sent, group=leaders, async_op=True)))
         copies = []
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(given.pieces):
             if rank == leader:
                 sent, work = crossing[number]
                 work.wait()
                 if half:
                     piece.copy_(sent)
+                piece.div_(len(ranks))
             copies.append(dist.broadcast(piece, leader, group=outer, async_op=True))
         for work in copies:
             work.wait()
+        thread.join()
 
     def check(done: int) -> None:
-        check_all([whole], _expected() * dist.get_world_size())
+        check_all([given.whole], _expected())
 
-    return exchange, check, lambda: _fill(whole)
+    return exchange, check, given.prepare
 
 
 if __name__ == "__main__":

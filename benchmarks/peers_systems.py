@@ -150,12 +150,23 @@ SYSTEMS: dict[str, System] = {
     "geomx-default": System("geomx wrap, fsa, defaults (servers at C)", HERE, _geomx("wrap"), ours=True),
     "geomx-fsa": System("geomx wrap, fsa, spread", HERE, _geomx("wrap", **_SPREAD), ours=True),
     "geomx-ddp": System("geomx under DistributedDataParallel, spread", HERE, _geomx("ddp", **_SPREAD), ours=True),
+    "geomx-reduce": System(
+        "geomx wrap, fsa, spread, --reduce torch", HERE, _geomx("wrap", **_SPREAD, reduce="torch"), ours=True
+    ),
     "geomx-diloco": System("geomx wrap, diloco, spread", HERE, _geomx("diloco", **_SPREAD, **_DILOCO), ours=True),
+    "geomx-shards": System(
+        "geomx wrap, diloco, spread, sharded in the party", HERE,
+        _geomx("shards", **_SPREAD, **_DILOCO, reduce="torch", shards=RANKS), ours=True,
+    ),
     "ddp-fp16": System("DistributedDataParallel, gloo, fp16 hook", HERE, _gloo("ddp", "fp16"), half=True),
     "two-level-fp16": System("gloo in two levels, fp16 between parties", HERE, _gloo("two-level", "fp16"), half=True),
     "hivemind-fp16": System("hivemind averager, fp16", "hivemind", _hivemind("fp16"), half=True),
     "geomx-fsa-fp16": System(
         "geomx wrap, fsa, spread, fp16", HERE, _geomx("wrap", **_SPREAD, compress="fp16"), half=True, ours=True
+    ),
+    "geomx-reduce-fp16": System(
+        "geomx wrap, fsa, spread, --reduce torch, fp16", HERE,
+        _geomx("wrap", **_SPREAD, reduce="torch", compress="fp16"), half=True, ours=True,
     ),
     "geomx-ddp-fp16": System(
         "geomx under DDP, spread, fp16", HERE, _geomx("ddp", **_SPREAD, compress="fp16"), half=True, ours=True

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,13 +113,16 @@ def download_progress(what: str) -> "Iterator[Progress]":
     from geomx_cli.jobs.view.waiting import waiting
 
     begun = ""
-    with waiting(what) as set_status:
+    with ExitStack() as stack:
+        set_status = stack.enter_context(waiting(what))
 
         def on_progress(step: str, done: int, total: int) -> None:
-            nonlocal begun
-            set_status(f"{step}: {done / total:.0%}" if total else step)
+            nonlocal begun, set_status
             if step != begun:
+                stack.close()  # erases the line of the step before
                 click.echo(step, err=True)
-            begun = step
+                set_status, begun = stack.enter_context(waiting(step)), step
+            if total:
+                set_status(f"{step}: {done / total:.0%}")
 
         yield on_progress

@@ -48,9 +48,11 @@ def doctor(
     for any other problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
-    from geomx_cli.jobs.store.script import with_interpreter
+    from geomx_cli.jobs.store.script import ignored_interpreter, with_interpreter
     from geomx_cli.preflight import examine_inventory
 
+    if warning := ignored_interpreter(script, inventory):
+        click.echo(f"warning: {warning}", err=True)
     report = examine_inventory(
         with_interpreter(script, inventory),
         job_spec(script, options),

@@ -15,6 +15,7 @@ from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
 from geomx_cli.core.errors import CheckFailed, DoneInPart, Interrupted
 from geomx_cli.core.units import counted, format_bytes, some_of
+from geomx_cli.core.untrusted import plain
 
 if TYPE_CHECKING:
     from geomx_cli.jobs.actions.fetch import Fetched, Listed
@@ -114,6 +115,11 @@ class _Bar:
             self._done[file] = done
             self._progress.update(self._task, advance=more)
             self._show(f"fetching {file.path}")
+
+    def warn(self, text: str) -> None:
+        """See FetchProgress.warn."""
+        with self._lock:
+            self._progress.console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, what: str) -> None:
         self._set_status(f"{what}: {format_bytes(sum(self._done.values()))} of {format_bytes(self._total)}")

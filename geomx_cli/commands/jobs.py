@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli.commands._completion import job_ids
 from geomx_cli.commands._job import Duration, ParentCommand
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
@@ -55,6 +56,7 @@ def jobs(json: bool) -> None:
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=job_ids)
 @click.option(
     "--older-than",
     type=Duration(0.0, 3650 * 86_400.0),
@@ -71,7 +73,15 @@ def jobs(json: bool) -> None:
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def prune(older_than: float, keep: int, dry_run: bool, forget_unreachable: bool, yes: bool, json: bool) -> None:
+def prune(
+    names: tuple[str, ...],
+    older_than: float,
+    keep: int,
+    dry_run: bool,
+    forget_unreachable: bool,
+    yes: bool,
+    json: bool,
+) -> None:
     """Remove jobs that have ended, here and on the hosts that ran them: logs, events, copied files and outputs.
 
     Shows each job's size and asks first. Running jobs are never touched; a detached job counts from its end. Other
@@ -82,6 +92,7 @@ def prune(older_than: float, keep: int, dry_run: bool, forget_unreachable: bool,
     Examples:
       geomx jobs prune --dry-run
       geomx jobs prune --older-than 30d --keep 10 --yes
+      geomx jobs prune 20260729-17
     """
     from contextlib import closing
 
@@ -89,13 +100,15 @@ def prune(older_than: float, keep: int, dry_run: bool, forget_unreachable: bool,
     from geomx_cli.jobs.actions.prune import PRUNE_VERSION, Pruner, select
     from geomx_cli.jobs.view.waiting import waiting
 
+    if names and (older_than or keep):
+        raise UsageError("--older-than and --keep choose among all jobs", "leave them out, or name no job")
     asks = not (dry_run or yes)
     if asks and (json or not sys.stdin.isatty()):
         what = "--json does not ask" if json else "stdin is not a terminal"
         raise UsageError(what, "write --yes to remove them, or --dry-run to see them")
     with closing(Pruner(dry_run=dry_run, forget_unreachable=forget_unreachable)) as pruner:
         with waiting("looking for jobs that have ended") as set_status:
-            chosen = select(pruner.ended(), older_than=older_than, keep=keep)
+            chosen = select(pruner.ended(names), older_than=older_than, keep=keep)
             for number, one in enumerate(chosen, 1):
                 set_status(f"measuring job {one.job.id}, {number} of {len(chosen)}")
                 pruner.measure(one)

@@ -116,13 +116,13 @@ def launch(
     algorithm, topology = str(options["algo"]), inventory.topology
     _warn(unused(click.get_current_context(), table(), algorithm, script=bool(script), topology=topology))
     from geomx_cli.jobs.store import script_fit
-    from geomx_cli.jobs.store.script import check_script, with_interpreter
+    from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
 
     if not dry_run:
         check_script(script, inventory)
     inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)
     warning = script_fit.warning_of(script, options, inventory)
-    _warn(filter(None, [warning]))
+    _warn(filter(None, [ignored_interpreter(script, inventory), warning]))
     directory = str(job_dir.absolute()) if job_dir else ""
     spec = replace(job_spec(script, options, job_dir=directory), script_warning=warning)
     if dry_run:

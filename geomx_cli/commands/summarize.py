@@ -78,7 +78,7 @@ def _rows(summary: "Summary", unit: str) -> dict[str, str]:
         "samples/s": _known(summary.samples_per_s, "{:.0f}"),
         "traffic": _known(summary.traffic, f"{{:.3g}} {unit}"),
         "computing": _known(None if summary.busy is None else 100 * summary.busy, "{:.1f} % of the time"),
-        "sent / received": "-" if summary.bytes is None else " / ".join(map(format_bytes, summary.bytes)),
+        "workers sent / received": "-" if summary.bytes is None else " / ".join(map(format_bytes, summary.bytes)),
         "between parties": "-" if summary.wan_bytes is None else format_bytes(summary.wan_bytes),
     }
     if summary.validation_loss is not None:

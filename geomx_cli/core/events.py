@@ -59,7 +59,7 @@ Rate = Annotated[float, Meta(ge=0, lt=1e18)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Step = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
 Pair = tuple[Count, Count]
-Contribution = Literal["", "rounds", "party", "alone", "reads", "none"]
+Contribution = Literal["", "rounds", "party", "alone", "keyless", "reads", "none"]
 MetricName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=64)]
 
 
@@ -205,7 +205,8 @@ class ProcessFinished(Event, tag="finished"):
     worker, their test accuracy or validation loss.
 
     contribution: of a script's worker that trains: "rounds" if it has begun any, "party" if none led to an exchange
-    between parties; else "alone" if it reported training or, with keys, never pulled, "reads" if it pulled repeatedly.
+    between parties; else "alone" if it reported training or, with keys, never pulled, "keyless" if it declared none,
+    "reads" if it pulled repeatedly.
     """
 
     rounds: Count | None = None

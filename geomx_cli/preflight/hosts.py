@@ -135,18 +135,31 @@ def _torch(host: Host, facts: Facts) -> tuple[str, str] | None:
 
 
 def check_torch(facts: Mapping[str, Facts], required: Mapping[str, Requirements]) -> Iterator[Check]:
-    """Warn if hosts have different versions of PyTorch, which may draw other numbers from one seed."""
-    versions: dict[str, list[str]] = {}
-    for name, known in facts.items():
-        if "torch" in required[name].modules and (version := known.versions.get("torch")):
-            versions.setdefault(version.partition("+")[0], []).append(name)
-    if len(versions) > 1:
-        what = ", and ".join(f"{version} on {', '.join(names)}" for version, names in sorted(versions.items()))
-        names = ", ".join(name for names in versions.values() for name in names)
-        fix = "install one version on all: others may draw other numbers from one seed"
-        yield Check(names, "torch", "warning", f"torch {what}", fix)
-    elif versions:
-        yield Check(", ".join(*versions.values()), "torch")
+    """Warn if hosts have different versions of PyTorch, which may draw other numbers from one seed, or of NCCL."""
+    known = {name: found.versions for name, found in facts.items() if "torch" in required[name].modules}
+    torch = _by_version({name: versions.get("torch", "").partition("+")[0] for name, versions in known.items()})
+    if len(torch) > 1:
+        yield _differ("torch", torch, "install one version on all: others may draw other numbers from one seed")
+    elif torch:
+        yield Check(", ".join(*torch.values()), "torch")
+    nccl = _by_version({name: versions.get("torch.nccl", "") for name, versions in known.items()})
+    if len(nccl) > 1:
+        yield _differ("NCCL", nccl, "install one build of torch on all: workers that use NCCL need the same")
+
+
+def _by_version(versions: Mapping[str, str]) -> dict[str, list[str]]:
+    """The hosts that have each version."""
+    found: dict[str, list[str]] = {}
+    for name, version in versions.items():
+        if version:
+            found.setdefault(version, []).append(name)
+    return found
+
+
+def _differ(what: str, versions: Mapping[str, list[str]], fix: str) -> Check:
+    described = ", and ".join(f"{version} on {', '.join(names)}" for version, names in sorted(versions.items()))
+    names = ", ".join(name for names in versions.values() for name in names)
+    return Check(names, "torch", "warning", f"{what} {described}", fix)
 
 
 def _folders(host: Host, facts: Facts) -> Iterator[Check]:

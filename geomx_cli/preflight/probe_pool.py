@@ -51,7 +51,8 @@ class Facts(msgspec.Struct, frozen=True):
     created there, or "", and `uid` the account's number. `addresses` are by interface; `free` has the bindable
     candidate ports by address, `taken` the holders of the others, and `unusable` the reason for addresses that cannot
     be bound. `memory` is in bytes, 0 if unknown. `missing` are modules that cannot be imported, `versions` those of
-    distributions, and as "torch.cuda" that of the CUDA for which PyTorch is built, "" for none.
+    distributions, as "torch.cuda" that of the CUDA for which PyTorch is built, "" for none, and as "torch.nccl" that of
+    the NCCL that was installed with it.
     """
 
     version: str
@@ -202,21 +203,21 @@ def _explain(host: Connector, client: ProbeClient) -> CheckFailed:
         return CheckFailed(
             f"host {host.name}: {python} has no geomx",
             "install geomx there in a virtual environment: python3 -m venv ~/geomx && ~/geomx/bin/pip install "
-            f"'geomx-cli[mxnet]' (see docs/sites.md), and set python of {host.name} to its interpreter",
+            "'geomx-cli[mxnet]' (see docs/sites.md), and set python in the inventory to its interpreter",
         )
     last = client.errors().strip().splitlines()[-1:] or ["no output"]
     return CheckFailed(f"host {host.name}: geomx does not start: {last[0]}", f"install it anew in {python}")
 
 
 def _no_python(host: Connector) -> CheckFailed:
-    hint = f"install it there, or set python of {host.name} to where it is"
+    hint = "install it there, or correct python in the inventory"
     return CheckFailed(f"host {host.name}: there is no Python at {host.python}", hint)
 
 
 def old_python(host: str, version: str, path: str) -> CheckFailed:
     """Build the error for a Python version that is too old for geomx."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    hint = f"install Python {oldest} or newer there, or set python of {host} to where it is"
+    hint = f"install Python {oldest} or newer there, or correct python in the inventory"
     return CheckFailed(f"host {host}: Python {version} at {path} is too old", hint)
 
 

@@ -26,7 +26,7 @@ from geomx_cli.preflight.probe_pool import Facts, ProbePool
 from geomx_cli.preflight.requirements import DISTRIBUTIONS, requirements
 from geomx_cli.preflight.wan import Measured, check_bandwidth, measure
 
-__all__ = ["Report", "examine", "examine_inventory"]
+__all__ = ["Report", "examine", "examine_inventory", "failure_check"]
 
 SCHEMA_VERSION = 1
 
@@ -109,7 +109,8 @@ class _Examination:
         else:
             self._check_network(facts)
         failed = self._probes.failures
-        failures = [_failure(host.name, failed[host.name]) for host in self._inventory.hosts if host.name in failed]
+        names = [host.name for host in self._inventory.hosts]
+        failures = [failure_check(name, failed[name]) for name in names if name in failed]
         lost = {Check(name, REACHABLE) for name in failed}  # some were reachable at first
         checks = (check for check in self._checks if check not in lost)
         return Report(self._inventory, facts, tuple(together([*failures, *checks])), tuple(self._wan))
@@ -168,6 +169,8 @@ class _Examination:
         self._checks += check_bandwidth(self._wan)
 
 
-def _failure(host: str, error: GeomxError) -> Check:
+def failure_check(host: str, error: GeomxError) -> Check:
+    """Return the problem of a host that could not be examined."""
     name = REACHABLE if isinstance(error, HostUnreachable | TimedOut) else "geomx"
-    return Check(host, name, "problem", error.message.removeprefix(f"host {host}: "), error.hint)
+    what = error.message.removeprefix(f"host {host}: ").removeprefix(f"host {host} ")
+    return Check(host, name, "problem", what, error.hint)

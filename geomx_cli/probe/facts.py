@@ -143,7 +143,22 @@ def _versions(distributions: Iterable[str]) -> dict[str, str]:
             continue
         if (cuda := _cuda(metadata.distribution(name))) is not None:
             found[f"{name}.cuda"] = cuda
+        if nccl := _nccl(metadata.requires(name) or ()):
+            found[f"{name}.nccl"] = nccl
     return found
+
+
+def _nccl(requirements: Iterable[str]) -> str:
+    """Return the version of NCCL that is installed for a package with these requirements; "" for none."""
+    from importlib import metadata
+
+    for text in requirements:
+        if (named := re.match(r"nvidia-nccl-cu\d+", text)) is not None:
+            try:
+                return metadata.version(named[0])
+            except metadata.PackageNotFoundError:
+                continue
+    return ""
 
 
 def _cuda(distribution: "Distribution") -> str | None:

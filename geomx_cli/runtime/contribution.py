@@ -24,11 +24,13 @@ def of(client: "Client", *, trained: bool) -> "Contribution":
     party only.
 
     trained: whether the script has reported training. See ProcessFinished for the values; "" for a master that does
-    not train, and for a script that has neither declared a key nor reported training. Call before the client leaves.
+    not train. Call before the client leaves.
     """
     tensors = list(client.tensors.values())
-    if not client.trains or (not tensors and not trained):
+    if not client.trains:
         return ""
+    if not tensors and not trained:  # it may have trained, as with a Trainer without the store, or only asked for ranks
+        return "keyless"
     begun = [tensor.placement.tensor.name for tensor in tensors if tensor.round]
     if begun and all(client.versions(name)[1] == 0 for name in begun):  # no update at the roots
         print(f"warning: {_IN_PARTY}", file=sys.stderr, flush=True)

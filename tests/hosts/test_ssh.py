@@ -108,6 +108,33 @@ def test_sshd_without_sftp(machines: Machines, person: Person) -> None:
         assert str(probes.failures["alpha"]) == str(caught.value), "known before anything is started"
 
 
+@pytest.mark.parametrize("forced", ["echo 'for git only'", "echo 'for git only' >&2; exit 1", "exit 3"])
+def test_account_that_runs_no_commands(machines: Machines, person: Person, forced: str) -> None:
+    machine = machines(settings=[f"ForceCommand {forced}"])
+    person.knows(machine)
+    with closing(machine.host()) as host:
+        with pytest.raises(HostUnreachable) as caught:
+            host.run(["true"], limit=60)
+        printed = "nothing" if forced == "exit 3" else "'for git only'"
+        assert f"host alpha: its account runs no commands; it printed {printed} (it needs a login" in str(caught.value)
+        with pytest.raises(HostUnreachable, match="its account runs no commands"):
+            host.put("/none", b"")
+    with closing(machine.host()) as host, ProbePool({"alpha": host}) as probes:
+        assert str(probes.failures["alpha"]) == str(caught.value)
+
+
+def test_start_up_files_that_print_into_sftp(machines: Machines, person: Person) -> None:
+    machine = machines(settings=["Subsystem sftp /usr/lib/openssh/sftp-server"])
+    person.knows(machine)
+    (machine.home / ".bashrc").write_text("echo Welcome to this machine\n")
+    with closing(machine.host()) as host, pytest.raises(HostUnreachable, match="takes no files: something prints"):
+        host.put("/none", b"")
+    (machine.home / ".bashrc").write_text("")
+    with closing(machine.host()) as host:
+        host.put(str(machine.home / "file"), BINARY)
+        assert host.get(str(machine.home / "file")) == BINARY
+
+
 @pytest.mark.processes
 def test_closing_does_not_wait_for_a_connection_that_is_made(person: Person) -> None:
     with socket.socket() as mute:

@@ -11,6 +11,10 @@ pytestmark = pytest.mark.processes
 
 SCRIPT = ROOT / "tests" / "scripts" / "no_push.py"
 ALL = "no gradients were exchanged: each worker trained alone"
+KEYLESS = (
+    "no gradients were exchanged: no worker gave its parameters to geomx, as Trainer(..., kvstore=kv) does in MXNet and"
+    " geomx.wrap in PyTorch"
+)
 APART = "nothing was exchanged between parties: the scripts ended before that (in hfa: after K1 x K2 steps)"
 
 
@@ -19,6 +23,8 @@ APART = "nothing was exchanged between parties: the scripts ended before that (i
     [
         ("all", "trains", "", ALL, 2),
         ("all", "keyless", "", ALL, 2),
+        ("all", "silent", "", KEYLESS, 0),
+        ("1", "silent", "", "B/worker:0 contributed to no round", 0),
         ("all", "reads", "", "", 0),
         ("0", "trains", "", "A/worker:0 contributed to no round", 1),
         ("0", "leaves", "", "A/worker:0 contributed to no round", 0),

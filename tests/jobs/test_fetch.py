@@ -103,9 +103,13 @@ class Quiet:
     def end(self, file: Fetched) -> None:
         self.files.append(file.how)
 
+    def warn(self, text: str) -> None:
+        self.files.append(text)
+
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    monkeypatch.setattr("geomx_cli.jobs.actions.reconnects._LIMIT", 0)
     hosts = {}
     for name in ("A", "B"):
         folder = tmp_path / name / "outputs" / f"{name}-worker-0"
@@ -172,6 +176,27 @@ def test_an_interrupted_fetch_names_the_command_that_continues_it(monkeypatch: p
     with pytest.raises(Interrupted, match="what has arrived of job job-1 is kept") as caught:
         fetch_command.main(["job-1", "--to", "some where"], standalone_mode=False)
     assert caught.value.hint == "geomx fetch job-1 --to 'some where' continues"
+
+
+def test_a_broken_connection_is_made_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("geomx_cli.jobs.actions.reconnects._PAUSE", 0)
+    monkeypatch.setattr("geomx_cli.jobs.actions.reconnects._LIMIT", 60)
+    base, host, opened = tmp_path / "here", job.hosts["A"], Host.open
+    pieces, refusals = iter([300_000, 600_000]), iter([True])
+    host.spoils = lambda data: data[: next(pieces, None)] if len(data) > 300_000 else data
+
+    def open_(self: Host, argv: Any) -> Host:
+        if self is host and host.asked and next(refusals, False):
+            raise HostUnreachable("host A: no route")
+        return opened(self, argv)
+
+    monkeypatch.setattr(Host, "open", open_)
+    found, how = run(job, base)
+    assert found["complete"] and len(found["files"]) == 4 and not (base / "job-1/outputs.part").exists()
+    assert (base / "job-1/outputs/A-worker-0/model.bin").read_bytes() == b"A" + CONTENT
+    broken = "host A: the connection broke; trying again, for 60 s at most"
+    assert how == ["continued", "fetched", "fetched", "fetched", broken, broken], "each interruption is named once"
+    assert [asked["offset"] > 0 for asked in host.asked if asked["name"] == "model.bin"] == [False, True, True]
 
 
 def test_a_broken_transfer_is_continued_and_a_changed_file_sent_anew(job: Job, tmp_path: Path) -> None:

@@ -20,6 +20,30 @@ def test_one_of_many_jobs_shows_warnings_only() -> None:
     assert single.getvalue() == "agents ready\n" + one.getvalue()
 
 
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_continued_table_leaves_what_the_shell_printed(monkeypatch: Any) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(follow, "_REFRESH", 0)
+    progress, out = Progress.of(planned(), 0.0), Terminal()
+    view = follow.TableView(out)
+    for _ in range(2):
+        view.show(progress)
+    assert (up := "\x1b[1A") in out.getvalue(), "a table is rewritten in its place"
+    with view.suspended():
+        before = len(out.getvalue())
+    view.show(progress)
+    assert "starting" in (again := out.getvalue()[before:]) and up not in again
+    view.show(progress)
+    view.close()
+    assert up in out.getvalue()[before + len(again) :]
+
+
 def test_a_slow_start_says_what_it_waits_for(monkeypatch: Any) -> None:
     """Each phase is named at once; after that, what is missing."""
     monkeypatch.setattr(follow, "_SLOW", 0)

@@ -11,9 +11,11 @@ import plans
 import pytest
 from rich.console import Console
 
+from geomx_cli.core.errors import Interrupted
 from geomx_cli.core.events import Telemetry, Traffic, parse
 from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status
+from geomx_cli.jobs.view.conclusion import Conclusion
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
@@ -153,6 +155,34 @@ def test_a_module_that_a_host_lacks_is_named(planned: Plan) -> None:
     assert told(planned, shared)[-1].startswith("install pandas on hosts A, central (")
     far = replace(planned, job_dirs=dict.fromkeys(planned.job_dirs, "/elsewhere"))
     assert told(far, {"cause": cause})[-1].endswith("or if it is your own, send it: --sync pandas.py")
+
+
+def test_a_file_that_only_this_machine_has_is_to_be_sent(
+    planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").touch()
+    far = replace(planned, job_dirs=dict.fromkeys(planned.job_dirs, "/elsewhere"))
+
+    def hint(path: object, where: Plan = far) -> str:
+        cause = "exited with status 1: the script raised FileNotFoundError: [Errno 2] No such file or directory: "
+        return told(where, {"cause": f"{cause}'{path}'", "hint": "correct it", "tail": ["other"]})[-1]
+
+    assert hint("data/train.csv").startswith("data/train.csv is on this machine only: send it to the hosts with --sync")
+    assert hint(tmp_path / "data") == f"{tmp_path}/data is on this machine only: put it on the hosts"
+    assert hint("data/test.csv") == hint("data/train.csv", planned) == "correct it"
+
+
+def test_a_stop_that_did_not_reach_a_host_says_so(planned: Plan, progress: Progress) -> None:
+    outcome = Outcome(interrupted=True, stopped_by="Ctrl-C", problems=["host B: no route"])
+    end = Conclusion.of(planned, outcome, progress.totals(), 1.0)
+    assert end.result["exit_code"] == 130 and end.result["problems"] == ["host B: no route"]
+    assert isinstance(end.error, Interrupted)
+    assert end.error.message == "job j was stopped by Ctrl-C, but: host B: no route"
+    assert "lease" in end.error.hint and "geomx stop j" in end.error.hint
+    end = Conclusion.of(planned, replace(outcome, problems=[]), progress.totals(), 1.0)
+    assert str(end.error) == "job j was stopped by Ctrl-C"
 
 
 def test_an_empty_log_is_not_to_be_corrected(planned: Plan) -> None:

@@ -9,7 +9,7 @@ import pytest
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Local, Ssh
 from geomx_cli.jobs.store import user_files
-from geomx_cli.jobs.store.script import with_interpreter
+from geomx_cli.jobs.store.script import ignored_interpreter, with_interpreter
 from geomx_cli.plan import JobSpec
 
 
@@ -23,6 +23,13 @@ def test_the_interpreter_of_the_command_is_that_of_hosts_without_one() -> None:
 
     assert pythons("/opt/g/bin/python3", "train.py") == ["/opt/g/bin/python3", "", "/p"]
     assert pythons("python", "train.py") == pythons(".venv/bin/python", "x.py") == pythons() == ["", "", "/p"]
+
+    assert "runs in /p on far, the python of the inventory, not in /q/python of" in ignored_interpreter(
+        ("/q/python", "train.py"), inventory
+    )
+    assert not ignored_interpreter(("python", "train.py"), inventory) and not ignored_interpreter((), inventory)
+    same = Inventory.model_construct(hosts=(far, named.model_copy(update={"python": "~/g/bin/python"})))
+    assert not ignored_interpreter((str(Path("~/g/bin/python").expanduser()), "train.py"), same)
 
 
 def test_links_are_followed_and_circles_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,15 @@ from networks import star
 
 from geomx_cli import __version__
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, InvalidSettings
+from geomx_cli.hosts import closing
+from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.inventory import Host, Ssh
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.preflight import Check, exit_code, hosts, refuse
 from geomx_cli.preflight.check import together
 from geomx_cli.preflight.complete_inventory import complete_inventory
-from geomx_cli.preflight.probe_pool import Facts, Folder, Skew
+from geomx_cli.preflight.probe_pool import Facts, Folder, ProbePool, Skew
+from geomx_cli.preflight.report import failure_check
 from geomx_cli.preflight.requirements import Requirements, requirements
 from geomx_cli.probe.facts import code_digest
 
@@ -188,6 +191,10 @@ def test_hosts_with_other_versions_of_pytorch() -> None:
     found["c"] = changed(versions={"torch": "2.13.0+cu130"})
     (check,) = hosts.check_torch(found, dict.fromkeys(found, need))
     assert check.what == "torch 2.13.0 on c, and 2.6.0 on a, b"
+    for name, text in (("a", "2.21.5"), ("b", "2.21.5"), ("c", "2.27.3")):
+        found[name] = changed(versions={"torch": "2.6.0", "torch.nccl": text})
+    _, check = hosts.check_torch(found, dict.fromkeys(found, need))
+    assert check.what == "NCCL 2.21.5 on a, b, and 2.27.3 on c" and "one build of torch" in check.fix
     assert not [*hosts.check_torch(found, dict.fromkeys(found, replace(need, modules=("zmq",))))]
 
 
@@ -258,6 +265,15 @@ def test_what_is_said_alike_of_several_is_said_once() -> None:
     alike = [Check(name, "disk", "problem", "full", "make room") for name in ("a", "b")]
     other, fine = Check("c", "disk", "warning", "nearly full", "make room"), Check("c", "clock")
     assert together([fine, *alike, other]) == [Check("a, b", "disk", "problem", "full", "make room"), other, fine]
+
+
+@pytest.mark.parametrize("python", ["/none/bin/python", "/usr/bin/true"])
+def test_hosts_with_the_same_wrong_python_are_one_finding(python: str) -> None:
+    there = {name: LocalConnector(name, python) for name in ("one", "two")}
+    with closing(there), ProbePool(there) as probes:
+        failures = [failure_check(name, probes.failures[name]) for name in there]
+    (found,) = together(failures)
+    assert found.subject == "one, two" and found.text == f"one, two: there is no Python at {python}"
 
 
 def test_the_exit_code_and_the_error_of_all_checks() -> None:

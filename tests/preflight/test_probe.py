@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from networks import bare_python
 
 import geomx_cli
 from geomx_cli.core.jobs_folder import jobs_folder
+from geomx_cli.probe import facts as facts_module
 from geomx_cli.probe import ports
 
 pytestmark = pytest.mark.processes
@@ -111,6 +113,21 @@ def test_facts(start: Callable[..., Probe], tmp_path: Path) -> None:
     assert 0 < facts["memory"] <= psutil.virtual_memory().total
     assert 1 <= facts["cores"] <= (os.cpu_count() or 1)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_version_of_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the package that PyTorch's build requires, if it is there."""
+    packages = {"torch": "2.6.0", "nvidia_nccl_cu12": "2.21.5"}
+    for name, version in packages.items():
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        required = 'nvidia-nccl-cu12==2.21.5; platform_system == "Linux"' if name == "torch" else "nothing"
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {required}\n"
+        (folder / "METADATA").write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert facts_module._versions(["torch", "numpy"]) == {"torch": "2.6.0", "torch.nccl": "2.21.5"}
+    shutil.rmtree(tmp_path / "nvidia_nccl_cu12-2.21.5.dist-info")
+    assert facts_module._versions(["torch"]) == {"torch": "2.6.0"}
 
 
 def test_the_holders_of_many_ports_are_found_at_once() -> None:

@@ -29,6 +29,9 @@ def test_all_workers_have_the_same_models(workers: Workers, buffers: str, master
         assert np.isfinite(tensor).all() and all(np.array_equal(tensor, other[name]) for other in others), name
 
 
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_gradients_of_a_gpu(workers: Workers) -> None:
     """As on the CPU, through pinned memory."""
@@ -38,6 +41,17 @@ def test_gradients_of_a_gpu(workers: Workers) -> None:
         workers.finish()
         found.append(workers.saved(0))
     np.testing.assert_allclose(found[0]["weight"], found[1]["weight"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_exchanges_begin_while_gradients_are_computed(workers: Workers, device: str) -> None:
+    """Those of the last layers; on a GPU while it computes. The log has the time of a step with and without geomx."""
+    workers.start("overlap.py", device)
+    workers.finish()
+    for rank, name in enumerate(("w0", "w1")):
+        assert "ms with geomx" in workers.cluster.output(name)
+        begun = workers.saved(rank)["begun"]
+        assert begun.shape == (5, 8) and begun[:, :4].all(), begun
 
 
 @pytest.mark.parametrize(
@@ -68,3 +82,22 @@ def test_a_context_of_another_algorithm_is_refused(workers: Workers) -> None:
     workers.start("context.py", "DiLoCo", "8", "refused")
     workers.cluster.wait(60)
     assert "geomx_cli.torch.DiLoCo in a job of --algo fsa | launch it with --algo diloco" in workers.cluster.outputs()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{}, {"GEOMX_ALGO": "diloco", "GEOMX_INNER_STEPS": "1", "GEOMX_OUTER_LR": "1", "GEOMX_OUTER_MOMENTUM": "0"}],
+    ids=["fsa", "diloco"],
+)
+def test_two_jobs_in_a_row_train_as_one(workers: Workers, env: dict[str, str]) -> None:
+    """The second job continues from each worker's checkpoint of model, optimizer and schedule."""
+    found = []
+    for script in (("0", "12"), ("0", "5"), ("5", "12")):
+        workers.start("resume.py", *script, env=env)
+        workers.finish()
+        found.append([workers.saved(rank) for rank in range(2)])
+    whole, half, resumed = found
+    for rank in range(2):
+        assert not np.allclose(half[rank]["weight"], whole[rank]["weight"], atol=1e-3)
+        for name, value in whole[rank].items():
+            np.testing.assert_allclose(resumed[rank][name], value, rtol=1e-5, atol=1e-6, err_msg=name)

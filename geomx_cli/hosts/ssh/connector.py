@@ -12,6 +12,7 @@ from typing import TypeVar
 import paramiko
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
+from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts.interface import Channel, Completed
 from geomx_cli.hosts.ssh.config import hops
 from geomx_cli.hosts.ssh.connection import Connection
@@ -70,6 +71,11 @@ class SshConnector:
                 raise CheckFailed(what, "see what runs there")
             if not session.exit_status_ready() or (status == -1 and not self._active()):
                 raise HostUnreachable(f"host {self.name}: the connection broke", "launch again")
+            if not own.begun:
+                printed = own.before + errors.getvalue().decode(errors="replace")
+                hint = "it needs a login shell, and no ForceCommand in sshd_config nor command= in authorized_keys"
+                printed = repr(last_line(printed, "")) if printed.strip() else "nothing"
+                raise HostUnreachable(f"host {self.name}: its account runs no commands; it printed {printed}", hint)
         return Completed(status, output.getvalue(), errors.getvalue())
 
     def open(self, argv: Sequence[str]) -> Channel:
@@ -176,9 +182,14 @@ class SshConnector:
         except paramiko.ChannelException as error:
             hint = "MaxSessions in its sshd_config may be too small: 10, the default, is enough"
             raise HostUnreachable(f"host {self.name} opens no session: {error.text}", hint) from None
-        except (paramiko.SSHException, EOFError):
+        except (paramiko.SSHException, paramiko.SFTPError, EOFError) as error:
             if not transport.is_active():
                 raise
+            self.run(["true"], limit=_BEGIN)  # an account that runs no commands says so
+            if isinstance(error, paramiko.SFTPError):  # sftp-server, unlike internal-sftp, runs below the login shell
+                hint = "let its shell's start-up files (as ~/.bashrc) print nothing where there is no terminal"
+                what = "something prints before its sshd's SFTP begins"
+                raise HostUnreachable(f"host {self.name} takes no files: {what}", hint) from None
             hint = "its sshd_config needs the line: Subsystem sftp internal-sftp"
             raise HostUnreachable(f"host {self.name} takes no files: its sshd has no SFTP", hint) from None
         assert files is not None
@@ -211,7 +222,7 @@ class SshConnector:
         timer.start()
         try:
             yield
-        except (paramiko.SSHException, EOFError, OSError, HostUnreachable) as error:
+        except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError, HostUnreachable) as error:
             if expired.is_set():
                 raise TimedOut(what, _SLOW) from None
             if isinstance(error, HostUnreachable) or (isinstance(error, OSError) and self._active()):

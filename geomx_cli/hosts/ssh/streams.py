@@ -76,6 +76,16 @@ class OwnOutput:
     def __init__(self) -> None:
         self._before: bytes | None = b""
 
+    @property
+    def begun(self) -> bool:
+        """Whether the command has been started."""
+        return self._before is None
+
+    @property
+    def before(self) -> str:
+        """While it has not: what was printed in its place, at most the last 4 kB."""
+        return (self._before or b"").decode(errors="replace")
+
     def of(self, data: bytes) -> bytes:
         """Return the part of `data` that belongs to the command; b"" if none yet."""
         if self._before is None:

@@ -61,7 +61,7 @@ def provide(
             refused[host.name] = error_of(done.errors.decode(errors="replace"))
 
     if there:
-        note(f"looking for {name} on {', '.join(host.name for host in there)}")
+        note(f"looking for {name} on {', '.join(host.name for host in there)}, which download it if they lack it")
         everywhere(fetch_on, there)
     if not refused:
         return

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import closing as closing_one
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from geomx_cli.core.errors import CheckFailed, GeomxError
+from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.lock import locked_folder
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.process_name import file_name
 from geomx_cli.core.untrusted import decode, first_line, last_line
-from geomx_cli.hosts import Channel, Connector, closing, everywhere
+from geomx_cli.hosts import Connector, closing, everywhere
+from geomx_cli.jobs.actions.channel_input import ChannelInput
+from geomx_cli.jobs.actions.reconnects import Reconnects
 from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["FETCH_VERSION", "FOLDER", "PARTIAL", "FetchProgress", "Fetched", "Listed", "fetch", "is_safe"]
@@ -28,7 +31,6 @@ FOLDER, PARTIAL = "outputs", "outputs.part"
 _MOST_FILES = 10_000  # per host
 _LONGEST = 4096  # bytes of a name
 _SHOWN = 500  # characters of a problem
-_LINE = 16 << 20
 _CHUNK = 1 << 18
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOCAL_HINT = "free disk space or fix permissions here, or choose another folder; fetch again to continue"
@@ -86,33 +88,44 @@ class FetchProgress(Protocol):
     def end(self, file: Fetched) -> None:
         """A file is here and verified."""
 
+    def warn(self, text: str) -> None:
+        """A connection broke."""
+
 
 def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
     """Fetch all files of a job's outputs to BASE/JOB/outputs; may be repeated, also while the job runs.
 
     Each file is the host's, by SHA-256, or is not replaced. What has arrived of an interrupted transfer is kept in
-    BASE/JOB/outputs.part and continued. Hosts and files that could not be fetched are among the "problems". Raises
-    CheckFailed if BASE cannot be written.
+    BASE/JOB/outputs.part and continued; that is also done at once where a connection breaks, for up to 60 s without
+    progress. Hosts and files that could not be fetched are among the "problems". Raises CheckFailed if BASE cannot be
+    written.
     """
     folder = base / job.plan.job
     problems: list[dict[str, str]] = []
 
-    def one(host: Connector) -> list[Fetched]:
-        got: list[Fetched] = []
-        try:
-            transfer = _Transfer(job, host, folder, progress)
-            try:
-                files, left_out = transfer.listing()
+    def all_of(host: Connector, reconnects: Reconnects, got: list[Fetched], tried: set[str]) -> None:
+        """Fetch what has not been tried; `tried`: the paths of files, and "" once the host's list is known."""
+        with closing_one(_Transfer(job, host, folder, progress, reconnects)) as transfer:
+            files, left_out = transfer.listing()
+            if "" not in tried:
                 problems.extend({"host": host.name, "problem": what} for what in left_out)
                 progress.begin(files)
-                for listed in sorted(files, key=lambda one: one.size):  # an interrupt costs only the largest
+            tried.add("")
+            for listed in sorted(files, key=lambda one: one.size):  # an interrupt costs only the largest
+                if listed.path not in tried:
                     try:
                         got.append(transfer.file(listed))
                         progress.end(got[-1])
                     except _Refused as error:
                         problems.append({"host": host.name, "problem": f"{listed.path}: {error}"})
-            finally:
-                transfer.close()
+                    tried.add(listed.path)
+
+    def one(host: Connector) -> list[Fetched]:
+        got: list[Fetched] = []
+        reconnects = Reconnects(progress.warn)
+        tried: set[str] = set()
+        try:
+            reconnects.repeat(lambda: all_of(host, reconnects, got, tried))
         except OSError as error:
             if error.errno in _FULL or str(error.filename or "").startswith(str(folder)):
                 raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _LOCAL_HINT) from None
@@ -149,14 +162,16 @@ class _Refused(Exception):
 class _Transfer:
     """The files of one host over one channel; see agent/outputs.py for the protocol."""
 
-    def __init__(self, job: KnownJob, host: Connector, folder: Path, progress: FetchProgress) -> None:
+    def __init__(
+        self, job: KnownJob, host: Connector, folder: Path, progress: FetchProgress, reconnects: Reconnects
+    ) -> None:
         self._host = host.name
         self._own = {process.name for process in job.plan.on_host(host.name)}
         self._folder = folder
         self._progress = progress
         command = module_command(host.python, "geomx_cli.agent", "outputs", job.directory_on(host.name))
         self._channel = host.open(command)
-        self._input = _Input(self._channel)
+        self._input = ChannelInput(self._channel, reconnects.progress)
 
     def close(self) -> None:
         self._channel.close()
@@ -198,7 +213,7 @@ class _Transfer:
             return self._place(listed, part, target, 0)
         except _Changed:
             part.unlink()
-            raise _Refused("it has changed while it was sent; fetch again") from None
+            raise _Refused("it has changed while it was sent") from None
 
     def _place(self, listed: Listed, part: Path, target: Path, at: int) -> Fetched:
         digest = self._receive(listed, part, at)
@@ -237,8 +252,9 @@ class _Transfer:
                         self._progress.advance(listed, done)
             claimed = decode(self._input.line(), _Digest).sha256
         except EOFError:
-            what = last_line(self._channel.errors(), "the connection broke")
-            raise CheckFailed(f"{what}; fetch again to continue") from None
+            if what := last_line(self._channel.errors(), ""):
+                raise CheckFailed(what) from None
+            raise HostUnreachable(f"host {self._host}: the connection broke") from None
         if claimed != digest.hexdigest() or (not keep and done > at):  # it may have grown
             raise _Changed
         return claimed
@@ -246,42 +262,6 @@ class _Transfer:
 
 class _Changed(Exception):
     """The bytes that are here are not the beginning of the host's file."""
-
-
-class _Input:
-    """The bytes of a channel as lines and pieces. Raises EOFError at the end of the stream."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._rest = bytearray()
-
-    def line(self, *, objects: bool = False) -> bytes:
-        """Return the next line; with `objects` the next that begins as an object does, as an interpreter that is a
-        wrapper script may print others first.
-        """
-        while True:
-            while (end := self._rest.find(b"\n")) < 0:
-                if len(self._rest) > _LINE:
-                    raise CheckFailed("it sent a line without end")
-                self._more()
-            line = bytes(self._rest[:end])
-            del self._rest[: end + 1]
-            if not objects or line.startswith(b"{"):
-                return line
-
-    def some(self, most: int) -> bytes:
-        """Return at least one byte and at most `most`."""
-        if not self._rest:
-            self._more()
-        data = bytes(self._rest[:most])
-        del self._rest[:most]
-        return data
-
-    def _more(self) -> None:
-        data = self._channel.receive()
-        if not data:
-            raise EOFError
-        self._rest += data
 
 
 def _remove_empty(folder: Path) -> None:

@@ -17,7 +17,7 @@ from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.own_files import OWN
-from geomx_cli.jobs.store.registry import KnownJob, all_jobs
+from geomx_cli.jobs.store.registry import KnownJob, all_jobs, find
 from geomx_cli.jobs.view.job_view import JobView
 
 __all__ = ["PRUNE_VERSION", "Pruned", "Pruner", "select"]
@@ -98,15 +98,22 @@ class Pruner:
         with closing(self._connectors):
             pass
 
-    def ended(self) -> list[Pruned]:
-        """Return the jobs that have ended; of detached jobs their hosts know."""
+    def ended(self, names: Collection[str] = ()) -> list[Pruned]:
+        """Return the jobs that have ended; of detached jobs their hosts know. `names`: only these, as in `find`, whose
+        errors it raises, and InvalidSettings for one that runs.
+        """
         found = []
-        for job in all_jobs():
+        named = list({job.id: job for job in map(find, names)}.values())
+        for job in named or all_jobs():
             try:
-                if (when := self._ended(job)) is not None:
-                    found.append(Pruned(job, when))
+                when = self._ended(job)
             except GeomxError as error:
                 self.problems.append(f"job {job.id}: {first_line(error)}")
+                continue
+            if when is not None:
+                found.append(Pruned(job, when))
+            elif named:
+                raise InvalidSettings(f"job {job.id} has not ended", f"geomx stop {job.id} ends it")
         return found
 
     def measure(self, one: Pruned) -> None:

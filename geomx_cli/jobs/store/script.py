@@ -10,7 +10,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.inventory import Host, Inventory
 
-__all__ = ["check_script", "python_file", "with_interpreter"]
+__all__ = ["check_script", "ignored_interpreter", "python_file", "with_interpreter"]
 
 _INTERPRETERS = ("python", "python3")  # resolved on each host
 _BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
@@ -39,13 +39,35 @@ def with_interpreter(script: Sequence[str], inventory: Inventory) -> Inventory:
     """Return the inventory with the interpreter of the script's command, if that is an absolute path, as `python` of
     other machines that name none: all processes there run in it.
     """
-    word = script[0] if script else ""
-    if not word.startswith(("/", "~/")) or not PurePosixPath(word).name.startswith("python"):
+    word = _interpreter(script)
+    if not word:
         return inventory
     return inventory.with_hosts(
         host if host.shares_files or host.python else host.model_copy(update={"python": word})
         for host in inventory.hosts
     )
+
+
+def _interpreter(script: Sequence[str]) -> str:
+    """Return the absolute path of the Python that a command names; "" for others."""
+    word = script[0] if script else ""
+    return word if word.startswith(("/", "~/")) and PurePosixPath(word).name.startswith("python") else ""
+
+
+def ignored_interpreter(script: Sequence[str], inventory: Inventory) -> str:
+    """Return the warning that hosts run the script with the inventory's `python`, not with that of its command; "" if
+    they are the same.
+    """
+    word = _interpreter(script)
+    used = {
+        host.python: host.name
+        for host in inventory.hosts
+        if word and host.python and Path(host.python).expanduser() != Path(word).expanduser()
+    }
+    if not used:
+        return ""
+    python, host = next(iter(used.items()))
+    return f"the script runs in {python} on {host}, the python of the inventory, not in {word} of the command"
 
 
 def python_file(script: Sequence[str]) -> str:

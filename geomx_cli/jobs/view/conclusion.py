@@ -41,6 +41,10 @@ def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
     """The error to raise for `outcome`; None for success. The result says where the logs are."""
     if outcome.interrupted:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
+        if outcome.problems:
+            message = f"job {plan.job} was stopped{by}, but: {'; '.join(outcome.problems)}"
+            hint = f"what still runs there ends when the lease expires, or by geomx stop {plan.job}, which says so"
+            return Interrupted(message, hint)
         return Interrupted(f"job {plan.job} was stopped{by}")
     if outcome.failure is not None:
         return explain(outcome.failure, plan)

@@ -8,6 +8,9 @@ from geomx_cli.jobs.view.reducer import ProcessState
 __all__ = ["doubts"]
 
 _MOST = 3
+_KEYLESS = (
+    "no worker gave its parameters to geomx, as Trainer(..., kvstore=kv) does in MXNet and geomx.wrap in PyTorch"
+)
 
 
 def doubts(rows: Iterable[ProcessState]) -> list[str]:
@@ -28,10 +31,12 @@ def _no_contribution(rows: Iterable[ProcessState]) -> str:
     apart = [name for name, end in ends.items() if end == "party"]
     if apart and len(apart) == len(training):
         return "nothing was exchanged between parties: the scripts ended before that (in hfa: after K1 x K2 steps)"
+    if ends and len(ends) == len(training) and all(end == "keyless" for end in ends.values()):
+        return f"no gradients were exchanged: {_KEYLESS}"
     others = any(end in ("rounds", "party") for end in ends.values())
-    idle = [name for name, end in ends.items() if end == "alone" or (others and end == "none")]
+    idle = [name for name, end in ends.items() if end == "alone" or (others and end in ("none", "keyless"))]
     if not idle:
         return f"{some_of(apart, _MOST)} exchanged with their own party only" if apart else ""
-    if len(ends) == len(training) and all(end in ("alone", "none") for end in ends.values()):
+    if len(ends) == len(training) and all(end in ("alone", "keyless", "none") for end in ends.values()):
         return "no gradients were exchanged: each worker trained alone"
     return f"{some_of(idle, _MOST)} contributed to no round"

@@ -13,6 +13,7 @@ from geomx_cli.plan import Plan
 __all__ = ["explain", "failure_fields"]
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>\w+(\.\w+)*)'")
+_NO_FILE = re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']+)'")
 _MOST = 8  # names of processes in a message
 
 
@@ -36,7 +37,8 @@ def explain(failure: Failure, plan: Plan) -> TrainingFailed:
         message += f"\n  the end of its log, {log}:\n" + "\n".join(f"    {line}" for line in tail)
     else:
         message += f"\n  its log is {log}"
-    return TrainingFailed(message, _missing_module(failure, process.argv[0], plan) or failure.hint or _usual(failure))
+    missing = _missing_module(failure, process.argv[0], plan) or _missing_file(failure, plan)
+    return TrainingFailed(message, missing or failure.hint or _usual(failure))
 
 
 def _missing_module(failure: Failure, python: str, plan: Plan) -> str:
@@ -55,6 +57,17 @@ def _missing_module(failure: Failure, python: str, plan: Plan) -> str:
     if own:
         return f"send it to the hosts: --sync {own}"
     return f"{install}, or if it is your own, send it: --sync {name}.py"
+
+
+def _missing_file(failure: Failure, plan: Plan) -> str:
+    """The hint for a file that the script has not found on its host, but is on this machine; "" for other failures."""
+    found = _NO_FILE.search(failure.cause)
+    if found is None or is_here(plan) or not Path(found["path"]).exists():
+        return ""
+    path = Path(found["path"])
+    if path.is_absolute() or ".." in path.parts:
+        return f"{path} is on this machine only: put it on the hosts"
+    return f"{path} is on this machine only: send it to the hosts with --sync {path}, or put it there"
 
 
 def _news(failure: Failure) -> list[str]:

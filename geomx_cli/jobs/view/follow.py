@@ -157,14 +157,19 @@ class TableView:
 
     def __init__(self, stream: TextIO, table: Table = ProcessTable) -> None:
         from rich.console import Console
-        from rich.live import Live
 
         self._console = Console(file=stream)
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._live.start()
+        self._begin()
         self._table = table
         self._next = 0.0
         self._last: Progress | None = None
+
+    def _begin(self) -> None:
+        """Begin a table below what the terminal shows."""
+        from rich.live import Live
+
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
 
     def note(self, text: str) -> None:
         """See View.note."""
@@ -201,7 +206,7 @@ class TableView:
         """See View.suspended."""
         self._live.stop()
         yield
-        self._live.start()
+        self._begin()  # not over what a shell has printed meanwhile
 
     def close(self) -> None:
         """See View.close."""

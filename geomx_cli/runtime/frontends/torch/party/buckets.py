@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["Bucket", "Buckets", "Slot"]
 
 _FIRST = 1 << 20
-_REST = 25 << 20
-"""Bytes of the first bucket, so that it begins early, and of the others; those of DistributedDataParallel."""
+_REST = 4 << 20
+"""Bytes of the first bucket, so that it begins early, and of the others: a bucket crosses the WAN only once it has been
+added, and is copied to the party only once all of it is back. DistributedDataParallel's have 25 MiB.
+"""
 
 
 @dataclass(eq=False, slots=True)

@@ -46,14 +46,15 @@ class PartyGradients(PartySynchroniser):
 
     def receive(self, active: Sequence[int]) -> None:
         """See Member."""
-        for bucket in self.sums.buckets:
+        arriving = self.sums.buckets[::-1]  # the first tensors' have priority
+        for bucket in arriving:
             if self._exchanger is None:
                 self.group.wait(bucket.work)
             else:
                 self._exchanger.take(bucket)
             bucket.work = self.group.send(bucket.vector)
         workers = self.group.share(self._vote.result().unfinished if self._client is not None else 0)
-        for bucket in self.sums.buckets:
+        for bucket in arriving:
             self.group.wait(bucket.work)
             self.sums.store(bucket, workers)
 

@@ -1,0 +1,48 @@
+"""Repeats what needs a connection to a host, while that breaks."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from geomx_cli.core.errors import GeomxError, HostUnreachable, TimedOut
+
+__all__ = ["Reconnects"]
+
+_LIMIT = 60.0  # seconds
+_PAUSE = 1.0
+_Result = TypeVar("_Result")
+
+
+class Reconnects:
+    """For one host. `notify` is told of each interruption, once. Not thread-safe."""
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
+        self._works = False
+        self._broken_since: float | None = None
+
+    def progress(self) -> None:
+        """Note that the host has sent something."""
+        self._works, self._broken_since = True, None
+
+    def repeat(self, do: Callable[[], _Result]) -> _Result:
+        """Return the result of `do`, which calls `progress` and may be called again after HostUnreachable or TimedOut.
+
+        Raises these if the host has never sent anything, or nothing for 60 s.
+        """
+        while True:
+            try:
+                return do()
+            except (HostUnreachable, TimedOut) as error:
+                if not self._goes_on(error):
+                    raise
+            time.sleep(_PAUSE)
+
+    def _goes_on(self, error: GeomxError) -> bool:
+        now, first = time.monotonic(), self._broken_since is None
+        since = self._broken_since = now if self._broken_since is None else self._broken_since
+        if not self._works or now - since >= _LIMIT:
+            return False
+        if first:
+            self._notify(f"{error.message}; trying again, for {_LIMIT:g} s at most")
+        return True

@@ -1,0 +1,86 @@
+"""The cnn with each algorithm: 20 steps of SGD with PyTorch, with MXNet and in numpy give the same weights, to 1e-4 of
+each tensor's largest.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster import ROOT
+from idx import write_data
+from reference_cnn import BATCH, RATE, Worker, differences, gradients, initial, parties
+from safetensors.numpy import load_file
+
+from geomx_cli.core import plugins
+
+pytestmark = pytest.mark.processes
+
+STEPS = 20
+PYTHONS = {"torch": sys.executable, "mxnet": str(ROOT / ".venv" / "bin" / "python")}
+TWO, APART = ("--parties", "1", "--workers", "2"), ("--parties", "2", "--workers", "1")
+Taken = list[list[int]]
+"""The steps of each worker in each round, from its records."""
+JOBS: dict[str, tuple[int, tuple[str, ...], Callable[[list[Worker], Taken], Any]]] = {
+    "fsa": (2, APART, lambda workers, taken: gradients(workers, STEPS)),
+    "sync": (2, TWO, lambda workers, taken: gradients(workers, STEPS)),
+    "mixed": (2, TWO, lambda workers, taken: gradients(workers, STEPS)),
+    "async": (1, ("--parties", "1", "--workers", "1"), lambda workers, taken: gradients(workers, STEPS)),
+    "local": (1, (), lambda workers, taken: gradients(workers, STEPS)),
+    "hfa": (
+        4, ("--parties", "2", "--workers", "2", "--k1", "5", "--k2", "2"),
+        lambda workers, taken: parties(workers, 5, 2, 4),
+    ),
+    "diloco": (
+        2, (*APART, "--inner-steps", "5", "--outer-lr", "0.7", "--outer-momentum", "0.9"),
+        lambda workers, taken: differences(workers, [[5, 5]] * 4, 0.7, 0.9),
+    ),
+    "esync": (
+        2, (*APART, "--min-local-steps", "3"),
+        lambda workers, taken: differences(workers, list(zip(*taken, strict=True)), 1.0),
+    ),
+}  # fmt: skip
+"""Workers, options, and the reference."""
+
+
+def test_every_algorithm_is_here() -> None:
+    assert set(JOBS) == set(plugins.algorithms())
+
+
+@pytest.mark.parametrize("algorithm", JOBS)
+def test_all_frameworks_give_the_same_weights(tmp_path: Path, algorithm: str) -> None:
+    count, options, reference = JOBS[algorithm]
+    seed = 3 if algorithm == "hfa" else 1  # of which no ReLU or maximum compares what float32 cannot tell apart
+    data, start = write_data(tmp_path / "data", train=count * STEPS * BATCH), initial(seed)
+    for framework in PYTHONS:
+        found, taken = trained(tmp_path, framework, data, "--seed", str(seed), "--algo", algorithm, *options)
+        workers = [Worker(data, rank, count, seed) for rank in range(count)]
+        assert algorithm == "esync" or all(sum(each) == STEPS for each in taken), taken
+        assert set(found) == set(start)
+        for (name, first), wanted in zip(start.items(), reference(workers, taken), strict=True):
+            assert np.abs(wanted - first).max() > 1e-3, f"{name} has not been trained"
+            near = 1e-4 * np.abs(wanted).max()
+            np.testing.assert_allclose(found[name], wanted, rtol=0, atol=near, err_msg=f"{name} with {framework}")
+
+
+def trained(folder: Path, framework: str, data: Path, *options: str) -> tuple[dict[str, Any], Taken]:
+    """The weights of a job, and what its workers have done, by global rank."""
+    words = ["launch", "--local", "--json", "--job-dir", str(folder / framework), "--framework", framework]
+    words += ["--network", "cnn", "--data-dir", str(data), "--batch-size", str(BATCH)]
+    words += ["--optimizer", "sgd", "--lr", str(RATE), "--momentum", "0", "--epochs", "1", *options]
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
+    env = {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    argv = [PYTHONS[framework], "-m", "geomx_cli", *words]
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    taken = []
+    for path in sorted((folder / framework / "events").glob("*worker*.jsonl")):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        taken.append([event.get("num_samples", 0) // BATCH for event in events if event["event"] == "round"])
+    taken = [each for each in taken if each]  # without a master that does not train
+    return load_file(json.loads(done.stdout)["model"]), taken
