@@ -10,7 +10,7 @@ from wan import Wan
 
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
-from geomx_cli.inventory import Inventory, WanLink
+from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec, Plan, Process, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
@@ -68,15 +68,13 @@ def our_commands(case: Case, directory: Path, wan: Wan | None) -> list[Command]:
 
 def planned(
     options: Mapping[str, Value], directory: Path, wan: Wan | None, script: tuple[str, ...] = (),
-    *, python: str = sys.executable, links: tuple[WanLink, ...] = (), server_hosts: int = 1,
+    *, python: str = sys.executable, server_hosts: int = 1,
 ) -> list[tuple[Process, str, list[str], dict[str, str]]]:
-    """Each process of a job with its site, argv and environment; without a script it is the bundled job. links:
-    emulated ones, without `wan`. server_hosts: of the central party, with `wan`, each at a site of its own; the global
-    servers are divided over them.
+    """Each process of a job with its site, argv and environment; without a script it is the bundled job. server_hosts:
+    of the central party, with `wan`, each at a site of its own; the global servers are divided over them.
     """
     values = defaults(plugins.table()) | dict(options)
     inventory = this_machine(values, free_ports(ports_needed(values)), one_host=wan is None)
-    inventory = inventory.model_copy(update={"links": links})
     if wan is not None:
         inventory = _placed(inventory, wan, server_hosts)
     spec = JobSpec(

@@ -127,11 +127,17 @@ class Cluster:
         one_host: bool = True,
         env: Mapping[str, str] = {},
         changes: Mapping[str, object] = {},
+        hosts: Mapping[str, Mapping[str, object]] = {},
     ) -> Plan:
-        """The plan of a job in this directory, with keys if it has several hosts; `changes` of the inventory."""
+        """The plan of a job in this directory, with keys if it has several hosts; `changes` of the inventory, and of
+        its `hosts` by name.
+        """
         values = {**defaults(plugins.table()), **options}
         ports = free_ports(ports_needed(values))
         inventory = this_machine(values, ports, one_host=one_host).model_copy(update=changes)
+        inventory = inventory.with_hosts(
+            host.model_copy(update=hosts.get(host.name, {})) for host in inventory.hosts
+        )
         spec = JobSpec(
             job="planned", options=values, script=("python", *script), job_dir=str(self.directory),
             socket_dir=f"/tmp/gx-{uuid.uuid4().hex[:12]}",  # socket paths must be short

@@ -18,6 +18,8 @@ from cluster import Cluster
 from desk import Desk
 from sshd import Person, Sshd
 
+from geomx_cli.core import plugins
+
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # keep the tests' jobs apart from the user's
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # One thread per computing process: threads that share a core would busy-wait for each other.
@@ -100,6 +102,21 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The plug-ins of tests/plugins are on this process's path too, as if installed by pip."""
+
+    def forget() -> None:
+        plugins._all.cache_clear()
+        plugins.table.cache_clear()
+
+    monkeypatch.syspath_prepend(Path(__file__).parent / "plugins")
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()
 
 
 @pytest.fixture(scope="module")

@@ -18,17 +18,20 @@ SIZES, ROUNDS, ROW, CUTS = (3_000, 700, 5), 100, 5, 300
 def expected(
     optimizer: bool, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS,
     crossed: Callable[[np.ndarray], np.ndarray] = lambda array: array,
+    pushed: Callable[[np.ndarray], np.ndarray] = lambda array: array,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """The result of each round of each tensor, for parties of two workers."""
+    """The result of each round of each tensor, for parties of two workers. pushed: the conversion of an array between a
+    worker and its local server; crossed: see check_rounds.
+    """
     results = {}
     for index, size in enumerate(sizes):
         weight, momentum = initial(size, index), np.zeros(size, np.float32)
         for number in range(rounds):
-            a0, a1, b0, b1 = (gradient(rank, number, size, index) for rank in range(4))
+            a0, a1, b0, b1 = (pushed(gradient(rank, number, size, index)) for rank in range(4))
             total = crossed(a0 + a1) + crossed(b0 + b1)
             momentum = np.float32(0.9) * momentum - np.float32(0.1) * (np.float32(0.25) * total)
             weight = weight + momentum
-            results[f"{number}-{index}"] = crossed(weight if optimizer else total)
+            results[f"{number}-{index}"] = pushed(crossed(weight if optimizer else total))
     return results
 
 

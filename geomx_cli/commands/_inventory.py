@@ -173,9 +173,10 @@ def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
 
     algorithm = plugins.algorithms()[str(values["algo"])] if "algo" in values else None
     wanted = algorithm is not None and algorithm.needs_local_server and inventory.topology == "central"
-    chosen = {name: values[name] for name in ("reduce", "shards") if name in values}
+    chosen: dict[str, object] = {name: values[name] for name in ("reduce", "shards") if name in values}
     if "delivery" in values:
         chosen["delivery"] = plugins.delivery(values)
+        chosen["delivery_options"] = plugins.own_options(plugins.delivery(values), values)
     return inventory.model_copy(update={**chosen, **({"central_server": True} if wanted else {})})
 
 

@@ -38,8 +38,9 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
     "network": (
         "How the others reach it",
         "Only hosts of schedulers and servers are dialled, and only where a process of another host needs them:"
-        " `geomx hosts check` shows the ports. Everybody else dials out. Processes of one host use unix sockets; a"
-        " scheduler takes one of `ports` also then, which identifies it, and which nothing listens on.",
+        " `geomx hosts check` shows the ports. Everybody else dials out; with `--tsengine intra` or `both` workers dial"
+        " each other too, and their hosts need a port for each that other hosts dial. Processes of one host use unix"
+        " sockets; a scheduler takes one of `ports` also then, which identifies it, and which nothing listens on.",
     ),
     "work": ("What it works with", ""),
     "place": ("What runs on it", "Workers follow from `devices`, wherever the rest runs."),

@@ -87,7 +87,7 @@ def launch(
     or "done in part"), "exit_code", "accuracy", "loss", "rounds", "samples_per_s", "training_s", "first_step_s",
     "total_s", "bytes" ("lan" and "wan", each sent and received; "encoded" and "encoded_lan", before and after encoding
     with --compress and --compress-lan), "datagrams" (bytes of blocks, with --dgt 1), "relayed" (bytes sent
-    through other parties, with --tsengine), "outputs" (of each process that has saved files: "process", "host",
+    through others, with --tsengine), "outputs" (of each process that has saved files: "process", "host",
     "folder", "files", at most eight by name, "count" and "bytes" of all), "model" (its path, on another machine
     HOST:PATH; or null), "directory", "logs" (null when they are on other hosts),
     "problems" (sentences: what could not be ended or released), "failure" ("process", "host", "cause", "hint",

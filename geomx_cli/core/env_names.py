@@ -8,13 +8,13 @@ from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.plugins import table
 
 __all__ = [
-    "INTER_TS", "NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables", "without_effect",
-    "without_effect_at_launch",
+    "INTER_TS", "INTRA_TS", "NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables",
+    "without_effect", "without_effect_at_launch",
 ]  # fmt: skip
 
 NO_EFFECT = " has no effect"
 USE_HFA = "MXNET_KVSTORE_USE_HFA"
-INTER_TS = "ENABLE_INTER_TS"
+INTER_TS, INTRA_TS = "ENABLE_INTER_TS", "ENABLE_INTRA_TS"
 SETTINGS: Mapping[str, str] = {
     "master": "DMLC_ROLE_MASTER_WORKER", "central_workers": "DMLC_ENABLE_CENTRAL_WORKER",
     "num_all_workers": "DMLC_NUM_ALL_WORKER", "interface": "DMLC_INTERFACE", "node_host": "DMLC_NODE_HOST",
@@ -23,7 +23,7 @@ SETTINGS: Mapping[str, str] = {
     "global_rank": "GEOMX_GLOBAL_RANK",
     "bind": "GEOMX_BIND", "advertise": "GEOMX_ADVERTISE", "key_file": "GEOMX_KEY_FILE", "insecure": "GEOMX_INSECURE",
     "wan_share": "GEOMX_WAN_SHARE", "links": "GEOMX_LINKS", "device": "GEOMX_DEVICE", "group_size": "GEOMX_GROUP_SIZE",
-    "rendezvous": "GEOMX_RENDEZVOUS",
+    "rendezvous": "GEOMX_RENDEZVOUS", "peers": "GEOMX_PEERS",
 }  # fmt: skip
 """The variables of a process's settings, by field of NodeSettings."""
 OWN = frozenset(
@@ -34,7 +34,7 @@ OWN = frozenset(
 
 def of_options() -> tuple[str, ...]:
     """Return the variables that set options."""
-    return (USE_HFA, INTER_TS, *(option.env for option in table()))
+    return (USE_HFA, INTER_TS, INTRA_TS, *(option.env for option in table()))
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
@@ -50,7 +50,6 @@ _RESENDS = "geomx always sends again what was lost with a connection"
 _OWN_SUM = "geomx adds the arrays of a worker's devices in its own way"
 _WITHOUT_EFFECT: Mapping[str, str] = {
     "DGT_INFO": "the telemetry of servers says what datagrams do",
-    "ENABLE_INTRA_TS": "geomx has TSEngine between parties (ENABLE_INTER_TS), not inside them",
     **dict.fromkeys(("PS_RESEND", "PS_RESEND_TIMEOUT"), _RESENDS),
     "PS_DROP_MSG": "geomx drops no messages; tc netem emulates a link that does",
     "PS_HEARTBEAT_INTERVAL": "set GEOMX_HEARTBEAT (--heartbeat), with a unit",
@@ -81,8 +80,9 @@ def without_effect(environment: Mapping[str, str], *, launching: bool = False) -
             yield f"{name}{NO_EFFECT}: {_WITHOUT_EFFECT[name]}"
         elif launching and name == USE_HFA:
             yield f"{name}{NO_EFFECT} on geomx launch: write --algo hfa"
-        elif launching and name == INTER_TS:
-            yield f"{name}{NO_EFFECT} on geomx launch: write --tsengine inter"
+        elif launching and name in (INTER_TS, INTRA_TS):
+            where = "inter" if name == INTER_TS else "intra"
+            yield f"{name}{NO_EFFECT} on geomx launch: write --tsengine {where}, or both"
         elif launching and name.startswith("DMLC_") and name not in of_options():
             yield f"{name}{NO_EFFECT} on geomx launch: {_LAUNCH_SETS}"
 

@@ -100,8 +100,8 @@ class Telemetry(Event, tag="telemetry"):
     round: the newest with a contribution. waiting: share of its time that a worker waits for others. progress: share of
     the training that is done. left_s: estimated remaining seconds. refused: dropped messages by reason. versions:
     rounds by party that an asynchronous root applied. datagrams: bytes "sent", "received", "missing", "late" (--dgt 1).
-    relayed: bytes "sent" through other parties and "received" for them, and the number of contributions "rerouted" from
-    such a party (--tsengine).
+    relayed: bytes "sent" through others, parties or workers of the party, and "received" for them, and the number of
+    contributions "rerouted" from such a process (--tsengine).
     """
 
     state: str = ""

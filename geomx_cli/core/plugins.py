@@ -40,6 +40,8 @@ __all__ = [
     "merge",
     "mode",
     "modes",
+    "needs_peers",
+    "own_options",
     "party_peers",
     "peers",
     "scan",
@@ -249,22 +251,34 @@ def mode(options: Mapping[str, Value]) -> str:
     return (known.variant(options) if known else "") or name
 
 
-def peers(delivery: str, workers: int) -> frozenset[tuple[int, int]]:
+def own_options(delivery: str, options: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a delivery's own options among those of a job."""
+    return {option.name: options.get(option.name, option.default) for option in find("delivery", delivery).options}
+
+
+def peers(delivery: str, workers: int, options: Mapping[str, Value]) -> frozenset[tuple[int, int]]:
     """Return the links between `workers` workers of a plane as (dialler, listener) ranks (`peers` of the delivery's
-    module).
+    module). options: at least the delivery's own.
     """
-    found: Callable[[int], Iterable[tuple[int, int]]] = getattr(find("delivery", delivery), "peers", lambda _: ())
-    return frozenset(found(workers))
+    return _pairs(delivery, "peers", workers, options)
 
 
-def party_peers(delivery: str, parties: int) -> frozenset[tuple[int, int]]:
+def party_peers(delivery: str, parties: int, options: Mapping[str, Value]) -> frozenset[tuple[int, int]]:
     """Return the links between the local servers of `parties` parties as (dialler, listener) indices of parties
-    (`party_peers` of the delivery's module).
+    (`party_peers` of the delivery's module). options: at least the delivery's own.
     """
-    found: Callable[[int], Iterable[tuple[int, int]]] = getattr(
-        find("delivery", delivery), "party_peers", lambda _: ()
-    )
-    return frozenset(found(parties))
+    return _pairs(delivery, "party_peers", parties, options)
+
+
+def needs_peers(delivery: str) -> bool:
+    """Whether a job with this delivery cannot do without any of these links (`needs_peers` of its module)."""
+    return bool(getattr(find("delivery", delivery), "needs_peers", True))
+
+
+def _pairs(delivery: str, of: str, count: int, options: Mapping[str, Value]) -> frozenset[tuple[int, int]]:
+    found: Callable[[int, Mapping[str, Value]], Iterable[tuple[int, int]]] | None
+    found = getattr(find("delivery", delivery), of, None)
+    return frozenset(() if found is None else found(count, options))
 
 
 def users(option: str) -> list[str]:

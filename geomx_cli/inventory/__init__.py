@@ -58,6 +58,7 @@ class Host(_Frozen):
     sockets: str = Field(default="", description="how paths of folders for unix sockets begin; empty: the job's own")
     env: Mapping[str, str] = Field(default_factory=dict, description="variables for each of its processes")
     ports: tuple[int, ...] = Field(default=(), description="for its schedulers and servers, in this order")
+    reachable_from: tuple[str, ...] | None = Field(default=None, description="parties that dial it; None: all others")
     runs: tuple[Role, ...] = Field(default=(), description="roles that run here; empty: by rule")
 
     @model_validator(mode="after")
@@ -86,6 +87,11 @@ class Host(_Frozen):
         """Pairs (party, address) under which it is dialled. Hosts that share one cannot use the same port."""
         near = {(party, self.near_address) for party in self.parties}
         return frozenset(near | {("", self.wan_address or self.near_address)})
+
+    def is_reachable_from(self, other: "Host") -> bool:
+        """Whether processes on `other` can dial this host, by what the inventory says."""
+        parties = set(other.parties)
+        return self.reachable_from is None or not parties.isdisjoint((*self.parties, *self.reachable_from))
 
     def address_for(self, other: "Host") -> str:
         """Return the address that processes on `other` dial to reach this host."""
@@ -144,6 +150,7 @@ class Inventory(_Frozen):
     rank_scope: RankScope = Field(default="party", description="global: global rank 0 is the master worker")
     local_servers: int = Field(default=1, ge=1, le=64)
     delivery: str = Field(default="direct", description="how slices travel: workers may listen for each other")
+    delivery_options: Mapping[str, Value] = Field(default_factory=dict, description="the delivery's own, by name")
     reduce: Reduce = Field(default="servers", description="torch: one worker of a party exchanges with servers")
     shards: int = Field(default=1, ge=1, le=1024, description="with reduce torch: so many, a shard each")
 
@@ -160,6 +167,9 @@ class Inventory(_Frozen):
                 if name not in parties:
                     raise ValueError(f"host {host.name} belongs to party {name}, which is not there")
                 devices[name] += len(host.devices)
+            for name in host.reachable_from or ():
+                if name not in parties:
+                    raise ValueError(f"host {host.name} is reachable from party {name}, which is not there")
         for party in (self.central, *self.parties):
             if party.name not in devices:
                 raise ValueError(f"party {party.name} has no host")

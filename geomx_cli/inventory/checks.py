@@ -28,6 +28,8 @@ def cross_check(top: Table, hosts: Sequence[Table], links: Sequence[Table], mist
             mistakes.add(("host", index, "env", "CUDA_VISIBLE_DEVICES"), what, "leave it out of env")
     if hosts and mistakes.keys.isdisjoint({"host", "party", "central"}):
         _known_central(top, hosts, mistakes)
+    if hosts and mistakes.keys.isdisjoint({"host", "party", "reachable_from"}):
+        _reachable_from(hosts, mistakes)
     if hosts and mistakes.keys.isdisjoint({"host", "party", "central", "devices", "topology"}):
         _parties(top, hosts, mistakes)
     if hosts and mistakes.keys.isdisjoint({"host", "party"}):
@@ -144,6 +146,15 @@ def _known_central(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> No
     if "central" in top and top["central"] not in parties:
         what = f"no host belongs to the central party {top['central']!r}"
         mistakes.add(("central",), what, nearest(top["central"], list(dict.fromkeys(parties))))
+
+
+def _reachable_from(hosts: Sequence[Table], mistakes: Mistakes) -> None:
+    parties = list(dict.fromkeys(host["party"] for host in hosts))
+    for index, host in enumerate(hosts):
+        for name in host.get("reachable_from", ()):
+            if name not in parties:
+                where = ("host", index, "reachable_from")
+                mistakes.add(where, f"no host belongs to party {name!r}", nearest(name, parties))
 
 
 def _parties(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:

@@ -145,6 +145,11 @@ HOST_KEYS: tuple[Key, ...] = (
         "Ports that its schedulers and servers may take: a range, a list or one. The firewall must let them in.",
     ),
     Key(
+        "reachable_from", "network", values.parties, '["beijing"]', "all",
+        "The other parties whose machines can dial it; [] for none, as behind NAT without forwarded ports. Processes"
+        " that those dial cannot run there; with --tsengine the others dial from there, or are not linked.",
+    ),
+    Key(
         "python", "work", values.python, '"/opt/geomx/bin/python"', "the path of the one that runs geomx here",
         "A Python there that has geomx: an absolute path, ~/... for one in the home there, or a command on the PATH."
         " The default is an absolute path of Python in the script's command, if any.",

@@ -224,6 +224,13 @@ def roles(value: Any, example: str) -> tuple[Role, ...]:
     return found  # type: ignore[return-value]
 
 
+def parties(value: Any, example: str) -> tuple[str, ...]:
+    """A list of names of parties, possibly empty."""
+    found = tuple(name(item, example) for item in _texts(value, example))
+    _refuse_repeated(found, "once is enough")
+    return found
+
+
 def ports(value: Any, example: str) -> tuple[int, ...]:
     """Ports: a range such as "9100-9119", a list, or a single port."""
     hint = f"write {example}, or a list such as [9100, 9101]"

@@ -19,7 +19,7 @@ from geomx_cli.plan.emulated_network import emulated_network
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.processes import Layout, Process
-from geomx_cli.plan.topology import TopologyNode, build_topology, group_links
+from geomx_cli.plan.topology import TopologyNode, build_topology, group_links, reachability_errors
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.runtime.training import catalog, networks
 from geomx_cli.runtime.training.straggler_emulation import factors
@@ -125,6 +125,8 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     nodes = build_topology(inventory)
     _check_slowdown(spec, nodes)
     layout = Layout.of(nodes, spec, inventory.links)
+    for error in reachability_errors(layout.wires):
+        raise InvalidSettings(f"host {error.host}: {error.message}", error.hint)
     return Plan(
         job=spec.job,
         spec=spec,

@@ -12,7 +12,7 @@ from geomx_cli.core.units import counted
 from geomx_cli.inventory import Host, HostError, Inventory
 from geomx_cli.plan.endpoints import dialled, takes_port
 from geomx_cli.plan.placement import placement_errors
-from geomx_cli.plan.topology import build_topology, links
+from geomx_cli.plan.topology import build_topology, links, reachability_errors
 
 __all__ = ["choose", "free_ports", "host_errors", "ports_needed", "release"]
 
@@ -34,10 +34,10 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
 
 
 def host_errors(inventory: Inventory) -> tuple[HostError, ...]:
-    """Return why no job can be planned on the inventory: all placement errors or, if there are none, the first host
-    with too few ports.
+    """Return why no job can be planned on the inventory: all placement errors or, if there are none, hosts that cannot
+    be dialled as they have to or, if there are none, the first host with too few ports.
     """
-    if wrong := placement_errors(inventory):
+    if wrong := placement_errors(inventory) or tuple(reachability_errors(links(build_topology(inventory)))):
         return wrong
     chosen = _distribute(inventory, None)
     return (replace(chosen, message=f"host {chosen.host} {chosen.message}"),) if isinstance(chosen, HostError) else ()
@@ -121,7 +121,7 @@ def ports_needed(options: Mapping[str, Value]) -> int:
     """Return the number of ports that `this_machine` requires: equal for all hosts, and sufficient for any of them."""
     parties, workers = int(options["parties"]), int(options["workers"])
     of_plane = parties * workers if options["topology"] == "flat" else workers
-    listeners = {listener for _, listener in plugins.peers(str(options["delivery"]), of_plane)}
+    listeners = {listener for _, listener in plugins.peers(plugins.delivery(options), of_plane, options)}
     groups = int(options["reduce"] == "torch")
     each = 2 + int(options["global_servers"]) + int(options["local_servers"]) + len(listeners) + groups
     return (parties + 1) * each

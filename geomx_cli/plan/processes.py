@@ -181,6 +181,7 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
         key_file=spec.key_file_on(node.host, node.name),
         group_size=node.group,
         rendezvous=_rendezvous(node, layout),
+        peers=node.peers,
         links=tuple(link.text for link in layout.links),
         wan_share=1 / len(carriers) if node.name in carriers else 1.0,
         device=node.device if node.device.startswith("gpu") else "",

@@ -35,8 +35,9 @@ def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host
         for index, (name, parties) in enumerate(groups.items())
     ]
     shape = ("topology", "global_servers", "local_servers", "reduce", "shards")
-    fields = {name: options[name] for name in shape}
+    fields: dict[str, object] = {name: options[name] for name in shape}
     fields["delivery"] = plugins.delivery(options)
+    fields["delivery_options"] = plugins.own_options(plugins.delivery(options), options)
     fields["rank_scope"] = "global" if options["rank_scope"] == "global" else "party"
     parties = [{"name": name, "workers": workers[name]} for name in names]
     central = {"name": CENTRAL, "workers": workers[CENTRAL]}

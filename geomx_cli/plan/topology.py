@@ -4,56 +4,22 @@ A plane has the name of the party whose scheduler leads it, or is "global".
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import counted
-from geomx_cli.inventory import Host, Inventory, Party
+from geomx_cli.inventory import Host, HostError, Inventory, Party
+from geomx_cli.plan.peers import link_peers
 from geomx_cli.plan.placement import hosts_for, placement_errors
-from geomx_cli.ps.cluster.config import Role
+from geomx_cli.plan.topology_node import TopologyNode
 
 __all__ = [
     "GLOBAL", "Plane", "TopologyLink", "TopologyNode", "build_topology", "group_links", "links", "planes",
+    "reachability_errors",
 ]  # fmt: skip
 
 GLOBAL = "global"
-
-
-@dataclass(frozen=True)
-class TopologyNode:
-    """One process. `local` and `upper` are its planes, "" for none; `index` is that of its party.
-
-    `rank` is among the processes of its role in its party; for global servers and workers of a flat cluster, in all
-    parties. `device` is the training device of a worker, else "". `dials`: if the delivery links them, ranks of workers
-    of its plane that a worker dials, or indices of the parties whose local servers of its rank a local server dials.
-    `group`: the workers of its party, which add their gradients themselves (`--reduce torch`); 0 if servers do. Only
-    the first of them has a plane, or one for each shard.
-    """
-
-    role: Role
-    party: str
-    rank: int
-    host: Host
-    local: str = ""
-    upper: str = ""
-    index: int | None = None
-    global_rank: int | None = None
-    master: bool = False
-    device: str = ""
-    dials: tuple[int, ...] = ()
-    group: int = 0
-
-    @property
-    def name(self) -> str:
-        """Its name, e.g. "A/worker:1"."""
-        return f"{self.party}/{self.role}:{self.rank}"
-
-    @property
-    def leads_group(self) -> bool:
-        """Whether the other workers of its party dial it, to form their process group."""
-        return self.group > 1 and self.rank == 0
 
 
 @dataclass
@@ -93,28 +59,14 @@ def build_topology(inventory: Inventory) -> tuple[TopologyNode, ...]:
     In topology "spread", and with `central_server`, a central party that trains becomes the last participating party:
     it has its own local server, and its first worker is the master. With rank scope "global" the master is global
     rank 0, and a central party that does not train has no worker. Raises InvalidSettings for a role that cannot be
-    placed as the inventory requests.
+    placed as the inventory requests, and for links that a delivery needs and the hosts do not permit.
     """
     for problem in placement_errors(inventory):
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
     nodes = tuple(_flat(inventory) if inventory.topology == "flat" else _hierarchy(inventory))
     if inventory.reduce == "torch":
         nodes = tuple(_grouped(nodes, inventory.shards))
-    workers = Counter(node.local for node in nodes if node.role == "worker" and node.local)
-    pairs = {plane: plugins.peers(inventory.delivery, count) for plane, count in workers.items()}
-    indices = {node.index for node in nodes if node.role == "server" and node.upper}
-    of_parties = plugins.party_peers(inventory.delivery, len(indices))
-    return tuple(replace(node, dials=_dials(node, pairs.get(node.local, ()), of_parties)) for node in nodes)
-
-
-def _dials(
-    node: TopologyNode, of_plane: Collection[tuple[int, int]], of_parties: Collection[tuple[int, int]]
-) -> tuple[int, ...]:
-    if node.role == "worker" and node.local:
-        return tuple(sorted(listener for dialler, listener in of_plane if dialler == node.rank))
-    if node.role == "server" and node.upper:
-        return tuple(sorted(listener for dialler, listener in of_parties if dialler == node.index))
-    return ()
+    return link_peers(nodes, inventory)
 
 
 def _grouped(nodes: Sequence[TopologyNode], shards: int) -> Iterator[TopologyNode]:
@@ -159,6 +111,18 @@ def links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
         pairs = ((node, peer) for node in plane.clients for peer in plane.clients if _is_dialled(peer, node))
         found += [TopologyLink(node, peer, name) for node, peer in pairs]
     return tuple(found)
+
+
+def reachability_errors(wires: Iterable[TopologyLink]) -> Iterator[HostError]:
+    """Yield an error for each host with a process that others have to dial and, says the inventory, cannot."""
+    named: set[str] = set()
+    for wire in wires:
+        dialler, listener = wire.dialler, wire.listener
+        if listener.host.name not in named and not listener.host.is_reachable_from(dialler.host):
+            named.add(listener.host.name)
+            what = f"{listener.name} runs there, and is dialled by {dialler.name} on {dialler.host.name}"
+            hint = f"add {dialler.party!r} to reachable_from, or run {listener.role} on another host"
+            yield HostError(listener.host.name, "reachable_from", what, hint)
 
 
 def _is_dialled(peer: TopologyNode, node: TopologyNode) -> bool:

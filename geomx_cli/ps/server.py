@@ -77,7 +77,7 @@ class Server:
         )  # fmt: skip
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
-        self._peers = ServerPeers(self.node, upstream, delivery)
+        self._peers = ServerPeers(self.node, upstream)
         self._endpoints = self.node.listen(settings.local or settings.upper)
         delivery.begin(self.node, upstream, self._contributions)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
@@ -205,6 +205,7 @@ class Server:
         if header.topic in ("again", "damaged"):
             self._upstream.again(link, header.request, damaged=header.topic == "damaged")
         else:
+            self._delivery.on_asked(link, header)
             self._deadlocks.request_slice(header.key, header.slice, header.round)
 
     def _notify_roots(self) -> None:

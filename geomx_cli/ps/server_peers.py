@@ -1,7 +1,7 @@
 """A local server's links to those of other parties, if its delivery requires them."""
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
@@ -19,10 +19,9 @@ class ServerPeers:
     only.
     """
 
-    def __init__(self, node: Node, upstream: UpstreamClient | None, delivery: ServerDelivery) -> None:
+    def __init__(self, node: Node, upstream: UpstreamClient | None) -> None:
         self._node = node
         self._upstream = upstream
-        self._delivery = delivery
         self._roster: Membership | None = None
         self._own = -1
         self._early: list[Link] = []  # peers that dialled before this server knew its index
@@ -65,4 +64,5 @@ class ServerPeers:
     def _pairs(self) -> set[tuple[int, int]]:
         settings = self._node.settings
         assert settings.upper is not None and settings.local is not None
-        return set(self._delivery.peers(settings.upper.workers // settings.local.servers))
+        parties, options = settings.upper.workers // settings.local.servers, settings.options
+        return settings.pairs_of(self._own, plugins.party_peers(plugins.delivery(options), parties, options))

@@ -62,8 +62,9 @@ class Worker:
         self.ends: Future[None] = Future()
         self.error: GeomxError | None = None
         self.failure: GeomxError | None = None
-        self.peers = WorkerPeers(settings.local, delivery.peers(settings.local.workers))
+        self.peers = WorkerPeers(settings, settings.local)
         self.upstream = UpstreamClient()
+        self.upstream.peers = self.peers.links
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
             on_reconnect=self._on_reconnect, on_asked=self._on_asked,
@@ -134,7 +135,7 @@ class Worker:
             self.peers.when_gone(self._say_goodbye)
 
     def _say_goodbye(self) -> None:
-        self.node.goodbye([*self.upstream.links, *self.peers.dialled()])
+        self.node.goodbye([*self.upstream.links, *self.peers.to_part_from()])
         if not self.ends.done():
             self.ends.set_result(None)
 

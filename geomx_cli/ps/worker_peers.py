@@ -1,9 +1,10 @@
 """A worker's links to other workers of its plane, if its delivery requires them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings, TimedOut
-from geomx_cli.ps.cluster.config import PlaneSettings
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
@@ -14,16 +15,19 @@ __all__ = ["WorkerPeers"]
 
 
 class WorkerPeers:
-    """`pairs`: which worker dials which, by rank. `links`: this worker's links, by the peer's rank.
+    """`links`: this worker's links, by the peer's rank.
 
-    A worker ends only after the workers that dial it, since their messages may pass through it. Used by the loop's
-    thread only.
+    If the delivery needs its peers, their loss ends the job, and a worker starts and ends only after the workers that
+    dial it, since their messages may pass through it. Used by the loop's thread only.
     """
 
-    def __init__(self, plane: PlaneSettings, pairs: Collection[tuple[int, int]]) -> None:
+    def __init__(self, settings: NodeSettings, plane: PlaneSettings) -> None:
         self.links: dict[int, Link] = {}
+        self._settings = settings
         self._plane = plane
-        self._pairs = frozenset(pairs)
+        delivery = plugins.delivery(settings.options)
+        self._needed = plugins.needs_peers(delivery)
+        self._usual = plugins.peers(delivery, plane.workers, settings.options)
         self._rank = -1
         self._early: list[Link] = []  # peers that dialled before this worker knew its rank
         self._gone: set[Link] = set()
@@ -34,7 +38,9 @@ class WorkerPeers:
         """Listen if another worker dials this one; returns the endpoints. A worker started by hand does not know its
         rank yet, and listens if any worker has to. Raises InvalidSettings as Node.listen does.
         """
-        wanted = any(node.settings.rank in (None, listener) for _, listener in self._pairs)
+        rank = self._settings.rank
+        pairs = self._usual if rank is None else self._settings.pairs_of(rank, self._usual)
+        wanted = any(rank in (None, listener) for _, listener in pairs)
         return list(node.listen(self._plane)) if wanted else []
 
     def join(self, node: Node, membership: Membership) -> None:
@@ -43,13 +49,13 @@ class WorkerPeers:
         """
         self._rank = membership.rank
         settings, members = node.settings, {item.rank: item for item in membership.members if item.role == "worker"}
-        for _, listener in sorted(pair for pair in self._pairs if pair[0] == self._rank):
+        for _, listener in sorted(pair for pair in self._pairs() if pair[0] == self._rank):
             member = members[listener]
             self.links[listener] = link = node.transport.dial(
                 member.endpoint_for(settings.host, settings.party), member.process,
                 wide_area=member.party != settings.party, plane="local", rank=self._rank,
             )  # fmt: skip
-            node.liveness.watch(link)
+            self._watch(node, link)
         early, self._early = self._early, []
         for link in early:
             try:
@@ -66,15 +72,15 @@ class WorkerPeers:
         if self._rank < 0:
             self._early.append(link)
             return
-        if type(rank) is not int or (rank, self._rank) not in self._pairs or rank in self.links:
+        if type(rank) is not int or (rank, self._rank) not in self._pairs() or rank in self.links:
             raise BadMessage(f"{link.name} of rank {rank} dials the worker of rank {self._rank}, which it should not")
         self.links[rank] = link
-        node.liveness.watch(link)
+        self._watch(node, link)
         self._poll()
 
-    def dialled(self) -> list[Link]:
-        """The links that this worker dials."""
-        return [link for link in self.links.values() if link.dialled]
+    def to_part_from(self) -> list[Link]:
+        """The links to workers that wait for this one's goodbye."""
+        return [link for link in self.links.values() if link.dialled and self._needed]
 
     def on_bye(self, node: Node, request: Request) -> None:
         """A worker that dials this one is done. Raises BadMessage if it does not dial this one."""
@@ -94,8 +100,16 @@ class WorkerPeers:
         self._when_gone = call
         self._poll()
 
+    def _pairs(self) -> set[tuple[int, int]]:
+        return self._settings.pairs_of(self._rank, self._usual)
+
+    def _watch(self, node: Node, link: Link) -> None:
+        if self._needed:
+            node.liveness.watch(link)
+
     def _diallers(self) -> set[int]:
-        return {dialler for dialler, listener in self._pairs if listener == self._rank}
+        """The ranks of the workers that dial this one and have to be there."""
+        return {dialler for dialler, listener in self._pairs() if listener == self._rank and self._needed}
 
     def _poll(self) -> None:
         if self._when_here is not None and self._diallers() <= self.links.keys():

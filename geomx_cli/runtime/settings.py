@@ -9,7 +9,7 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       DMLC_NODE_HOST, DMLC_INTERFACE, PORT    own address, or the interface that has it, and the port to listen on
       GEOMX_INSECURE=1                        listen on non-loopback addresses without keys
       MXNET_KVSTORE_USE_HFA=1, _HFA_K1, _K2   the algorithm HFA with these periods, 1 if not set (or GEOMX_ALGO)
-      ENABLE_INTER_TS=1                       TSEngine between parties, as GEOMX_TSENGINE=inter
+      ENABLE_INTER_TS=1, ENABLE_INTRA_TS=1    TSEngine between parties, inside them: GEOMX_TSENGINE=inter, intra or both
     processes of a party (the global servers are the servers of the central party)
       DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT     address of the party's scheduler
       DMLC_NUM_SERVER, DMLC_NUM_WORKER        number of servers and workers of the party
@@ -42,7 +42,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from geomx_cli.core.env_names import INTER_TS, SETTINGS, USE_HFA, of_options
+from geomx_cli.core.env_names import INTER_TS, INTRA_TS, SETTINGS, USE_HFA, of_options
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option, decode, encode
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings, Role
@@ -107,8 +107,10 @@ def _with_hfa(env: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _with_tsengine(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Translate the variable by which GeoMX scripts request TSEngine between parties."""
-    return {"GEOMX_TSENGINE": "inter", **env} if _int(env, INTER_TS, 0) == 1 else env
+    """Translate the variables by which GeoMX scripts request TSEngine."""
+    inter, intra = (_int(env, name, 0) == 1 for name in (INTER_TS, INTRA_TS))
+    where = "both" if inter and intra else "inter" if inter else "intra"
+    return {"GEOMX_TSENGINE": where, **env} if inter or intra else env
 
 
 def none_are_set() -> bool:

@@ -226,6 +226,8 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "bad IPv6": (GOOD + 'address = "2001:db8:::1"\n', 10, "'2001:db8:::1' is no IPv6 address", "2001:db8::1"),
     "IPv6 in brackets": (GOOD + 'address = "[::1]"\n', 10, "'[::1]' stands in brackets", 'write "::1"'),
     "IPv6 with a zone": (GOOD + 'address = "fe80::1%eth0"\n', 10, "on one machine only", "without a zone"),
+    "unknown site": (GOOD + 'reachable_from = ["hob"]\n', 10, "no host belongs to party 'hob'", "hub"),
+    "unreachable": (A1 + HUB + "reachable_from = []\n", 10, "hub/global_scheduler:0 runs there", "add 'A'"),
     "any address": (GOOD + 'wan_address = "0.0.0.0"\n', 10, "nobody can dial 0.0.0.0", "listen says"),
     "address with a port": (GOOD + 'address = "10.0.0.1:22"\n', 10, "has a port in it", 'write "10.0.0.1" here'),
     "ssh with a user": (HUB.replace("192.", "al@192.") + A1, 4, "has a user in it", 'and user = "al"'),
@@ -434,6 +436,8 @@ def test_the_example_of_each_key_is_right(tmp_path: Path, home: Path, key: Any) 
         text = HUB + A1.replace(old[key.name], line)
     elif key.name == "local":
         text = HUB + A1.replace(old["ssh"], line + 'address = "10.0.0.1"\n')
+    elif key.name == "reachable_from":
+        text = HUB + A1 + line.replace("beijing", "hub")
     else:
         text = GOOD + line
     found = read(tmp_path, text)

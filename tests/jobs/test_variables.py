@@ -13,7 +13,6 @@ from geomx_cli.core.jsonlines import read_objects
 
 OF_GEOMX = {
     "DGT_INFO": "1",
-    "ENABLE_INTRA_TS": "1",
     "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "1000", "PS_DROP_MSG": "10", "PS_VERBOSE": "2", "DMLC_LOCAL": "1",
     "PS_HEARTBEAT_INTERVAL": "5", "PS_HEARTBEAT_TIMEOUT": "60", "DMLC_USE_KUBERNETES": "1",
     "MXNET_KVSTORE_USETREE": "1", "MXNET_KVSTORE_SERIAL_PUSH": "1", "MXNET_KVSTORE_REDUCTION_NTHREADS": "4",
@@ -28,10 +27,10 @@ def test_what_has_no_effect_is_named_once_each() -> None:
         assert list(without_effect(dict.fromkeys(OF_GEOMX, off))) == []
     honoured = {"DMLC_ROLE": "worker", "DMLC_INTERFACE": "eth0", "MXNET_KVSTORE_USE_HFA": "1", "PATH": "/bin"}
     honoured |= {"ENABLE_DGT": "2", "DMLC_K": "0.8", "ADAPTIVE_K_FLAG": "1", "DMLC_UDP_CHANNEL_NUM": "3"}
-    honoured |= {"ENABLE_INTER_TS": "1", "MAX_GREED_RATE_TS": "0.8"}
+    honoured |= {"ENABLE_INTER_TS": "1", "ENABLE_INTRA_TS": "1", "MAX_GREED_RATE_TS": "0.8"}
     assert list(without_effect(honoured)) == []
     assert [sentence.split()[0] for sentence in without_effect(honoured, launching=True)] == [
-        "DMLC_INTERFACE", "DMLC_ROLE", "ENABLE_INTER_TS", "MXNET_KVSTORE_USE_HFA",
+        "DMLC_INTERFACE", "DMLC_ROLE", "ENABLE_INTER_TS", "ENABLE_INTRA_TS", "MXNET_KVSTORE_USE_HFA",
     ]  # fmt: skip
     set_on = {"a": {"PS_DROP_MSG": "1"}, "b": {"PS_DROP_MSG": "1"}}
     where = without_effect_at_launch({"DMLC_ROLE": "worker"}, set_on)
@@ -61,7 +60,7 @@ def test_launch_tells_once(desk: Desk, tmp_path: Path) -> None:
         f"""central = "hub"
 [defaults]
 python = "{sys.executable}"
-env = {{ ENABLE_INTRA_TS = "1" }}
+env = {{ PS_RESEND = "1" }}
 [[host]]
 local = true
 name = "hub"
@@ -78,12 +77,12 @@ devices = ["cpu"]
     assert done.returncode == 0, done.stderr
     warnings = [line.partition(" has no effect")[0] for line in done.stderr.splitlines() if "no effect" in line]
     assert warnings == [
-        "warning: env of hub, one: ENABLE_INTRA_TS",
+        "warning: env of hub, one: PS_RESEND",
         "warning: DMLC_INTERFACE",
         "warning: MXNET_KVSTORE_USE_HFA",
         "warning: PS_DROP_MSG",
     ]
-    assert "ENABLE_INTRA_TS has no effect" in (tmp_path / "job" / "logs" / "one-server-0.log").read_text()
+    assert "PS_RESEND has no effect" in (tmp_path / "job" / "logs" / "one-server-0.log").read_text()
 
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are(cluster: Cluster) -> None:

@@ -1,15 +1,26 @@
-"""TSEngine with a fixed choice, whatever was measured: THROUGH has the party and its relay, as "1:0 3:2"."""
+"""TSEngine with a fixed choice, whatever was measured: THROUGH has the sender and its relay, as "1:0 3:2"; these are
+indices of parties or, with GEOMX_FORCED=intra, ranks of workers in each party, and with GEOMX_FORCED=both both.
+
+RELAY_FAULT: "PROCESS POINT COUNT SIGNAL", as "A/server:0 taken 9 KILL": the process gets the signal, from itself, when
+it has taken so many contributions of peers ("taken"), or when the results of so many sums that contain such have come
+and were not passed on ("answered").
+"""
 
 import os
-from collections.abc import Collection
+import signal
+from collections.abc import Collection, Mapping
 
+from geomx_cli.core.options import Option, Value
 from geomx_cli.ps.delivery import tsengine
-from geomx_cli.ps.delivery.tsengine import party_peers, worker
-
-__all__ = ["name", "options", "party_peers", "refuses", "server", "worker"]
+from geomx_cli.ps.delivery._tsengine_delivery import TsEngine
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.wire import Header, Kind
 
 name = "forced"
-options = ()
+needs_peers = False
+options = (
+    Option("forced", "text", "inter", "GEOMX_FORCED", "Where.", "transport", choices=("inter", "intra", "both")),
+)
 
 
 def refuses(spec: object) -> str | None:
@@ -17,11 +28,41 @@ def refuses(spec: object) -> str | None:
     return None
 
 
-class Forced(tsengine.TsServer):
+def peers(workers: int, given: Mapping[str, Value]) -> Collection[tuple[int, int]]:
+    """See tsengine."""
+    return tsengine.peers(workers, {"tsengine": given["forced"]})
+
+
+def party_peers(parties: int, given: Mapping[str, Value]) -> Collection[tuple[int, int]]:
+    """See tsengine."""
+    return tsengine.party_peers(parties, {"tsengine": given["forced"]})
+
+
+class Forced(TsEngine):
     """Sends through the relay while that relays, from the second round on."""
 
-    def _choose(self, root: int, size: int, before: Collection[int] = ()) -> int:
-        """See TsServer._choose."""
+    option = "forced"
+    _seen = 0
+
+    def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
+        """See TsEngine.receive."""
+        process, point, count, name = os.environ.get("RELAY_FAULT", "- - 0 -").split()
+        if process != self._node.process or self._relay is None:
+            return super().receive(link, header, payload)
+        if header.kind == Kind.RESULT and header.request in self._relay._merged and point == "answered":
+            self._count_to(int(count), name)
+        taken = super().receive(link, header, payload)
+        if header.kind == Kind.EXCHANGE and payload is not None and point == "taken":
+            self._count_to(int(count), name)
+        return taken
+
+    def _count_to(self, count: int, name: str) -> None:
+        self._seen += 1
+        if self._seen == count:
+            os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+
+    def _choose(self, server: int, size: int, before: Collection[int]) -> int:
+        """See TsEngine._choose."""
         assert self.upstream is not None
         pairs = dict(item.split(":") for item in os.environ["THROUGH"].split())
         relay = int(pairs.get(str(self._node.memberships[-1].rank), "-1"))
@@ -29,6 +70,11 @@ class Forced(tsengine.TsServer):
         return relay if link is not None and self._neighbours.of(link).relays() else -1
 
 
+def worker() -> Forced:
+    """The delivery of a worker."""
+    return Forced("intra")
+
+
 def server() -> Forced:
     """The delivery of a server."""
-    return Forced()
+    return Forced("inter")

@@ -35,7 +35,7 @@ def refuses(spec: object) -> str | None:
     return None
 
 
-def peers(workers: int) -> Collection[tuple[int, int]]:
+def peers(workers: int, options: object) -> Collection[tuple[int, int]]:
     """Worker 1 dials worker 0."""
     return [(1, 0)] if workers > 1 else []
 
@@ -48,9 +48,6 @@ class Relay(Direct):
         self._node, self._links = node, peers
         self._gathering: Gathering | None = None
         self._left: set[int] = set()  # ranks in the plane
-
-    def peers(self, workers: int) -> Collection[tuple[int, int]]:
-        return peers(workers)
 
     def up(self, server: int, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
         if 0 in self._links:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +29,6 @@ PLUGINS = ROOT / "tests" / "plugins"
 RELAY = {"GEOMX_DELIVERY": "relay", "PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGINS}"}
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The plug-in is on this process's path too, as if installed by pip."""
-
-    def forget() -> None:
-        plugins._all.cache_clear()
-        plugins.table.cache_clear()
-
-    monkeypatch.syspath_prepend(PLUGINS)
-    forget()
-    yield
-    monkeypatch.undo()
-    forget()
-
-
 def planned(cluster: Cluster, one_host: bool, **options: Value) -> Plan:
     values: dict[str, Value] = {"delivery": "relay", "slice_elements": 20_000, **options}
     return cluster.planned(SCRIPT[1:], values, one_host=one_host, env={"PYTHONPATH": str(PLUGINS)})
@@ -56,7 +41,8 @@ def test_a_delivery_of_another_distribution_is_found(installed: None) -> None:
     names = ["dgt", "direct", "tsengine", "relay", "forced"]
     assert list(plugins.deliveries()) == names
     assert {option.name: option.choices for option in plugins.table()}["delivery"] == tuple(names)
-    assert plugins.peers("relay", 3) == {(1, 0)} and not plugins.peers("relay", 1) and not plugins.peers("direct", 3)
+    assert plugins.peers("relay", 3, {}) == {(1, 0)} and not plugins.peers("relay", 1, {})
+    assert not plugins.peers("direct", 3, {})
 
 
 def test_one_that_cannot_be_loaded_is_named(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def wait_for_segment(number):
 
 def main():
     settings = Settings.from_environment(plugins.table())
-    client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
+    client = Client(settings, EventLog(None), plugins.deliveries()[plugins.delivery(settings.options)].worker())
     sizes = [int(size) for size in os.environ.get("SIZES", "5000,10,3").split(",")]
     tensors = [Tensor(f"t{index}", size, os.environ.get("DTYPE", "float32")) for index, size in enumerate(sizes)]
     client.declare(tensors)

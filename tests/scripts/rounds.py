@@ -1,12 +1,13 @@
 """A worker that exchanges seeded gradients for some rounds and saves its final weights.
 
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party),
-SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each
+SERVER_OPTIMIZER (1: the master sets one; plain: without momentum), PULL (1: save the weights after all workers' last
+rounds), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each
 push of this worker), SIZES, DTYPE, FILL (push this number instead of seeded gradients), COMMON (1: all workers
 give the initial values; differ: this one gives others than the master), GATES (a directory: wait at each gate until it
 has a file of that name), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds), FAIL (1: fail instead of
-saying goodbye), LOSS (1: report a loss that falls from 1 to 0.1 in the first round), FAULT (executed by B/worker:0
-after 21 rounds).
+saying goodbye), EVENTS (1: write an event log, not to the output), LOSS (1: report a loss that falls from 1 to 0.1 in
+the first round), FAULT (executed by B/worker:0 after 21 rounds).
 """
 
 import os
@@ -22,6 +23,7 @@ from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.runtime.plugin_factory import event_log
 from geomx_cli.runtime.settings import Settings
 
 
@@ -37,13 +39,15 @@ sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]
 dtype = os.environ.get("DTYPE", "float32")
 COMMON = os.environ.get("COMMON")
 settings = Settings.from_environment(plugins.table())
-client = Client(settings, EventLog(None), plugins.deliveries()[settings.text("delivery")].worker())
+events = event_log(settings) if "EVENTS" in os.environ else EventLog(None)
+client = Client(settings, events, plugins.deliveries()[plugins.delivery(settings.options)].worker())
 print(client.rank, client.global_rank, client.num_workers, client.num_all_workers, client.party_index, flush=True)
 tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
 gate("declare")
 client.declare(tensors)
 if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
-    client.control.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
+    momentum = 0.0 if os.environ["SERVER_OPTIMIZER"] == "plain" else 0.9
+    client.control.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": momentum, "rescale_grad": 0.25})
 for index, tensor in enumerate(tensors):
     initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
     other = initial + 1 if COMMON == "differ" else initial if COMMON else initial * 0 + 5
@@ -85,6 +89,10 @@ for number in range(rounds[client.rank % len(rounds)]):
         exchange.done.result()
     if number == 20 and os.environ.get("GEOMX_PROCESS") == "B/worker:0":
         exec(os.environ.get("FAULT", ""))
+if "PULL" in os.environ:
+    client.control.barrier("all")
+    for tensor, result in zip(tensors, results, strict=True):
+        client.pull(tensor.name, result).result()
 np.savez(os.environ["OUT"].format(rank=client.global_rank), *results)
 if "GATES" in os.environ:
     gate("barrier")

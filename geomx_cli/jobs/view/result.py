@@ -93,10 +93,10 @@ def _lossy(counted: Mapping[str, int]) -> str:
 
 
 def _through_others(counted: Mapping[str, int]) -> str:
-    """What parties have sent through others (--tsengine); "" for nothing."""
+    """What processes have sent through others of their level (--tsengine); "" for nothing."""
     if not counted.get("sent"):
         return ""
-    return f"{format_bytes(counted['sent'])} through other parties, {counted.get('rerouted', 0)} contributions rerouted"
+    return f"{format_bytes(counted['sent'])} through others, {counted.get('rerouted', 0)} contributions rerouted"
 
 
 def _how_to_come_back(job: str) -> str:

@@ -87,7 +87,7 @@ class Aggregator:
         entry, size = self.table.entry(header), credit
         if size is None:
             size = 0 if payload is None else len(payload)
-        cohort, ranks = self._cohort(entry, header, rank), header.contributors
+        cohort, ranks = self._cohort(entry, header), header.contributors
         if not all(self.table.contributes(entry, each) for each in ranks):
             raise BadMessage(f"contributions of ranks {ranks} to a slice of shard {entry.shard}")
         asks = header.weight > 0 and payload is None
@@ -110,7 +110,7 @@ class Aggregator:
             if known is None or not known.accumulator.has(ranks):
                 link.ask_again(header.request)
             else:
-                known.waiters[rank] = waiter
+                known.wait(waiter)
             return
         round_ = self.table.round(entry, cohort, header.round, header.priority, ranks)
         if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
@@ -123,7 +123,7 @@ class Aggregator:
             added = False
         if not added:
             link.consumed(size)
-        round_.waiters[rank] = waiter
+        round_.wait(waiter)
         self._advance(entry)
 
     def use(self, optimizer: Optimizer, by_key: Mapping[int, Hyper] | None = None) -> None:
@@ -177,9 +177,9 @@ class Aggregator:
         damaged.discard(header.request)
         return found
 
-    def _cohort(self, entry: SliceState, header: Header, rank: int) -> Cohort:
+    def _cohort(self, entry: SliceState, header: Header) -> Cohort:
         """The cohort to whose rounds this contribution belongs. Raises BadMessage if it belongs to no open round."""
-        cohort = entry.cohort(self.table.member(rank))
+        cohort = entry.cohort(self.table.member(header.contributors[0]))
         if any(self.table.member(other) != cohort.member for other in header.contributors):
             ranks = header.contributors
             raise BadMessage(f"contributions of ranks {ranks}, which go through rounds by themselves, in one")

@@ -34,25 +34,21 @@ class Delivery(Protocol):
         its credit (Link.consumed) when it no longer holds it.
         """
 
+    def on_asked(self, link: Link, header: Header) -> None:
+        """A server above or a peer is blocked on a slice ("want": key, slice, round) that is not in flight to it."""
+
 
 class WorkerDelivery(Delivery, Protocol):
     """A delivery in a worker."""
 
     def begin(self, node: Node, upstream: UpstreamClient, peers: Mapping[int, Link]) -> None:
-        """Start. `upstream` sends over any link; `peers` maps ranks in the plane to links to other workers, all of them
-        connected before this worker's first contribution. A worker ends after all workers that dial it.
-        """
-
-    def peers(self, workers: int) -> Collection[tuple[int, int]]:
-        """Which of `workers` workers dial which, by rank, as acyclic (dialler, listener) pairs. Must equal what the
-        module's `peers` tells the plan.
+        """Start. `upstream` sends over any link; `peers`, also in `upstream`, maps ranks in the plane to links to other
+        workers: those that the module's `peers` names. All of them are connected before this worker's first
+        contribution, and it ends after all workers that dial it, unless the module says `needs_peers = False`.
         """
 
     def on_request(self, request: Request) -> bool:
         """Answer a peer's request; False if the topic is unknown to this delivery."""
-
-    def on_asked(self, link: Link, header: Header) -> None:
-        """A server or peer is blocked on a slice ("want": key, slice, round) that is not in flight to it."""
 
     def on_reconnect(self, link: Link, lane: Lane) -> None:
         """A lane has a new connection. Contributions without a result were sent again; anything else in flight may be
@@ -79,16 +75,13 @@ class ServerDelivery(Delivery, Protocol):
     """A delivery in a local or global server."""
 
     def begin(self, node: Node, upstream: UpstreamClient | None, inbox: ContributionInbox) -> None:
-        """Start, once the process listens; `upstream` is None at a root."""
+        """Start, once the process listens; `upstream` is None at a root. At a local server `upstream.peers` has the
+        links to those of other parties, by the party's index, that the module's `party_peers` names, once the roots are
+        dialled; the loss of such a link does not end the job.
+        """
 
     def on_request(self, request: Request) -> bool:
         """Answer the request of a peer above or below; False if the topic is unknown to this delivery."""
-
-    def peers(self, parties: int) -> Collection[tuple[int, int]]:
-        """Which local servers of `parties` parties dial which, by the party's index, as (dialler, listener) pairs.
-        Must equal what the module's `party_peers` tells the plan. `upstream.peers` has the links once the roots are
-        dialled; the loss of such a link does not end the job.
-        """
 
     def leave(self) -> None:
         """A local server: its members contribute no more."""

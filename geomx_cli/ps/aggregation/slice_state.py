@@ -41,11 +41,19 @@ class Waiter:
 
 @dataclass(slots=True)
 class RoundState:
-    """An open round. `waiters`: by their rank."""
+    """An open round. `waiters`: by their rank and request."""
 
     accumulator: Accumulator = field(default_factory=Accumulator)
-    waiters: dict[int, Waiter] = field(default_factory=dict)
+    waiters: dict[tuple[int, int], Waiter] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
+
+    def wait(self, waiter: Waiter) -> None:
+        """Answer this request at the end of the round, once."""
+        self.waiters[waiter.rank, waiter.request] = waiter
+
+    def waiter_of(self, rank: int) -> Waiter | None:
+        """Who waits for the result of this rank's contribution."""
+        return next((waiter for waiter in self.waiters.values() if rank in waiter.ranks), None)
 
 
 class View:

@@ -162,7 +162,8 @@ class SliceTable:
                     rank = given.ranks[0]
                     cohort = entry.cohort(self.member(rank))
                     own = self.round(entry, cohort, number, round_.accumulator.priority, given.ranks)
-                    own.waiters[rank] = round_.waiters[rank]
+                    if (waiter := round_.waiter_of(rank)) is not None:
+                        own.wait(waiter)
                     own.accumulator.offer(given)
         return True
 

@@ -57,7 +57,7 @@ class Updater:
         slot, algorithm = entry.slot, self._table.algorithm
 
         def ignored(name: str, why: str) -> None:
-            waiter = cohort.rounds[cohort.closed].waiters.get(accumulator.set_by.get(name, -1))
+            waiter = cohort.rounds[cohort.closed].waiter_of(accumulator.set_by.get(name, -1))
             who = "a member" if waiter is None else waiter.link.name
             if len(self._warned) < MAX_WARNED and (who, name) not in self._warned:
                 self._warned.add((who, name))

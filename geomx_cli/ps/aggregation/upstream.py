@@ -26,6 +26,7 @@ MAX_REPEATS = 3
 
 OnResult = Callable[[Header, Content], None]
 Transmit = Callable[[Header], None]
+Passed = Callable[[Header, memoryview | None], None]
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class _Pending:
     """A request without a delivered result. `asked`: the server was asked whether it has the contribution, or elements
     with the header's digest, and has not answered. `repeats`: because of damage. `result`: received, but held until the
     results of earlier rounds arrive. `acked`: the last round of which all whose contributions it contains have the
-    result, None for this process alone.
+    result, None for this process alone. `passed`: gets the result of another process's request as it came.
     """
 
     link: Link
@@ -44,11 +45,13 @@ class _Pending:
     repeats: int = 0
     result: tuple[Header, Content] | None = None
     acked: int | None = None
+    passed: Passed | None = None
 
 
 class UpstreamClient:
     """Links to the servers above, by rank, and the requests pending there or at other receivers of contributions.
-    `peers`: links to the local servers of other parties, by the party's index, if the delivery requires them.
+    `peers`: links to the local servers of other parties, by the party's index, or to other workers of the plane, by
+    rank, if the delivery uses them.
     `compression` is this end of encoded exchanges. Used by the loop's thread only.
     """
 
@@ -84,6 +87,14 @@ class UpstreamClient:
             rounds[header.round] = pending
         self._send(pending, transmit)
 
+    def pass_on(self, link: Link, header: Header, payload: memoryview, passed: Passed) -> None:
+        """Send the contribution of another process as it is, but for its number here; `passed` gets the RESULT and its
+        payload as they come.
+        """
+        header.request = next(self._serial)
+        pending = self._pending[header.request] = _Pending(link, header, payload, _none, passed=passed)
+        self._send(pending)
+
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """Handle a RESULT. A duplicate is dropped; a result of another slice or round raises BadMessage. So does one
         that was damaged on the way, after it was requested again.
@@ -93,6 +104,11 @@ class UpstreamClient:
             raise BadMessage("a result from a process that was not asked for it")
         if pending is not None:
             _check(pending.header, header)
+            if pending.passed is not None:
+                del self._pending[header.request]
+                link.consumed(len(payload or b""))
+                pending.passed(header, payload)
+                return
         try:
             if header.form == Form.SAME:
                 if pending is None:
@@ -194,7 +210,7 @@ class UpstreamClient:
 
     def _send(self, pending: _Pending, transmit: Transmit | None = None) -> None:
         header = pending.header
-        if header.kind == Kind.EXCHANGE:
+        if header.kind == Kind.EXCHANGE and pending.passed is None:
             header.acked = next(iter(self._rounds[header.key, header.slice])) - 1
             if pending.acked is not None:
                 header.acked = min(header.acked, pending.acked)
@@ -207,6 +223,10 @@ class UpstreamClient:
     def waiting(self) -> int:
         """The number of outstanding results."""
         return len(self._pending)
+
+
+def _none(header: Header, found: Content) -> None:
+    """Nobody here waits for this result."""
 
 
 def _by_digest(link: Link, header: Header) -> bool:

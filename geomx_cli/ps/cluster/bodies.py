@@ -191,14 +191,15 @@ class _Split(TypedDict):
 
 
 class _Overlay(TypedDict):
-    """received: bytes so far; rate: bytes per second towards the receiver; roots: to and from each root. expect:
+    """received: bytes so far; rate: bytes per second towards the receiver; servers: to and from each server
+    above. expect:
     key and slice of contributions that the receiver is to relay; skip: key, slice and round of those that do not come
     there; refused: requests that the sender does not serve.
     """
 
     received: NotRequired[_Count]
     rate: NotRequired[_Rate]
-    roots: NotRequired[Annotated[list[tuple[_Rate, _Rate]], msgspec.Meta(max_length=4096)]]
+    servers: NotRequired[Annotated[list[tuple[_Rate, _Rate]], msgspec.Meta(max_length=4096)]]
     left: NotRequired[bool]
     expect: NotRequired[list[tuple[_Count, _Count]]]
     skip: NotRequired[list[tuple[_Count, _Count, _Count]]]

@@ -1,6 +1,6 @@
 """Settings of a parameter server process and its planes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,9 +51,10 @@ class NodeSettings:
     `global_rank` are None if the scheduler is to choose. `wan_share` is this process's fraction of its party's emulated
     link; `links` are the emulated ones between parties (net/shaping.py). `group_size` is that of the process group in
     which a party's workers add their gradients, 0 if servers do; `rank` is that in it, and only rank 0 has a plane.
-    `rendezvous` is what they dial to form it and, for rank 0, what to bind. `device` is what a worker of the bundled
-    job trains on: "" for the CPU, or "gpuN". `output_dir` is where a worker or a root saves what is to be kept, "" for
-    nowhere. `options` holds the table of options by name.
+    `rendezvous` is what they dial to form it and, for rank 0, what to bind. `peers` are the workers, or parties with
+    local servers, that this process dials ("to:RANK") and that dial it ("from:RANK"), () for those of the delivery.
+    `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `output_dir` is where a worker or
+    a root saves what is to be kept, "" for nowhere. `options` holds the table of options by name.
     """
 
     role: Role = "worker"
@@ -83,7 +84,14 @@ class NodeSettings:
     device: str = ""
     group_size: int = 0
     rendezvous: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
     options: Mapping[str, Value] = field(default_factory=dict)
+
+    def pairs_of(self, own: int, usual: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """The (dialler, listener) pairs with this process, of rank `own`, by `peers`; else those of `usual`."""
+        named = [item.partition(":") for item in self.peers]
+        pairs = {(own, int(rank)) if way == "to" else (int(rank), own) for way, _, rank in named if rank.isdigit()}
+        return pairs if self.peers else {pair for pair in usual if own in pair}
 
     def number(self, option: str) -> float:
         """The value of a numeric option."""

@@ -1,7 +1,7 @@
-"""The processes that a TSEngine process exchanges reports with: its roots and the servers of other parties, or members.
+"""The processes that a TSEngine process exchanges reports with: the servers above, its peers, and members.
 
 A report says how many bytes the sender has received over the link, at what rate it can send, and how fast it reaches
-each root. Reports also tell that the peer runs: one that is silent for DEAD seconds relays nothing more.
+each server above. Reports also tell that the peer runs: one that is silent for DEAD seconds relays nothing more.
 """
 
 import math
@@ -23,12 +23,12 @@ DEAD = 0.75
 LOST = 3.0
 """Seconds after which bytes that a peer which is heard has not received were lost with a connection."""
 DELEGATES = 5.0
-"""Seconds since its last contribution through another party for which a party relays no contributions to that root."""
+"""Seconds since its last contribution through a peer for which a process relays no contributions to that server."""
 
 
 class Neighbour:
-    """One process of the overlay. `down`: the rate at which it sends to this process. `roots`: its rates to and from
-    each root; 0 if unknown, or if it does not relay. `has_left`: its party contributes no more. Used by the loop's
+    """One process of the overlay. `down`: the rate at which it sends to this process. `servers`: its rates to and from
+    each server above; 0 if unknown, or if it does not relay. `has_left`: it contributes no more. Used by the loop's
     thread only.
     """
 
@@ -36,7 +36,7 @@ class Neighbour:
         self.link = link
         self.meter = Meter()
         self.down = 0.0
-        self.roots: list[tuple[float, float]] = []
+        self.servers: list[tuple[float, float]] = []
         self.has_left = False
         self.tried = 0.0  # when something was last sent to measure the link
         self._reported = False
@@ -56,9 +56,9 @@ class Neighbour:
         up, down = self.meter.rate, self.down or self.meter.rate
         return size / up + size / down if up else None
 
-    def seconds_to_root(self, root: int, size: int) -> float | None:
-        """How long `size` bytes take from there to a root and back; None if it does not relay to that."""
-        up, down = self.roots[root] if root < len(self.roots) else (0.0, 0.0)
+    def seconds_to_server(self, server: int, size: int) -> float | None:
+        """How long `size` bytes take from there to a server above and back; None if it does not relay to that."""
+        up, down = self.servers[server] if server < len(self.servers) else (0.0, 0.0)
         return size / up + size / (down or up) if up else None
 
     def update(self, body: Body, round_: int) -> None:
@@ -69,10 +69,10 @@ class Neighbour:
         self.meter.received(int(body.get("received", 0)), now, round_)
         if "rate" in body:
             self.down = _bounded(body["rate"])
-            self.roots = [(_bounded(up), _bounded(down)) for up, down in body.get("roots", ())]
+            self.servers = [(_bounded(up), _bounded(down)) for up, down in body.get("servers", ())]
         self.has_left = self.has_left or bool(body.get("left"))
 
-    def report(self, roots: Sequence[tuple[float, float]], has_left: bool, *, now: bool = False) -> None:
+    def report(self, servers: Sequence[tuple[float, float]], has_left: bool, *, now: bool = False) -> None:
         """Send a report if it is time."""
         clock = time.monotonic()
         self.meter.sent(self.link.sent, clock)
@@ -82,13 +82,14 @@ class Neighbour:
         if not now and clock - self._told_at < (OFTEN if arriving else SELDOM):
             return
         self._told, self._told_at = self.link.received, clock
-        body = {"received": self.link.received, "rate": self.meter.rate, "roots": list(roots)}
+        body = {"received": self.link.received, "rate": self.meter.rate, "servers": list(servers)}
         self.link.control(TOPIC, {**body, "left": True} if has_left else body)
 
 
 class Neighbours:
-    """All neighbours: at a local server its roots and peers, at a root who has reported. delegated: for each root,
-    when a contribution was last sent through a peer (time.monotonic seconds). Used by the loop's thread only.
+    """All neighbours: the servers above and peers of one that relays, and members that have reported. delegated: for
+    each server above, when a contribution was last sent through a peer (time.monotonic seconds). upstream: of a process
+    that relays. Used by the loop's thread only.
     """
 
     def __init__(self, upstream: UpstreamClient | None) -> None:
@@ -106,30 +107,30 @@ class Neighbours:
     def note(self, link: Link) -> None:
         """Report at once what has arrived, if this peer takes reports."""
         if link in self._found:
-            self._found[link].report(self._to_roots(), self._has_left, now=True)
+            self._found[link].report(self._to_servers(), self._has_left, now=True)
 
     def report(self) -> None:
         """Report to those for which it is time."""
         for link in (*self._upstream.links, *self._upstream.peers.values()) if self._upstream is not None else ():
             self.of(link)
-        roots = self._to_roots()
+        servers = self._to_servers()
         for neighbour in self._found.values():
-            neighbour.report(roots, self._has_left)
+            neighbour.report(servers, self._has_left)
 
     def leave(self) -> None:
-        """This party contributes no more: tell all."""
+        """This process contributes no more: tell all."""
         self._has_left = True
         for link in self._found:
             self.note(link)
 
-    def _to_roots(self) -> list[tuple[float, float]]:
+    def _to_servers(self) -> list[tuple[float, float]]:
         links = self._upstream.links if self._upstream is not None else ()
-        return [self._to_root(rank, self.of(link)) for rank, link in enumerate(links)]
+        return [self._to_server(rank, self.of(link)) for rank, link in enumerate(links)]
 
-    def _to_root(self, rank: int, root: Neighbour) -> tuple[float, float]:
-        """The rates at which this process can relay to and from a root; 0 if it does not."""
+    def _to_server(self, rank: int, server: Neighbour) -> tuple[float, float]:
+        """The rates at which this process can relay to and from a server above; 0 if it does not."""
         delegates = time.monotonic() - self.delegated.get(rank, float("-inf")) < DELEGATES
-        return (0.0, 0.0) if delegates or self._has_left or not root.is_alive() else (root.meter.rate, root.down)
+        return (0.0, 0.0) if delegates or self._has_left or not server.is_alive() else (server.meter.rate, server.down)
 
 
 def _bounded(rate: float) -> float:

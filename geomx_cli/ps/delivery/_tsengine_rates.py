@@ -14,12 +14,15 @@ DIRECT = -1
 """The way to the root without a relay, in `choose`."""
 AGE = 5
 """Rounds after which a rate that was not measured again is no longer known."""
+FEW, LAST = 3, 5
+"""So many samples are too few to judge a link by, as a process that is busy, as all are at first, receives late: the
+highest is its rate. Later the rate is the median of the last ones."""
 MARGIN = 1.2
 """How many times faster than the direct way a relay has to be."""
 SMALLEST = 64 * 1024
 """Bytes that a sample has at least."""
-SPAN, WEIGHT = 0.1, 0.5
-"""Seconds of a sample, and its weight in the moving average."""
+SPAN = 0.1
+"""Seconds of a sample."""
 JITTER = 0.01
 """Seconds that a process may take to notice a message. A rate that is taken as too high is soon corrected, since
 the link is used then; one that is taken as too low is not."""
@@ -38,6 +41,7 @@ class Meter:
         self.rate = 0.0
         self.measured = 0
         self.moved = 0.0
+        self._samples = deque[float](maxlen=LAST)
         self._marks: deque[tuple[int, float]] = deque()  # bytes handed over so far, and when
         self._sent = self._received = 0
         self._start = 0.0
@@ -75,9 +79,7 @@ class Meter:
             self._bytes += news
             self._seconds += waited
         if self._bytes >= SMALLEST and (self._seconds >= SPAN or self.backlog <= IDLE):
-            # A first, short sample may be far too low, and the link would not be used again: let it be used once more.
-            doubt = 2.0 if not self.rate and self._seconds < SPAN else 1.0
-            self._take(doubt * self._bytes / max(self._seconds, 1e-3), round_)
+            self._take(self._bytes / max(self._seconds, 1e-3), round_)
             self._bytes, self._seconds = 0, 0.0
 
     def restart(self, now: float) -> None:
@@ -87,16 +89,15 @@ class Meter:
         self._start = self.moved = now
 
     def is_stale(self, round_: int) -> bool:
-        """Whether the rate is too old to be relied on, or unknown."""
-        return not self.rate or round_ - self.measured > AGE
+        """Whether the rate is too old to be relied on, unknown, or of few samples."""
+        return len(self._samples) < FEW or round_ - self.measured > AGE
 
     def _take(self, rate: float, round_: int) -> None:
-        if not self.rate:
-            self.rate = rate
-        elif self.is_stale(round_):
-            self.rate = min(rate, 2 * self.rate)
-        else:
-            self.rate += WEIGHT * (rate - self.rate)
+        if round_ - self.measured > AGE:
+            self._samples.clear()
+        self._samples.append(rate)
+        ordered = sorted(self._samples)
+        self.rate = ordered[-1 if len(ordered) <= FEW else len(ordered) // 2]
         self.measured = round_
 
 

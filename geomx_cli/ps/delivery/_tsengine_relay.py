@@ -1,7 +1,10 @@
-"""What a TSEngine relay does: add the contributions of other parties to its own, and pass the result on.
+"""What a TSEngine relay does: add the contributions of its peers to its own, and pass the result on.
+
+A contribution that cannot be added, because it is encoded or its sender goes through rounds by itself, is passed on
+alone (its header says so as `asynchronous`): the server answers it as if it had come directly.
 
 A relay keeps nothing that is not kept elsewhere: a sender keeps its contribution until it has the result, and asks the
-root if the relay fails. The root counts each party once, whichever messages bring its contribution.
+server above if the relay fails. That counts each process once, whichever messages bring its contribution.
 """
 
 import time
@@ -13,20 +16,21 @@ import msgspec
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
+from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, sum_payload
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header
 
-__all__ = ["MISSES", "Relay", "can_be_added"]
+__all__ = ["MISSES", "Relay", "can_be_relayed"]
 
 MAX_GROUPS = 65_536
-"""Slices and rounds of which contributions of other parties are held."""
+"""Slices and rounds of which contributions of peers are held."""
 MISSES = 3
-"""Rounds in a row in which a party sends a slice another way, until it is no longer expected here."""
+"""Rounds in a row in which a peer sends a slice another way, until it is no longer expected here."""
 ASK, LONGEST = 0.1, 5.0
-"""Seconds for which this party's contribution waits for others until these are asked, as their workers' windows may be
-full of other slices, and at most, as messages may be lost with a connection."""
+"""Seconds for which the own contribution waits for others until these are asked, as windows may be full of other
+slices, and at most, as messages may be lost with a connection."""
 
 _Where = tuple[int, int]
 _Same = tuple[object, ...]
@@ -34,7 +38,7 @@ _Same = tuple[object, ...]
 
 @dataclass(slots=True)
 class _Client:
-    """A contribution of another party."""
+    """A contribution of a peer."""
 
     link: Link
     header: Header
@@ -43,7 +47,7 @@ class _Client:
 
 @dataclass(slots=True)
 class _Own:
-    """This party's contribution."""
+    """The contribution of this process."""
 
     header: Header
     payload: memoryview
@@ -52,8 +56,8 @@ class _Own:
 
 @dataclass(slots=True)
 class _Group:
-    """The contributions to one slice and round, by party, that wait for others. skipped: the parties that send theirs
-    another way. since: when this party's came (time.monotonic seconds). asked: whether the others were asked.
+    """The contributions to one slice and round, by the peer's rank, that wait for others. skipped: the peers that send
+    theirs another way. since: when the own one came (time.monotonic seconds). asked: whether the others were asked.
     """
 
     own: _Own | None = None
@@ -64,44 +68,59 @@ class _Group:
 
 
 class Relay:
-    """Adds contributions to this party's. `relays`: whether the party of this index still sends through this process,
-    as far as its reports tell. Used by the loop's thread only.
+    """Adds contributions to this process's, or passes them on alone. above: of a header, the rank of the server that it
+    is for. relays: whether the peer of this rank still sends through this process, as far as its reports tell. Used by
+    the loop's thread only.
     """
 
-    def __init__(self, upstream: UpstreamClient, relays: Callable[[int], bool]) -> None:
+    def __init__(
+        self, upstream: UpstreamClient, above: Callable[[Header], int], relays: Callable[[int], bool]
+    ) -> None:
         self._upstream = upstream
+        self._above = above
         self._relays = relays
         self._groups: dict[tuple[int, int, int], _Group] = {}
-        self._last: dict[_Where, int] = {}  # the last round that this party has sent
-        # parties whose next contribution should come here, and how many in a row have not
+        self._held: dict[_Where, list[int]] = {}  # the rounds of own contributions that wait, ascending
+        self._last: dict[_Where, int] = {}  # the last round that this process has sent
+        # peers whose next contribution should come here, and how many in a row have not
         self._expected: dict[_Where, dict[int, int]] = {}
         self._merged: dict[int, tuple[_Own, list[_Client]]] = {}  # by the number of the request
+        self._passing: dict[tuple[int, int, int, int], int] = {}  # requests on their way alone, by rank and slice
 
     def serves(self, header: Header) -> bool:
-        """Whether other parties send this slice through here, so that this party's must go to the root."""
+        """Whether peers send this slice through here, so that the own one must go to the server."""
         where = (header.key, header.slice)
         return bool(self._expected.get(where)) or (*where, header.round) in self._groups
 
     def take_own(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
-        """Send this party's contribution together with those that are expected."""
+        """Send this process's contribution together with those that are expected. Rounds of a slice go in order."""
         where = (header.key, header.slice, header.round)
+        self._held.setdefault(where[:2], []).append(header.round)
         group = self._groups.setdefault(where, _Group())
         group.own, group.since = _Own(header, payload, on_result), time.monotonic()
         self._check(where)
 
     def passed(self, header: Header) -> None:
-        """This party's contribution went alone, or through another party: what waits for it has to go alone too."""
+        """This process's contribution goes alone, or through a peer: what waits for it has to go alone too, and earlier
+        ones go first.
+        """
+        for round_ in list(self._held.get((header.key, header.slice), ())):
+            self._release((header.key, header.slice, round_))
         self._last[header.key, header.slice] = header.round
         group = self._groups.pop((header.key, header.slice, header.round), None)
         if group is not None:
             self._refuse(group.clients.values())
 
     def take(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
-        """Take the contribution of another party, or its question whether that is here. Raises BadMessage."""
-        if header.contributors != (rank,) or not header.weight or header.root >= len(self._upstream.links):
-            raise BadMessage(f"a contribution of {header.contributors} for root {header.root} from party {rank}")
+        """Take the contribution of a peer, or its question whether that is here. Raises BadMessage."""
+        ranks, server = header.contributors, self._above(header)
+        if len(ranks) != 1 or ranks[0] % CENTRAL != rank or not header.weight or server >= len(self._upstream.links):
+            raise BadMessage(f"a contribution of {ranks} for server {server} from the peer of rank {rank}")
         if not 0 <= header.acked < header.round <= header.acked + MAX_ROUNDS_AHEAD + 1:
-            raise BadMessage(f"round {header.round} of a party that has {header.acked} results")
+            raise BadMessage(f"round {header.round} of a peer that has {header.acked} results")
+        if header.asynchronous:
+            self._pass_on(link, rank, header, payload)
+            return
         where, last = (header.key, header.slice, header.round), self._last.get((header.key, header.slice), 0)
         group = self._groups.get(where)
         if payload is None:
@@ -111,7 +130,7 @@ class Relay:
         if header.form != Form.FULL:
             raise BadMessage(f"a contribution of form {header.form.name} for a sum")
         client = _Client(link, header, received(header, payload))
-        link.consumed(len(payload))  # it waits for this party's, so it must not hold up others
+        link.consumed(len(payload))  # it waits for the own one, so it must not hold up others
         if header.round > last + MAX_ROUNDS_AHEAD or len(self._groups) >= MAX_GROUPS:
             self._refuse([client])
             return
@@ -123,13 +142,13 @@ class Relay:
         self._check(where)
 
     def expect(self, rank: int, where: Iterable[_Where]) -> None:
-        """This party sends these slices through here from the next round on."""
+        """This peer sends these slices through here from the next round on."""
         for key, index in where:
             if len(self._expected) < MAX_GROUPS:
                 self._expected.setdefault((key, index), {})[rank] = 0
 
     def skip(self, rank: int, where: Iterable[tuple[int, int, int]]) -> None:
-        """This party sends these slices and rounds another way."""
+        """This peer sends these slices and rounds another way."""
         for key, index, round_ in where:
             expected, last = self._expected.get((key, index), {}), self._last.get((key, index), 0)
             if rank not in expected:
@@ -144,28 +163,51 @@ class Relay:
                 self._check((key, index, round_))
 
     def check(self) -> None:
-        """Stop waiting for parties that do not relay any more."""
-        for where in [where for where, group in self._groups.items() if group.own is not None]:
+        """Stop waiting for peers that do not send through here any more."""
+        for where in [(*slice_, rounds[0]) for slice_, rounds in self._held.items() if rounds]:
             self._check(where)
 
     def on_result(self, header: Header, payload: memoryview | None) -> None:
-        """Pass the result on to the parties whose contributions were added, as it came."""
+        """Pass the result on to the peers whose contributions were added, as it came."""
         _, clients = self._merged.pop(header.request, (None, []))
         for client in clients:
-            about = {"request": client.header.request, "priority": client.header.priority}
-            client.link.send(msgspec.structs.replace(header, **about), payload)
+            _answer(client, header, payload)
 
     def split(self, request: int) -> None:
-        """The root has the contribution of another party already: send this party's alone."""
+        """The server has a peer's contribution already: send the own one alone."""
         found = self._merged.pop(request, None)
         if found is not None:
             own, clients = found
             self._upstream.replace(request, own.header, own.payload)
             self._refuse(clients)
 
+    def hurry(self, where: tuple[int, int, int]) -> None:
+        """The server waits for a peer's contribution to this slice and round, which may wait here for the window."""
+        if any((key, index, round_) == where for _, key, index, round_ in self._passing):
+            for link in self._upstream.links:
+                link.want(*where)
+
+    def _pass_on(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
+        """Send a peer's contribution to the server as it is, and the result back."""
+        where, client = (rank, header.key, header.slice, header.round), _Client(link, header, None)
+        if payload is None or len(self._passing) >= MAX_GROUPS:
+            if where not in self._passing:
+                self._refuse([client])
+            return
+        link.consumed(len(payload))
+        sent = msgspec.structs.replace(header)
+
+        def on_result(result: Header, found: memoryview | None) -> None:
+            if self._passing.get(where) == sent.request:
+                del self._passing[where]
+            _answer(client, result, found)
+
+        self._upstream.pass_on(self._upstream.links[self._above(header)], sent, payload, on_result)
+        self._passing[where] = sent.request
+
     def _check(self, where: tuple[int, int, int]) -> None:
-        group, (key, index, _) = self._groups[where], where
-        if group.own is None:
+        group, (key, index, round_) = self._groups[where], where
+        if group.own is None or self._held[key, index][0] != round_:
             return
         expected = self._expected.get((key, index), {})
         missing = expected.keys() - group.clients.keys() - group.skipped
@@ -178,12 +220,20 @@ class Relay:
             return
         for rank in missing:
             del expected[rank]
-        del self._groups[where]
-        self._last[key, index] = max(group.own.header.round, self._last.get((key, index), 0))
+        self._release(where)
+        if self._held[key, index]:
+            self._check((key, index, self._held[key, index][0]))
+
+    def _release(self, where: tuple[int, int, int]) -> None:
+        """Send the own contribution with those that have come."""
+        group, (key, index, round_) = self._groups.pop(where), where
+        assert group.own is not None
+        self._held[key, index].remove(round_)
+        self._last[key, index] = max(round_, self._last.get((key, index), 0))
         self._send(group.own, group.clients)
 
     def _send(self, own: _Own, clients: dict[int, _Client]) -> None:
-        link = self._upstream.links[own.header.root]
+        link = self._upstream.links[self._above(own.header)]
         alike = {rank: client for rank, client in clients.items() if _same(client.header) == _same(own.header)}
         self._refuse(client for rank, client in clients.items() if rank not in alike)
         if not alike:
@@ -192,7 +242,7 @@ class Relay:
         header = own.header
         accumulator, (rank,) = Accumulator(), header.contributors
         contents: dict[int, tuple[Header, Content | None]] = {rank: (header, received(header, own.payload))}
-        contents |= {rank: (client.header, client.content) for rank, client in alike.items()}
+        contents |= {client.header.contributors[0]: (client.header, client.content) for client in alike.values()}
         for rank, (about, content) in contents.items():
             accumulator.offer(Contribution((rank,), content, about.weight, about.hyper, _nothing))
         accumulator.merge(contents)
@@ -211,18 +261,24 @@ class Relay:
             client.link.control(TOPIC, {"refused": [client.header.request]})
 
 
-def can_be_added(header: Header, payload: memoryview | None) -> bool:
-    """Whether this contribution can be added to others on its way: it has all elements, and not encoded."""
-    return payload is not None and bool(header.weight) and header.form == Form.FULL
+def can_be_relayed(header: Header, payload: memoryview | None) -> bool:
+    """Whether this contribution can be added to others on its way or, if it is encoded, passed on alone."""
+    return payload is not None and bool(header.weight) and header.form in (Form.FULL, Form.ENCODED)
+
+
+def _answer(client: _Client, result: Header, payload: memoryview | None) -> None:
+    """Send a result to a peer, as it came."""
+    about = {"request": client.header.request, "priority": client.header.priority}
+    client.link.send(msgspec.structs.replace(result, **about), payload)
 
 
 def _same(header: Header) -> _Same:
     """What contributions must have in common to be added and to get the same result."""
     return (
-        header.root, header.offset, header.length, header.dtype, header.row, header.size, header.shard, header.reply,
-        header.codec,
+        header.root, header.server, header.offset, header.length, header.dtype, header.row, header.size, header.shard,
+        header.reply, header.codec, header.contributors[0] // CENTRAL,
     )  # fmt: skip
 
 
 def _nothing() -> None:
-    """The credit of what is added here was returned, or is the local server's."""
+    """The credit of what is added here was returned, or is this process's own."""

@@ -44,10 +44,6 @@ class Direct:
         """Leave every message to the process."""
         return False
 
-    def peers(self, workers: int) -> Collection[tuple[int, int]]:
-        """No links between workers, or between local servers."""
-        return ()
-
     def brings(self, plane: str, rank: int) -> Collection[int]:
         """A member contributes only for itself."""
         return (rank,)
