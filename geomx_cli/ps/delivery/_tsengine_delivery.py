@@ -26,6 +26,8 @@ TICK = 0.01
 """Seconds between looks at neighbours and contributions on their way."""
 NOTED = 16 * 1024
 """Bytes of a message whose arrival is reported at once."""
+
+
 class TsEngine(Direct):
     """The delivery of a worker, whose peers are the other workers of its plane ("intra"), or of a server ("inter"): the
     peers of a local server are those of other parties; a root has none and only measures.

@@ -190,11 +190,11 @@ class Relay:
     def _pass_on(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
         """Send a peer's contribution to the server as it is, and the result back."""
         where, client = (rank, header.key, header.slice, header.round), _Client(link, header, None)
+        link.consumed(len(payload or b""))
         if payload is None or len(self._passing) >= MAX_GROUPS:
             if where not in self._passing:
                 self._refuse([client])
             return
-        link.consumed(len(payload))
         sent = msgspec.structs.replace(header)
 
         def on_result(result: Header, found: memoryview | None) -> None:
