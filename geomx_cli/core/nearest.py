@@ -10,11 +10,11 @@ _WORD = 100  # maximum characters compared
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return "did you mean NAME?" for the known name nearest to `word`, regardless of case and of dashes before it; ""
-    if none is near. Of equally near ones it is one with the same first letter.
+    if none is near. Of equally near ones it is one with the same first letter, and of these the first by name.
     """
     bare = _bare(word)
     names = {_bare(name): name for name in known}
-    close = difflib.get_close_matches(bare, names, n=5, cutoff=cutoff)
+    close = difflib.get_close_matches(bare, names, n=len(names) or 1, cutoff=cutoff)
     if not close:
         return ""
     matcher = difflib.SequenceMatcher(b=bare)
@@ -23,7 +23,7 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
         matcher.set_seq1(name)
         return round(matcher.ratio(), 2), name[:1] == bare[:1]
 
-    return f"did you mean {names[max(close, key=likeness)]}?"
+    return f"did you mean {names[max(sorted(close), key=likeness)]}?"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
