@@ -1,6 +1,6 @@
-"""Train a CNN by the algorithm of the job: geomx launch --algo fsa -- python cnn_sweep.py
+"""Compare algorithms that train a CNN: geomx sweep --algo fsa hfa diloco -- python cnn_sweep.py
 
-One script for a comparison: geomx sweep --algo fsa hfa diloco -- python cnn_sweep.py
+One of them alone: geomx launch --algo fsa -- python cnn_sweep.py
 
 Every worker runs this file with its own optimizer, or in fsa with that of the servers. `kv.option` says which algorithm
 the job has, and its options: "k1" and "k2" in hfa, "inner_steps", "outer_lr" and "outer_momentum" in diloco.

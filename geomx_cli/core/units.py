@@ -104,20 +104,22 @@ def some_of(texts: Sequence[str], most: int) -> str:
     return "; ".join([*texts[:most], *([f"and {more} more"] if more > 0 else [])])
 
 
-def format_duration(seconds: float) -> str:
-    """Format a duration: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"."""
-    if seconds < 1:
+def format_duration(seconds: float, like: float | None = None) -> str:
+    """Format a duration: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"; in the units of the duration `like`, if given.
+    """
+    scale = seconds if like is None else like
+    if scale < 1:
         return f"{seconds * 1e3:.0f} ms"
-    if seconds < 60:
+    if scale < 60:
         return f"{seconds:.1f} s"
-    if seconds < 3600:
+    if scale < 3600:
         return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
 
 
-def format_bytes(count: float) -> str:
-    """Format a size in decimal units: "715 kB", "46.8 MB"."""
+def format_bytes(count: float, like: float | None = None) -> str:
+    """Format a size in decimal units: "715 kB", "46.8 MB"; in the unit of the size `like`, if given."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
+        if (count if like is None else like) >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"

@@ -29,7 +29,9 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     wrote, *_, command = done.stdout.splitlines()
     script = wrote.removeprefix("wrote here/")
     assert script == name.replace("-", "_") + ".py" and command.endswith(f" -- python {script}")
-    options = command.split("geomx launch")[1].split(" -- ")[0]
+    _, verb, *words = shlex.split(command.split(" -- ")[0])
+    assert verb == ("sweep" if name == "cnn-sweep" else "launch")
+    options = shlex.join(words[:2] if verb == "sweep" else words)  # of a sweep, the first of its algorithms
     result = trained(desk, tmp_path, script, options, data)
     assert result["accuracy"] > 0.5 and result["samples_per_s"] > 0
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx_cli.core.errors import UsageError
+from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.observe.report import RunRecords
 from geomx_cli.observe.report.averages import Curve, Mean, mean_curve, mean_of
 from geomx_cli.observe.report.axes import Axes
@@ -23,6 +24,7 @@ from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.metric_curves import LOSS, metric_curve
 from geomx_cli.observe.report.plots import Page, draw
 from geomx_cli.observe.report.record import RoundRecord, WorkerRecords
+from geomx_cli.observe.report.sweep_report import in_order
 from geomx_cli.observe.report.tables import write_csv
 from geomx_cli.observe.report.terminal import painted
 
@@ -41,6 +43,14 @@ def run(mode: str = "fsa", seed: int = 1, job: str = "", rate: float = 1.0, **fi
     job = job or f"{mode}-{seed}-{options['lr']}-{' '.join(script)}"
     metadata = Metadata(job, "central", options, script=script, **fields)
     return RunRecords(Path(job), "train" if script else "cnn", mode, {"A": {"cpu": worker}}, metadata)
+
+
+def test_a_sweep_has_the_order_of_its_algorithms() -> None:
+    groups = grouped([run("diloco"), run("fsa", seed=2), run("fsa"), run("hfa")])
+    assert [group.mode for group in in_order(groups, ["hfa", "fsa", "diloco"])] == ["hfa", "fsa", "diloco"]
+    assert [group.mode for group in in_order(groups, ["diloco", "hfa", "fsa"])] == ["diloco", "hfa", "fsa"]
+    failed = [group if group.mode == "fsa" else replace(group, unfinished="failed") for group in groups]
+    assert in_order(failed, ["hfa", "diloco", "fsa"])[0].mode == "fsa", "what is not done is last"
 
 
 def labels(*runs: RunRecords, by: tuple[str, ...] = ()) -> dict[str, int]:
@@ -206,8 +216,11 @@ def test_limits_have_room_for_the_first_and_last_points(xs: list[float], logx: b
 def test_a_table_with_deviations(tmp_path: Path) -> None:
     rows = compared(grouped([*(run(seed=seed) for seed in (1, 2, 3)), run("hfa", seed=-3)]), 0.81)
     fsa, hfa = (dict(zip(row.means, cells(row, list(row.means)), strict=True)) for row in rows)
-    assert fsa["accuracy"] == "0.8200 ± 0.0100" and fsa["time_to_target"] == "4.0 s ± 0 ms"
+    assert fsa["accuracy"] == "0.8200 ± 0.0100" and fsa["time_to_target"] == "4.0 s ± 0.0 s"
     assert hfa["accuracy"] == "0.7700" and hfa["time_to_target"] == "-" and hfa["wan_bytes"] == "-"
+    (slow,) = compared(grouped([run(seed=1, rate=30.0), run(seed=2, rate=30.1)]), 0.81)
+    assert cells(slow, ["time_to_target"]) == ["2 min 00 s ± 0 min 00 s"], "both in the units of the mean"
+    assert (format_duration(0.7, 6.7), format_bytes(2670, 15.1e6)) == ("0.7 s", "0.00267 MB")
     partly = compared(grouped([run(seed=seed) for seed in (1, 2, 3)]), 0.825)
     assert cells(partly[0], shown(partly))[0] == "4.0 s (1 of 3)"
     write_csv(tmp_path / "new" / "table.csv", csv_rows(rows, 0.81))

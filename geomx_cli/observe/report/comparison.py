@@ -18,11 +18,13 @@ _TRAFFIC = ("compress", "compress_lan", "dgt")
 
 @dataclass(frozen=True)
 class Metric:
-    """heading: in tables, with {} for the target. of: its value in a run's summary, None if unknown. unit: in CSV."""
+    """heading: in tables, with {} for the target. of: its value in a run's summary, None if unknown. text: a value in
+    the units of another one. unit: in CSV.
+    """
 
     heading: str
     of: Callable[[Summary], float | None]
-    text: Callable[[float], str]
+    text: Callable[[float, float], str]
     unit: str = ""
 
 
@@ -36,7 +38,7 @@ METRICS: Mapping[str, Metric] = {
     "accuracy": Metric("accuracy", lambda one: one.accuracy, "{:.4f}".format),
     "validation_loss": Metric("validation loss", lambda one: one.validation_loss, "{:.4f}".format),
     "samples_per_s": Metric("samples/s", lambda one: one.samples_per_s, "{:.0f}".format),
-    "busy": Metric("computing", lambda one: one.busy, lambda value: f"{100 * value:.0f} %"),
+    "busy": Metric("computing", lambda one: one.busy, lambda value, _: f"{100 * value:.0f} %"),
     "wan_bytes": Metric("bytes", lambda one: one.wan_bytes, format_bytes, "B"),
     "seconds": Metric("duration", lambda one: one.seconds or None, format_duration, "s"),
 }
@@ -105,9 +107,9 @@ def cells(row: ComparisonRow, names: Sequence[str]) -> list[str]:
 def _cell(metric: Metric, mean: Mean | None, runs: int) -> str:
     if mean is None:
         return "-"
-    text = metric.text(mean.value)
+    text = metric.text(mean.value, mean.value)
     if mean.sd is not None:
-        text += f" ± {metric.text(mean.sd)}"
+        text += f" ± {metric.text(mean.sd, mean.value)}"
     return text if mean.n == runs else f"{text} ({mean.n} of {runs})"
 
 

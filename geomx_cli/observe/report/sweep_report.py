@@ -9,19 +9,19 @@ from geomx_cli.jobs.store.sweep_manifest import Cell
 from geomx_cli.observe.report.comparison import ComparisonRow, compared
 from geomx_cli.observe.report.drawing import figures_of, to_files
 from geomx_cli.observe.report.figures import Figures
-from geomx_cli.observe.report.groups import grouped
+from geomx_cli.observe.report.groups import RunGroup, grouped
 from geomx_cli.observe.report.plots import Page
 from geomx_cli.observe.report.run_records import OnProgress, RunRecords
 from geomx_cli.observe.report.sources import read
 
-__all__ = ["SweepReport", "report_of"]
+__all__ = ["SweepReport", "in_order", "report_of"]
 
 _FIGURES = ("accuracy", "accuracy-niid", "throughput")  # the first of these that there are data for
 
 
 @dataclass(frozen=True)
 class SweepReport:
-    """rows: one for each algorithm. figure: None if there are no data for it; notes: why, and what else is missing.
+    """rows: one for each algorithm, in the order given. figure: None if there are no data for it; notes: why, and what else is missing.
     unreadable: a sentence for each job whose records cannot be read.
     """
 
@@ -39,7 +39,20 @@ def report_of(cells: Sequence[Cell], folder: Path, target: float, on_progress: O
         notes = ["there is nothing to compare: no job has recorded anything"] if done else []
         return SweepReport(notes=notes, unreadable=found.unreadable)
     figure, notes = _drawn(found.runs, folder / "figures")
-    return SweepReport(compared(grouped(found.runs), target), figure, notes, found.unreadable)
+    groups = in_order(grouped(found.runs), list(dict.fromkeys(cell.algo for cell in cells)))
+    return SweepReport(compared(groups, target), figure, notes, found.unreadable)
+
+
+def in_order(groups: Sequence[RunGroup], algorithms: Sequence[str]) -> list[RunGroup]:
+    """Sort groups by the place of their algorithm in this list; those of runs that are not done remain last."""
+    places = {name: place for place, name in enumerate(algorithms)}
+
+    def place(group: RunGroup) -> tuple[bool, int]:
+        metadata = group.runs[0].metadata
+        algorithm = "" if metadata is None else str(metadata.options.get("algo", ""))
+        return bool(group.unfinished), places.get(algorithm, len(places))
+
+    return sorted(groups, key=place)
 
 
 def _drawn(runs: Sequence[RunRecords], folder: Path) -> tuple[Path | None, list[str]]:

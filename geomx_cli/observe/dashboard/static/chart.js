@@ -6,7 +6,8 @@ import { decimals, figure } from "./format.js";
 import { aligned, AXES, over, smoothed } from "./series.js";
 import { colour, onTheme } from "./theme.js";
 
-const COLOURS = 12, HEIGHT = 186, MOST_TABLE_ROWS = 20;
+const COLOURS = 12, HEIGHT = 186, RATIO = 0.45, MOST_TABLE_ROWS = 20;
+const sizeAt = width => ({ width, height: Math.max(HEIGHT, Math.round(RATIO * width)) });
 
 export class Chart {
   // range: of the values, if fixed, or a function of the plot, their minimum and maximum; scale: from bytes to what the title says.
@@ -66,7 +67,7 @@ export class Chart {
     const { title, steps, marks } = AXES[this.axis], axis = { stroke: () => colour("soft"), grid: { stroke: () => colour("grid"), width: 1 },
                                                  ticks: { stroke: () => colour("grid"), width: 1 }, font: "11px system-ui" };
     this.plot = new uPlot({
-      width: this.canvas.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false },
+      ...sizeAt(this.canvas.clientWidth), legend: { show: false }, cursor: { y: false },
       scales: { x: { time: false }, y: this.range ? { range: this.range } : {} },
       axes: [{ ...axis, incrs: steps, values: (_, ticks) => marks(ticks), size: 30, space: 70,
                label: title, labelSize: 16, labelGap: 0, labelFont: "11px system-ui" },
@@ -119,7 +120,7 @@ export class Chart {
 
   fit() {
     const width = this.canvas.clientWidth;
-    if (this.plot && width && width !== this.plot.width) this.plot.setSize({ width, height: HEIGHT });
+    if (this.plot && width && width !== this.plot.width) this.plot.setSize(sizeAt(width));
   }
 }
 
