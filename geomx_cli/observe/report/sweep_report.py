@@ -21,8 +21,8 @@ _FIGURES = ("accuracy", "accuracy-niid", "throughput")  # the first of these tha
 
 @dataclass(frozen=True)
 class SweepReport:
-    """rows: one for each algorithm, in the order given. figure: None if there are no data for it; notes: why, and what else is missing.
-    unreadable: a sentence for each job whose records cannot be read.
+    """rows: one for each algorithm, in the order given. figure: None if there are no data for it; notes: why, and what
+    else is missing. unreadable: a sentence for each job whose records cannot be read.
     """
 
     rows: Sequence[ComparisonRow] = ()
