@@ -563,7 +563,7 @@ def test_the_page_at_all_widths(browser: Browser) -> None:
         browser.resize(width)
         browser.wait_for(f"document.querySelector('#map svg').clientWidth < {width} && {PLACED}", 10)
         assert browser.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), width
-    browser.wait_for("document.querySelector('#loss .chart canvas').clientHeight > 240", 10)  # wide windows: large charts
+    browser.wait_for("document.querySelector('#loss .chart canvas').clientHeight > 240", 10)  # in wide windows
     for dark in (False, True):
         browser.resize(1280, dark=dark)
         assert browser.violations() == []
