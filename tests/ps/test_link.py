@@ -74,11 +74,13 @@ def test_heartbeats_tell_the_round_trip_without_the_time_at_the_peer(monkeypatch
     monkeypatch.setattr(link_health.time, "monotonic", lambda: clock.now)
     ends = link_health.LinkHealth(), link_health.LinkHealth()
     receiver = 0
-    for held, trip in ((0.7, 0.05), (0.2, 0.03), (0.9, 0.2)):  # between the two beats; both ways
-        for _ in range(3):
+    for held, trip, beats in ((0.7, 0.05, 3), (0.2, 0.03, 3), (0.9, 0.2, 3), (0.5, 0.2, 500)):  # between two; both ways
+        for _ in range(beats):
             clock.now += held
             body = {"clock": clock.now, "echo": ends[1 - receiver].clock, "held": ends[1 - receiver].held()}
             clock.now += trip / 2
             ends[receiver].receive_heartbeat(memoryview(encode_body(body)))
             receiver = 1 - receiver
-    assert [end.round_trip for end in ends] == pytest.approx([0.03, 0.03])
+        if held == 0.9:
+            assert [end.round_trip for end in ends] == pytest.approx([0.03, 0.03], rel=0.05)
+    assert [end.round_trip for end in ends] == pytest.approx([0.2, 0.2]), "the route has become longer"

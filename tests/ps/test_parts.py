@@ -274,6 +274,16 @@ def test_on_a_wide_area_link_little_is_under_way_whatever_the_receiver_may_hold(
     assert win.admits(size, asked=True), "shared memory has no path"
 
 
+def test_a_longer_route_is_filled_once_heartbeats_have_measured_it(clock: SimpleNamespace) -> None:
+    rate, size = 25e6, 2**17
+    win = window.Window(2**20, slack=1.0)
+    win.crossed(0.03)
+    use(win, clock, rate, 0.03, 3.0, size)
+    win.crossed(0.2)
+    use(win, clock, rate, 0.2, 5.0, size)
+    assert use(win, clock, rate, 0.2, 5.0, size) > 0.9 * 5.0 * rate
+
+
 def test_a_window_grows_until_it_fills_the_path_and_shrinks_when_the_path_is_short(clock: SimpleNamespace) -> None:
     rate, round_trip = 250e6, 0.1
     win = window.Window(2**20)

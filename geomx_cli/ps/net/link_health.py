@@ -11,6 +11,8 @@ __all__ = ["QUIET", "LinkHealth"]
 QUIET = 5.0
 """Seconds without a message after which a link counts as silent."""
 MOST_SECONDS = 1e12
+AGEING, SHORTEST = 1.01, 1e-5
+"""The shortest round trip grows by this factor with each heartbeat, so a longer route is noticed; its least seconds."""
 
 
 class LinkHealth:
@@ -18,8 +20,9 @@ class LinkHealth:
 
     heard: when the last message was received. echoed: the send time of the newest message that the peer is known to
     have received, or when its connection was made. round_trip: the shortest time of a heartbeat and its echo on their
-    way, in seconds, inf before the first. unsteady: when our heartbeats last went unanswered for a while. closed: when
-    the peer closed the connection, 0 if it has not. clock: the newest reading of the peer's own clock.
+    way, in seconds, inf before the first; it ages (AGEING). unsteady: when our heartbeats last went unanswered for a
+    while. closed: when the peer closed the connection, 0 if it has not. clock: the newest reading of the peer's own
+    clock.
     """
 
     def __init__(self) -> None:
@@ -52,7 +55,7 @@ class LinkHealth:
         self.echoed = max(self.echoed, min(echo, now))
         self._clock_received = now
         if echo and held >= 0:
-            self.round_trip = min(self.round_trip, max(0.0, now - echo - held))
+            self.round_trip = min(AGEING * self.round_trip, max(SHORTEST, now - echo - held))
         if moved >= 0:
             self._moved_behind = max(self._moved_behind, now - moved)
 

@@ -26,9 +26,9 @@ class Window:
     largest message, as one counts until all of it has arrived, and one message more; elsewhere there is no queue to
     keep short.
 
-    The round trip is the shortest time from sending to arrival, for `path` also that of a heartbeat and its echo; the
-    rate is the maximum over spans of SPAN seconds, decaying by a tenth each time. A fixed size (`fixed` > 0, bytes)
-    limits both and never changes.
+    The round trip is the shortest time from sending to arrival, for `path` that of a heartbeat and its echo (see
+    LinkHealth); the rate is the maximum over spans of SPAN seconds, decaying by a tenth each time. A fixed size
+    (`fixed` > 0, bytes) limits both and never changes.
     """
 
     def __init__(self, slice_bytes: int, fixed: int = 0, slack: float = 0.0) -> None:
@@ -106,5 +106,5 @@ class Window:
                 size = min(self._most, int(1.5 * path))
                 self.size = max(self._least, size, min(4 * self._least, int(self._slack * self._rate)))
                 if self.path < math.inf:
-                    on_the_way = min(self._round_trip, self._on_the_way)
+                    on_the_way = self._on_the_way if self._on_the_way < math.inf else self._round_trip
                     self.path = self._largest + (on_the_way + LATE) * self._rate
