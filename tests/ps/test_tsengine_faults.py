@@ -48,7 +48,7 @@ def test_a_relay_that_dies_ends_the_job_with_its_name(cluster: Cluster, tmp_path
     worker, cannot be done without. Every result until then is right.
     """
     relay = RELAYS[level]
-    launch(cluster, tmp_path, level, RELAY_FAULT=f"{relay} {point} 40 KILL")
+    launch(cluster, tmp_path, level, RELAY_FAULT=f"{relay} {point} 150 KILL")
     statuses = cluster.wait()
     assert statuses.pop(relay) == -signal.SIGKILL
     told = [name for name in (*SERVERS, *WORKERS, "root0") if name != relay]
