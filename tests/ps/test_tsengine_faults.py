@@ -133,8 +133,11 @@ def test_a_link_between_peers_that_stays_cut_is_gone_around(cluster: Cluster, tm
 
 @pytest.mark.parametrize(
     ("level", "cut", "roots", "through"),
-    [("inter", "below", 1, "1:0"), ("inter", "below", 1, "0:1"), ("inter", "above", 3, "1:0"), ("inter", "above", 3, "0:1"),
-     ("inter", "both", 1, "1:0"), ("inter", "both", 1, "0:1"), ("intra", "all", 1, "1:0"), ("intra", "beside", 1, "1:0")],
+    [
+        *(("inter", cut, roots, through) for through in ("1:0", "0:1")
+          for cut, roots in (("below", 1), ("above", 3), ("both", 1))),
+        ("intra", "all", 1, "1:0"), ("intra", "beside", 1, "1:0"),
+    ],
 )  # fmt: skip
 def test_every_round_is_right_though_links_are_cut(
     cluster: Cluster, tmp_path: Path, level: str, cut: str, roots: int, through: str
