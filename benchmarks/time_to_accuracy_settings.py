@@ -135,7 +135,7 @@ CODECS: Mapping[str, Mapping[str, Mapping[str, Value]]] = {
     "topk:0.01+int8,pull=union": {"fsa": {"lr": 0.4, "momentum": 0.0}},
     "sparseloco": {"fsa": {"optimizer_on": "worker"}},
     "sparseloco:1": {"fsa": {"optimizer_on": "worker"}},
-    "1bit:0": {"fsa": {"lr": 0.2, "momentum": 0.0}},
+    "1bit:0": {"fsa": {"lr": 0.4, "momentum": 0.0}},
     "2bit:0.01": _SPARSE,
     "2bit:0.002": {"fsa": {"lr": 0.4, "momentum": 0.0}},
 }

@@ -136,7 +136,7 @@ def test_a_link_between_peers_that_stays_cut_is_gone_around(cluster: Cluster, tm
     [
         *(("inter", cut, roots, through) for through in ("1:0", "0:1")
           for cut, roots in (("below", 1), ("above", 3), ("both", 1))),
-        ("intra", "all", 1, "1:0"), ("intra", "beside", 1, "1:0"),
+        *(("intra", cut, 1, through) for through in ("1:0", "0:1") for cut in ("all", "beside")),
     ],
 )  # fmt: skip
 def test_every_round_is_right_though_links_are_cut(

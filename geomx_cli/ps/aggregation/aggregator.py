@@ -106,11 +106,10 @@ class Aggregator:
             link.consumed(size)
             return
         if asks:
-            known = cohort.rounds.get(header.round)
-            if known is None or not known.accumulator.has(ranks):
+            asked_about = self.table.round(entry, cohort, header.round, header.priority, ())
+            asked_about.wait(waiter)  # even if it is not here: another process may bring it before its sender can
+            if not asked_about.accumulator.has(ranks):
                 link.ask_again(header.request)
-            else:
-                known.wait(waiter)
             return
         round_ = self.table.round(entry, cohort, header.round, header.priority, ranks)
         if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
@@ -143,9 +142,15 @@ class Aggregator:
         return True
 
     def on_reconnect(self, link: Link) -> None:
-        """A member's control lane has a new connection: requests to send damaged contributions again may be lost."""
+        """A member's control lane has a new connection: requests to send damaged contributions again, and to send its
+        own instead of merged ones, may be lost.
+        """
         for request in self._damaged.get(link, ()):
             link.ask_again(request, damaged=True)
+        for _, _, round_ in self.table.open_rounds():
+            for waiter in round_.waiters.values():
+                if waiter.link is link and len(waiter.ranks) > 1 and not round_.accumulator.has(waiter.ranks):
+                    link.control("split", {"request": waiter.request})
 
     def left(self, rank: int) -> None:
         """Handle the departure of this rank: it owes no contribution and has received all its results."""

@@ -143,6 +143,8 @@ class UpstreamClient:
             pending.result = None
             raise BadMessage("a result that is a change to one of which only rows are here")
         del self._pending[asked.request]
+        if asked.kind == Kind.EXCHANGE:  # another process may have brought the contribution meanwhile
+            pending.link.withdraw(asked)
         if asked.kind == Kind.EXCHANGE:
             del self._rounds[where][asked.round]
         # An initial value may arrive after the first round's result, if that has the higher priority.
@@ -186,13 +188,17 @@ class UpstreamClient:
             self._retry(pending)
 
     def replace(self, request: int, header: Header, payload: memoryview) -> None:
-        """Send this contribution instead of a larger one that contains it."""
+        """Send this contribution instead of a larger one that contains it, and that the server has refused. It does not
+        wait for credit: the server may have asked for it already, and had memory for the other.
+        """
         pending = self._pending.get(request)
         if pending is not None and pending.result is None:
             was = pending.header
+            pending.link.withdraw(was)
             header.request, header.codec, header.follows = was.request, was.codec, was.follows
             pending.header, pending.payload, pending.acked, pending.asked = header, payload, None, False
             self._send(pending)
+            pending.link.want(header.key, header.slice, header.round)
 
     def _retry(self, pending: _Pending) -> None:
         """Request a result again; a contribution or a value with a digest is not sent with its payload unless the peer

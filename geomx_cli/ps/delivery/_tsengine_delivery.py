@@ -16,6 +16,7 @@ from geomx_cli.ps.delivery._tsengine_rates import DIRECT
 from geomx_cli.ps.delivery._tsengine_relay import MISSES, Relay, can_be_relayed
 from geomx_cli.ps.delivery._tsengine_ways import Ways
 from geomx_cli.ps.delivery.direct import Direct
+from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.wire import Header, Kind
@@ -24,9 +25,6 @@ __all__ = ["TsEngine"]
 
 TICK = 0.01
 """Seconds between looks at neighbours and contributions on their way."""
-UNANSWERED = 20.0
-"""Seconds after which the result of a contribution that went through a peer is asked for at the server: what the peer
-said about it may be lost with a connection."""
 NOTED = 16 * 1024
 """Bytes of a message whose arrival is reported at once."""
 
@@ -50,7 +48,7 @@ class TsEngine(Direct):
         # Contributions are passed on alone if they cannot be added: they are encoded, or parties go through rounds by
         # themselves, which the first result says.
         self._alone: bool | None = None
-        self._via: dict[int, tuple[int, Header, float]] = {}  # what goes through a peer, by request, and since when
+        self._via: dict[int, tuple[int, Header]] = {}  # what goes through a peer, by request
         self._expecting: dict[tuple[int, int], dict[int, int]] = {}  # see Relay: by the peer that expects the slice
         relays = upstream is not None and self._is_on(self._level)
         self._neighbours = Neighbours(upstream if relays else None)
@@ -143,6 +141,13 @@ class TsEngine(Direct):
             self._relay.skip(rank, request.body.get("skip", ()))
         return True
 
+    def on_reconnect(self, link: Link, lane: Lane) -> None:
+        """What a peer has said about contributions may be lost: ask the servers for their results."""
+        rank = self._peer_at(link)
+        if lane == "control" and rank is not None:
+            for number in [number for number, (way, _) in self._via.items() if way == rank]:
+                self._skip(self._go_direct(number))
+
     def on_asked(self, link: Link, header: Header) -> None:
         """A process above lacks a slice that went through a peer, or a peer one that it sent through this process."""
         where = header.key, header.slice, header.round
@@ -151,7 +156,7 @@ class TsEngine(Direct):
         if self._peer_at(link) is not None:
             self._relay.hurry(where)
             return
-        for way, sent, _ in self._via.values():
+        for way, sent in self._via.values():
             if (sent.key, sent.slice, sent.round) == where:
                 self.upstream.peers[way].request_slice(*where)
 
@@ -194,7 +199,7 @@ class TsEngine(Direct):
             self._expecting.setdefault((header.key, header.slice), {})[way] = 0
         self._neighbours.delegated[self._above(header)] = time.monotonic()
         self.upstream.send(self.upstream.peers[way], header, payload, on_result)
-        self._via[header.request] = way, header, time.monotonic()
+        self._via[header.request] = way, header
         self._count("sent", len(payload))
 
     def _on_result(self, on_result: OnResult, header: Header, found: Content) -> None:
@@ -206,7 +211,7 @@ class TsEngine(Direct):
     def _go_direct(self, number: int) -> Header:
         """Ask the server for the result of a contribution that was on its way through a peer; returns its header."""
         assert self.upstream is not None
-        _, header, _ = self._via.pop(number)
+        _, header = self._via.pop(number)
         self._count("rerouted", 1)
         self.upstream.redirect(number, self.upstream.links[self._above(header)])
         return header
@@ -231,9 +236,8 @@ class TsEngine(Direct):
         if self.upstream is None or self._relay is None:
             return
         self._relay.check()
-        latest = time.monotonic() - UNANSWERED
-        for number, (rank, _, since) in list(self._via.items()):
-            if since < latest or not self._neighbours.of(self.upstream.peers[rank]).relays():
+        for number, (rank, _) in list(self._via.items()):
+            if not self._neighbours.of(self.upstream.peers[rank]).relays():
                 self._skip(self._go_direct(number))
 
     def _count(self, what: str, amount: int) -> None:

@@ -104,6 +104,10 @@ class Link:
         """Whether this message is in the send queue."""
         return header in self._queue
 
+    def withdraw(self, header: Header) -> None:
+        """Remove this contribution from the send queue: the receiver does not need it any more."""
+        self._queue.remove(header)
+
     @property
     def unread(self) -> int:
         """Bytes of results of the peer's pulls that wait for its window."""

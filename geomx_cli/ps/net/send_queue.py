@@ -45,6 +45,15 @@ class SendQueue:
         else:
             heapq.heappush(self._heap, (-header.priority, header.request, next(self._order), header, payload))
 
+    def remove(self, header: Header) -> None:
+        """Remove a contribution, if it is queued."""
+        if header not in self:
+            return
+        self._queued.discard(_id(header))
+        self._heap = [entry for entry in self._heap if _id(entry[-2]) != _id(header)]
+        heapq.heapify(self._heap)
+        self._asked = deque(entry for entry in self._asked if _id(entry[0]) != _id(header))
+
     @property
     def asked(self) -> bool:
         """Whether the peer asked for the first message."""
