@@ -32,6 +32,7 @@ class KeptLink:
         self.asked: list[tuple[int, int, int]] = []
         self.again: list[int] = []
         self.damaged: list[int] = []
+        self.split: list[int] = []
         self.sent: list[tuple[Header, memoryview | None]] = []
         self.dialled = True
         self.wide_area = False
@@ -49,8 +50,15 @@ class KeptLink:
     def ask_again(self, request: int, *, damaged: bool = False) -> None:
         (self.damaged if damaged else self.again).append(request)
 
+    def control(self, topic: str, body: dict[str, int]) -> None:
+        assert topic == "split"
+        self.split.append(body["request"])
+
     def queues(self, header: Header) -> bool:
         return False
+
+    def withdraw(self, header: Header) -> None:
+        """Nothing is queued."""
 
 
 class RecordingTransport:

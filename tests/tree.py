@@ -64,6 +64,9 @@ class Wire:
     def send(self, header: Header, payload: memoryview | None) -> None:
         self.sent.append(partial(self.up, header, payload))
 
+    def withdraw(self, header: Header) -> None:
+        """Nothing is queued."""
+
     def consumed(self, size: int) -> None:
         """Windows are not tested here."""
 

@@ -34,6 +34,38 @@ def test_a_new_connection_gets_each_message_once_in_order(lane: Lane) -> None:
     assert transport.sent == list(range(1, COUNT + 1))
 
 
+def _contribution(key: int, contributors: tuple[int, ...] = (0,)) -> Header:
+    about = {"length": SLICE // 4, "size": SLICE // 4, "weight": 1.0, "contributors": contributors}
+    return Header(kind=Kind.EXCHANGE, key=key, round=1, **about)  # type: ignore[arg-type]
+
+
+def test_what_another_process_has_brought_is_not_sent() -> None:
+    """The result comes while the contribution waits for the window."""
+    transport, upstream, ended = RecordingTransport(SLICE, SLICE), UpstreamClient(), []
+    link = Link(transport, "root 0", wide_area=False, greeting={})  # type: ignore[arg-type]
+    headers = [_contribution(key) for key in range(3)]
+    for header in headers:
+        upstream.send(link, header, memoryview(bytes(SLICE)), lambda header, _: ended.append(header.key))
+    result = Header(kind=Kind.RESULT, request=headers[1].request, key=1, round=1, length=SLICE // 4, size=SLICE // 4)
+    upstream.on_result(link, result, memoryview(bytes(SLICE)))
+    assert ended == [1] and transport.sent == [1]
+    link.credit(SLICE)
+    assert transport.sent == [1, 3]
+
+
+def test_the_own_contribution_replaces_a_refused_one_without_credit() -> None:
+    """Also one that was about to be sent again."""
+    transport, upstream = RecordingTransport(SLICE, SLICE), UpstreamClient()
+    link = Link(transport, "root 0", wide_area=False, greeting={})  # type: ignore[arg-type]
+    for key in range(3):
+        upstream.send(link, _contribution(key, (0, 1)), memoryview(bytes(SLICE)), lambda _, __: None)
+    before = transport.sent[:]
+    upstream.replace(3, _contribution(2), memoryview(bytes(SLICE)))
+    assert before == [1] and transport.sent == [1, 3]
+    link.credit(2 * SLICE)
+    assert transport.sent == [1, 3, 2]
+
+
 def test_on_a_slow_link_the_first_layers_slices_overtake_all_that_are_not_under_way() -> None:
     """Slices that the receiver asks for go before them, without credit, but not while the path is full."""
     transport = RecordingTransport(SLICE, WINDOW)

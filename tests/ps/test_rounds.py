@@ -13,6 +13,7 @@ from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.payload import view
 from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind
 
 
@@ -193,6 +194,34 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
     assert server.sent == []
     assert bench.links[0].credit == (1 + 1) * 4 * SIZE, "all that came is credited: init, the exchange"
     assert server.credit == 2 * 4 * SIZE
+
+
+def test_who_asks_for_a_contribution_that_another_brings_gets_the_result() -> None:
+    """Its own would have to wait for credit, which may depend on this result."""
+    bench = Bench()
+    bench.init(np.zeros(SIZE, np.float32))
+    asks = bench.header(Kind.EXCHANGE, round=1, contributors=(0,), weight=1.0, request=7)
+    bench.rounds.on_exchange(bench.links[0], asks, None, 0)
+    assert bench.links[0].again == [7] and bench.results() == []
+    bench.push(1, 1, np.full(SIZE, 3, np.float32), contributors=(0, 1), weight=2.0, request=9)
+    found = [(link, header.request, float(view(header, payload)[0])) for link, header, payload in bench.delivery.downs]
+    assert sorted(found, key=lambda item: item[1]) == [(bench.links[0], 7, 3.0), (bench.links[1], 9, 3.0)]
+
+
+def test_who_sent_for_others_is_told_until_its_own_contribution_has_come() -> None:
+    """What it is told may be lost with the control lane."""
+    bench, ones = Bench(members=3, required_contributors=lambda: [0, 1, 2]), np.ones(SIZE, np.float32)
+    bench.init(np.zeros(SIZE, np.float32))
+    bench.push(0, 1, ones)
+    bench.push(1, 1, 2 * ones, contributors=(0, 1), weight=2.0, request=9)
+    bench.rounds.on_reconnect(bench.links[0])
+    bench.rounds.on_reconnect(bench.links[1])
+    assert bench.links[1].split == [9, 9] and not bench.links[0].split
+    bench.push(1, 1, ones, request=9)
+    bench.rounds.on_reconnect(bench.links[1])
+    assert bench.links[1].split == [9, 9]
+    bench.push(2, 1, ones)
+    assert [(request, array[0]) for request, _, array in bench.results()] == [(10, 3.0), (9, 3.0), (12, 3.0)]
 
 
 def test_a_result_of_an_unknown_peer_is_refused() -> None:
