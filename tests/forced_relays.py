@@ -33,9 +33,9 @@ def launch_planned(
     cluster.launch_planned(found)
 
 
-def relayed(cluster: Cluster, process: str, what: str) -> int:
-    """What this process has counted so far."""
+def relayed(cluster: Cluster, process: str, what: str, of: str = "relayed") -> int:
+    """What this process has counted so far, of what it relayed or of "datagrams"."""
     path = cluster.directory / "events" / f"{process}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("}")]
-    return max((event.get("relayed", {}).get(what, 0) for event in events if event["event"] == "telemetry"), default=0)
+    return max((event.get(of, {}).get(what, 0) for event in events if event["event"] == "telemetry"), default=0)

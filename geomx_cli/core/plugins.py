@@ -35,6 +35,7 @@ __all__ = [
     "codecs",
     "deliveries",
     "delivery",
+    "delivery_chain",
     "factory",
     "find",
     "merge",
@@ -207,19 +208,30 @@ def deliveries() -> Mapping[str, Plugin]:
 
 
 def delivery(options: Mapping[str, Value]) -> str:
-    """Return a job's delivery: --delivery, or one that its own option chooses (`chosen_by`). Raises InvalidSettings."""
+    """Return a job's delivery; see delivery_chain."""
+    return delivery_chain(options)[0]
+
+
+def delivery_chain(options: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return a job's delivery, --delivery or one that its own option chooses (`chosen_by`), and the delivery by which
+    that one sends what it does not relay, if another is chosen that it can use (`sends_by`). Raises InvalidSettings.
+    """
     chosen = str(options["delivery"])
     by_option = {name: str(getattr(module, "chosen_by", "")) for name, module in deliveries().items()}
-    wanted = {name: option for name, option in by_option.items() if option and options.get(option)}
-    texts = [f"--{option} {options[option]}" for option in wanted.values()]
-    if len(wanted) > 1:
-        raise InvalidSettings(f"{' and '.join(texts)} each choose a delivery", "leave one of them out: a job has one")
-    for name in wanted:
-        if chosen not in ("direct", name):
-            what = f"{texts[0]} chooses the delivery {name}, and --delivery {chosen} another"
-            raise InvalidSettings(what, "leave one of them out")
-        return name
-    return chosen
+    wanted = {name: f"--{option} {options[option]}" for name, option in by_option.items() if options.get(option)}
+    names = [*wanted, *({chosen} - wanted.keys() - {"direct"})]
+    if len(names) < 2:
+        return (*names, "direct")[:1]
+    for first in names:
+        rest = tuple(name for name in names if name != first)
+        if len(rest) == 1 and rest[0] in wanted and rest[0] in getattr(find("delivery", first), "sends_by", ()):
+            return first, *rest
+    if chosen in wanted or chosen == "direct":
+        texts = " and ".join(wanted.values())
+        raise InvalidSettings(f"{texts} each choose a delivery", "leave one of them out: a job has one")
+    name, text = next(iter(wanted.items()))
+    what = f"{text} chooses the delivery {name}, and --delivery {chosen} another"
+    raise InvalidSettings(what, "leave one of them out")
 
 
 def find(kind: Kind, name: str) -> Plugin:

@@ -175,7 +175,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
     _check_codecs(options)
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
-        ("delivery", "--delivery", str(options["delivery"])),
+        *(("delivery", "--delivery", name) for name in plugins.delivery_chain(options)),
         ("allocator", "allocator", inventory.allocator),
     )
     for kind, key, name in chosen:

@@ -120,8 +120,9 @@ class Layout:
     def _endpoints(self, node: TopologyNode) -> tuple[Endpoint, ...]:
         """Those of the process, with one for datagrams at a root if the delivery sends some."""
         ends = tuple(self.endpoints.get(node.name, ()))
-        sends = getattr(plugins.find("delivery", str(self.spec.options["delivery"])), "sends_datagrams", None)
-        if node.role != "global_server" or sends is None or not sends(self.spec.options):
+        parts = [plugins.find("delivery", name) for name in plugins.delivery_chain(self.spec.options)]
+        sends = [part.sends_datagrams for part in parts if hasattr(part, "sends_datagrams")]
+        if node.role != "global_server" or not any(asks(self.spec.options) for asks in sends):
             return ends
         return (*ends, *for_datagrams(ends))
 

@@ -50,8 +50,8 @@ def _required(host: Host, nodes: list[TopologyNode], spec: JobSpec, frameworks: 
     training = sum(node.global_rank is not None for node in nodes)
     bundled = 0 if spec.script else workers
     saving = () if spec.script else ("safetensors",)
-    delivery = plugins.find("delivery", plugins.delivery(defaults(plugins.table()) | dict(spec.options)))
-    own = getattr(delivery, "modules", ())
+    deliveries = plugins.delivery_chain(defaults(plugins.table()) | dict(spec.options))
+    own = [module for name in deliveries for module in getattr(plugins.find("delivery", name), "modules", ())]
     modules = (*_EVERYWHERE, *own, *(("psutil",) if host.interface else ()), *(frameworks if workers else ()), *saving)
     return Requirements(
         processes=len(nodes),

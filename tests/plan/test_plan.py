@@ -637,7 +637,7 @@ def test_a_cluster_of_a_thousand_is_planned_at_once() -> None:
         ({"dgt": 2, "topology": "flat"}, "a flat cluster has no local servers"),
         ({"dgt": 2, "compress": "fp16"}, "--compress fp16 encodes all tensors"),
         ({"dgt": 2, "compress": "mpq:0.01"}, "--compress mpq:0.01 encodes all tensors"),
-        ({"dgt": 2, "tsengine": "inter"}, "--dgt 2 and --tsengine inter each choose a delivery"),
+        ({"dgt": 2, "tsengine": "inter", "compress": "fp16"}, "--dgt 2: --compress fp16 encodes all tensors"),
         ({"delivery": "dgt"}, "write --dgt 1, 2 or 3"),
         ({"dgt": 1, "dgt_block": 1000}, "a multiple of 64"),
         ({"dgt": 4}, "--dgt"),

@@ -18,6 +18,7 @@ from geomx_cli.ps.net.wire import Header, Kind
 
 name = "forced"
 needs_peers = False
+sends_by = ("dgt",)
 options = (
     Option("forced", "text", "inter", "GEOMX_FORCED", "Where.", "transport", choices=("inter", "intra", "both")),
 )

@@ -150,6 +150,36 @@ def test_averages_of_hfa_have_the_same_bits(cluster: Cluster, tmp_path: Path, le
             assert history[-1].tobytes() == wanted[rank][-1].tobytes()
 
 
+def test_hfa_and_bsc_with_all_deliveries_have_the_same_bits(cluster: Cluster, tmp_path: Path) -> None:
+    """Of three parties one sends through another; of what goes directly the tensors that bsc leaves alone go in blocks,
+    in part as datagrams; there are three global servers.
+    """
+    env = {
+        **BY_HAND, "OUT": str(tmp_path / "w{rank}.npz"), "ROUNDS": "200", "PUSH": "weights", "GEOMX_ALGO": "hfa",
+        "MXNET_KVSTORE_HFA_K2": "2", "GEOMX_COMPRESS": "bsc:0.05", "MXNET_KVSTORE_SIZE_LOWER_BOUND": "2000",
+        "SIZES": "5000,1500,3", "MXNET_KVSTORE_BIGARRAY_BOUND": "2500", "GEOMX_JOB_DIR": str(tmp_path),
+    }  # fmt: skip
+    for name in ("Asrv0", "Bsrv0", "Csrv0", "root0", "root1", "root2"):
+        place = {"GEOMX_PARTY_INDEX": str("ABC".index(name[0]))} if name[0] in "ABC" else {}
+        cluster.each[name] = {**place, "GEOMX_PROCESS": name}
+    together = {
+        "THROUGH": "1:0", "ENABLE_DGT": "1", "DGT_BLOCK_SIZE": "256", "GEOMX_DGT_WAIT": "40", "ENABLE_P3": "1",
+    }  # fmt: skip
+    found = []
+    for more in ({"THROUGH": ""}, together):
+        cluster.environment = {**env, **more}
+        cluster.launch(AVERAGES, parties=(1, 1, 1), roots=3)
+        cluster.finish()
+        cluster.processes.clear()
+        found.append([averages_in(tmp_path, f"t{index}") for index in range(3)])
+    for direct, through in zip(*found, strict=True):
+        assert sorted(direct) == sorted(through) == [0, 1, 2]
+        for rank, history in direct.items():
+            assert [array.tobytes() for array in history] == [array.tobytes() for array in through[rank]]
+    assert relayed(cluster, "Asrv0", "received") > 0
+    assert sum(relayed(cluster, f"root{index}", "received", "datagrams") for index in range(3)) > 0
+
+
 # Contributions that cannot be added on their way.
 
 
@@ -158,7 +188,8 @@ def test_encoded_contributions_have_the_same_bits_as_with_direct_delivery(
     cluster: Cluster, tmp_path: Path, compress: str
 ) -> None:
     """They are passed on alone, so the global server adds the same ones in the same order."""
-    env = {**BY_HAND, "GEOMX_COMPRESS": compress, "GEOMX_COMPRESS_MIN": "100", "ROUNDS": "40", "SHUFFLE": "1"}
+    codec = {"GEOMX_COMPRESS": compress, "MXNET_KVSTORE_SIZE_LOWER_BOUND": "100"}
+    env = {**BY_HAND, **codec, "ROUNDS": "40", "SHUFFLE": "1"}
     for name in ("Asrv0", "Bsrv0", "Csrv0"):
         cluster.each[name] = {"GEOMX_PARTY_INDEX": str("ABC".index(name[0])), "GEOMX_PROCESS": name}
     shape = {"parties": (1, 1, 1)}

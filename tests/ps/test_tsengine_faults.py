@@ -146,6 +146,15 @@ def test_every_round_is_right_though_links_are_cut(
     check_rounds(cluster, tmp_path, roots, cut, True, 0, **BY_HAND, THROUGH=through, GEOMX_FORCED=level)
 
 
+@pytest.mark.parametrize(("mode", "through"), [("1", "1:0"), ("2", "1:0"), ("2", "0:1")])
+def test_every_round_is_right_with_dgt_though_links_are_cut(
+    cluster: Cluster, tmp_path: Path, mode: str, through: str
+) -> None:
+    """What goes to the servers directly, at first and after each cut, goes in blocks."""
+    dgt = {"ENABLE_DGT": mode, "DGT_BLOCK_SIZE": "256", "GEOMX_DGT_WAIT": "40"}
+    check_rounds(cluster, tmp_path, 2, "both", True, 0, **BY_HAND, **dgt, THROUGH=through)
+
+
 @pytest.mark.parametrize("cut", ["below", "both"])
 def test_every_round_of_encoded_values_is_right_though_links_are_cut(
     cluster: Cluster, tmp_path: Path, cut: str

@@ -50,11 +50,12 @@ class _Past:
 class _Incoming:
     """One peer's contributions to a slice.
 
-    handed_in: the last round that is complete, or waits no more. early: fragments that arrived before the first part,
-    by round. passed_at: when later datagrams than those of a round had arrived on all channels. past: rounds of which
-    blocks may still come. late: the sum of those that have, for the next round.
+    contributors: of its parts. handed_in: the last round that is complete, or waits no more. early: fragments that
+    arrived before the first part, by round. passed_at: when later datagrams than those of a round had arrived on all
+    channels. past: rounds of which blocks may still come. late: the sum of those that have, for the next round.
     """
 
+    contributors: tuple[int, ...] = ()
     handed_in: int = 0
     open: dict[int, Assembly] = field(default_factory=dict)
     early: "dict[int, list[Fragment]]" = field(default_factory=dict)
@@ -64,7 +65,7 @@ class _Incoming:
 
     def may_come(self, round_: int) -> bool:
         """Whether this round is neither over nor too far ahead."""
-        return self.handed_in < round_ <= self.handed_in + MAX_ROUNDS_AHEAD
+        return self.handed_in < round_ <= self.handed_in + MAX_ROUNDS_AHEAD + 1
 
 
 class Grace:
@@ -121,6 +122,8 @@ class PartReceiver:
             raise BadMessage("a part of a contribution without a payload")
         self._inbox.check(link, header)
         incoming = self._incoming.setdefault((link, header.key, header.slice), _Incoming())
+        incoming.contributors = header.contributors
+        self._close_acked(link, incoming, header.acked)
         if not incoming.may_come(header.round):  # the whole contribution has come meanwhile
             link.consumed(len(payload))
         else:
@@ -214,8 +217,8 @@ class PartReceiver:
     def _take_whole(self, link: "Link", header: Header, payload: memoryview) -> bool:
         """Drop the parts of a contribution that has come whole. Returns whether it was handed in, with late blocks."""
         incoming = self._incoming.get((link, header.key, header.slice))
-        if incoming is None or not incoming.may_come(header.round):
-            return False
+        if incoming is None or header.contributors != incoming.contributors or not incoming.may_come(header.round):
+            return False  # for others, it is no contribution of which parts may have come
         assembly = incoming.open.pop(header.round, None)
         if assembly is not None:
             link.consumed(assembly.credit)
@@ -237,6 +240,12 @@ class PartReceiver:
             del incoming.passed_at[number]
         for number in [number for number in incoming.past if number < round_ - MAX_ROUNDS_AHEAD]:
             del incoming.past[number]
+
+    def _close_acked(self, link: "Link", incoming: _Incoming, acked: int) -> None:
+        """The sender has the results of rounds up to this one: another process may have brought the contributions."""
+        self._close(link, incoming, acked)
+        for number in [number for number in incoming.open if number <= acked]:
+            link.consumed(incoming.open.pop(number).credit)
 
     def _forget_early(self, link: "Link", incoming: _Incoming, round_: int) -> "list[Fragment]":
         found = incoming.early.pop(round_, [])

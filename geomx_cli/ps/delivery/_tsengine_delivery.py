@@ -5,9 +5,9 @@ import time
 from collections.abc import Collection
 from functools import partial
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
-from geomx_cli.ps.aggregation.delivery_interface import ContributionInbox
+from geomx_cli.core import plugins
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
@@ -31,7 +31,8 @@ NOTED = 16 * 1024
 
 class TsEngine(Direct):
     """The delivery of a worker, whose peers are the other workers of its plane ("intra"), or of a server ("inter"): the
-    peers of a local server are those of other parties; a root has none and only measures.
+    peers of a local server are those of other parties; a root has none and only measures. What a process sends for
+    itself alone goes by `_by`: directly, or by the other delivery that the job has.
     """
 
     option = "tsengine"
@@ -41,10 +42,16 @@ class TsEngine(Direct):
         self._level = level
         self._above = attrgetter("root" if level == "inter" else "server")  # of a header: the rank of its receiver
 
-    def begin(self, node: Node, upstream: UpstreamClient | None, _: ContributionInbox | None, /) -> None:
+    def begin(self, node: Node, upstream: UpstreamClient | None, others: Any, /) -> None:
         """See ServerDelivery.begin and WorkerDelivery.begin."""
-        super().begin(node, upstream, _)
+        super().begin(node, upstream, others)
         self._node = node
+        name = (*plugins.delivery_chain(node.settings.options)[1:], "direct")[0]
+        side: plugins.Side = "server" if self._level == "inter" else "worker"
+        make = plugins.factory(plugins.find("delivery", name), side)
+        assert make is not None
+        self._by = make()
+        self._by.begin(node, upstream, others)
         # Contributions are passed on alone if they cannot be added: they are encoded, or parties go through rounds by
         # themselves, which the first result says.
         self._alone: bool | None = None
@@ -57,7 +64,7 @@ class TsEngine(Direct):
         if upstream is not None and relays:
             draw, greed = random.Random(node.process), node.settings.number("ts_greed")
             self._ways = Ways(upstream, self._neighbours, greed, draw)
-            self._relay = Relay(upstream, self._above, self._ways.lead_here)
+            self._relay = Relay(upstream, self._by.up, self._above, self._ways.lead_here)
         if relays or self._level == "inter":
             node.loop.every(TICK, self._tick)
 
@@ -74,7 +81,7 @@ class TsEngine(Direct):
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
         """Send a contribution to the server, with those of others, or through a peer."""
         if self._relay is None or self._ways is None or self.upstream is None:
-            super().up(server, header, payload, on_result)
+            self._by.up(server, header, payload, on_result)
             return
         self._ways.enter(header.round, len(payload or b""))
         then = partial(self._on_result, on_result)
@@ -82,7 +89,7 @@ class TsEngine(Direct):
         if payload is None or self._alone is None or not can_be_relayed(header, payload):
             self._relay.passed(header)
             self._skip(header)
-            self.upstream.send(self.upstream.links[server], header, payload, then)
+            self._by.up(server, header, payload, then)
             return
         before = self._expecting.get((header.key, header.slice), {})
         way = DIRECT if self._relay.serves(header) else self._choose(server, len(payload), before)
@@ -94,7 +101,7 @@ class TsEngine(Direct):
             return
         self._relay.passed(header)
         if way == DIRECT:
-            self.upstream.send(self.upstream.links[server], header, payload, then)
+            self._by.up(server, header, payload, then)
         else:
             self._send_through(way, header, payload, then, alone=alone)
 
@@ -102,6 +109,9 @@ class TsEngine(Direct):
         """Take contributions of peers, and pass results on."""
         if payload is not None and len(payload) >= NOTED:
             self._neighbours.note(link)
+        return self._receive(link, header, payload) or self._by.receive(link, header, payload)
+
+    def _receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
         if self._relay is None or self.upstream is None:
             return False
         if header.kind == Kind.EXCHANGE:
@@ -128,7 +138,7 @@ class TsEngine(Direct):
             self._relay.split(int(request.body["request"]))
             return True
         if request.topic != TOPIC:
-            return False
+            return bool(self._by.on_request(request))
         self._neighbours.of(request.link).update(request.body, self._ways.round if self._ways is not None else 0)
         rank = self._peer_at(request.link)
         if rank is not None and self._relay is not None:
@@ -143,6 +153,7 @@ class TsEngine(Direct):
 
     def on_reconnect(self, link: Link, lane: Lane) -> None:
         """What a peer has said about contributions may be lost: ask the servers for their results."""
+        self._by.on_reconnect(link, lane)
         rank = self._peer_at(link)
         if lane == "control" and rank is not None:
             for number in [number for number, (way, _) in self._via.items() if way == rank]:

@@ -32,6 +32,7 @@ ASK, LONGEST = 0.1, 5.0
 """Seconds for which the own contribution waits for others until these are asked, as windows may be full of other
 slices, and at most, as messages may be lost with a connection."""
 
+Up = Callable[[int, Header, memoryview | None, OnResult], None]
 _Where = tuple[int, int]
 _Same = tuple[object, ...]
 
@@ -68,15 +69,17 @@ class _Group:
 
 
 class Relay:
-    """Adds contributions to this process's, or passes them on alone. above: of a header, the rank of the server that it
+    """Adds contributions to this process's, or passes them on alone. up: sends what is its own alone to the server of
+    this rank. above: of a header, the rank of the server that it
     is for. relays: whether the peer of this rank still sends through this process, as far as its reports tell. Used by
     the loop's thread only.
     """
 
     def __init__(
-        self, upstream: UpstreamClient, above: Callable[[Header], int], relays: Callable[[int], bool]
+        self, upstream: UpstreamClient, up: Up, above: Callable[[Header], int], relays: Callable[[int], bool]
     ) -> None:
         self._upstream = upstream
+        self._up = up
         self._above = above
         self._relays = relays
         self._groups: dict[tuple[int, int, int], _Group] = {}
@@ -233,11 +236,10 @@ class Relay:
         self._send(group.own, group.clients)
 
     def _send(self, own: _Own, clients: dict[int, _Client]) -> None:
-        link = self._upstream.links[self._above(own.header)]
         alike = {rank: client for rank, client in clients.items() if _same(client.header) == _same(own.header)}
         self._refuse(client for rank, client in clients.items() if rank not in alike)
         if not alike:
-            self._upstream.send(link, own.header, own.payload, own.on_result)
+            self._up(self._above(own.header), own.header, own.payload, own.on_result)
             return
         header = own.header
         accumulator, (rank,) = Accumulator(), header.contributors
@@ -252,6 +254,7 @@ class Relay:
             header, contributors=tuple(sorted(contents)), weight=accumulator.weight, hyper=accumulator.hyper, wide=wide
         )
         acked = min(client.header.acked for client in alike.values())
+        link = self._upstream.links[self._above(own.header)]
         self._upstream.send(link, merged, payload, own.on_result, acked=acked)
         self._merged[merged.request] = own, list(alike.values())
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 name = "tsengine"
 chosen_by = "tsengine"
+sends_by = ("dgt",)
 needs_peers = False
 options = (
     Option(
