@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,24 +224,33 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    """Measure all models and ratios."""
-    given, results = _arguments(), []
+def run(measure: Callable[[], list[dict[str, Any]]], *, as_json: bool) -> int:
+    """Measure, print the results if they are wanted as JSON, and return the exit code."""
     try:
-        if given.spoke:
-            results = _spoke(given)
-        else:
-            with Wan(sites=("C", "A", "B"), rate=given.rate, rtt=given.rtt) as wan:
-                for name in given.model:
-                    common = (name, given.megabytes, given.torch, given.topology, given.warm_up, given.iterations, wan)
-                    results += _rows(Bench(*common), given.systems, given.ratio)
+        results = measure()
     except GeomxError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(f"{os.cpu_count()} cores", file=sys.stderr)
-    if given.json:
+    if as_json:
         print(json.dumps({"schema_version": 1, "results": results}))
     return 0
+
+
+def _layers(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure all models and ratios."""
+    results = []
+    with Wan(sites=("C", "A", "B"), rate=given.rate, rtt=given.rtt) as wan:
+        for name in given.model:
+            common = (name, given.megabytes, given.torch, given.topology, given.warm_up, given.iterations, wan)
+            results += _rows(Bench(*common), given.systems, given.ratio)
+    return results
+
+
+def main() -> int:
+    """Measure all models and ratios, or TSEngine."""
+    given = _arguments()
+    return run(lambda: _spoke(given) if given.spoke else _layers(given), as_json=given.json)
 
 
 if __name__ == "__main__":

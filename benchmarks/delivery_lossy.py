@@ -9,19 +9,17 @@ directly and with --dgt 1 for each --wait; and the part of the blocks' bytes tha
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from delivery import EXCHANGES, marks_of, period
+from delivery import EXCHANGES, marks_of, period, run
 from pushpull_job import Command, planned
 from tensors import LISTS
 from wan import Wan
 
-from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.options import Value, decode
 from geomx_cli.ps.delivery import dgt
 
@@ -83,15 +81,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure all ways with each congestion control."""
     given = _arguments()
-    try:
-        results = [row for congestion in given.congestion for row in _measure(given, congestion)]
-    except GeomxError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"{os.cpu_count()} cores", file=sys.stderr)
-    if given.json:
-        print(json.dumps({"schema_version": 1, "results": results}))
-    return 0
+    each = (_measure(given, congestion) for congestion in given.congestion)
+    return run(lambda: [row for rows in each for row in rows], as_json=given.json)
 
 
 if __name__ == "__main__":

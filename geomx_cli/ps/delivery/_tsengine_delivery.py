@@ -19,7 +19,7 @@ from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content
-from geomx_cli.ps.net.wire import Header, Kind
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 
 __all__ = ["TsEngine"]
 
@@ -87,7 +87,7 @@ class TsEngine(Direct):
         then = partial(self._on_result, on_result)
         alone = self._alone or bool(self.upstream.compression.spec)
         if payload is None or self._alone is None or not can_be_relayed(header, payload):
-            self._relay.passed(header)
+            self._relay.send_apart(header)
             self._skip(header)
             self._by.up(server, header, payload, then)
             return
@@ -99,7 +99,7 @@ class TsEngine(Direct):
         if way == DIRECT and not alone:
             self._relay.take_own(header, payload, then)
             return
-        self._relay.passed(header)
+        self._relay.send_apart(header)
         if way == DIRECT:
             self._by.up(server, header, payload, then)
         else:
@@ -135,6 +135,8 @@ class TsEngine(Direct):
     def on_request(self, request: Request) -> bool:
         """Take a neighbour's report, and what it says about contributions."""
         if request.topic == "split" and self._relay is not None:
+            if self.upstream is None or request.link not in self.upstream.links:
+                raise BadMessage("a refusal of a sum from a process that is no server above")
             self._relay.split(int(request.body["request"]))
             return True
         if request.topic != TOPIC:

@@ -26,6 +26,8 @@ SPAN = 0.1
 JITTER = 0.01
 """Seconds that a process may take to notice a message. A rate that is taken as too high is soon corrected, since
 the link is used then; one that is taken as too low is not."""
+MARKS = 4096
+"""Times of sending that are kept: those of the last 40 s at least, as a process looks a hundred times a second."""
 IDLE = 4096
 """Bytes on their way that do not make a link busy: reports, credit."""
 
@@ -42,7 +44,8 @@ class Meter:
         self.measured = 0
         self.moved = 0.0
         self._samples = deque[float](maxlen=LAST)
-        self._marks: deque[tuple[int, float]] = deque()  # bytes handed over so far, and when
+        # bytes handed over so far, and when; on a link that stays cut nothing is reported
+        self._marks = deque[tuple[int, float]](maxlen=MARKS)
         self._sent = self._received = 0
         self._start = 0.0
         self._floor = float("inf")

@@ -5,6 +5,10 @@ alone (its header says so as `asynchronous`): the server answers it as if it had
 
 A relay keeps nothing that is not kept elsewhere: a sender keeps its contribution until it has the result, and asks the
 server above if the relay fails. That counts each process once, whichever messages bring its contribution.
+
+Credit is returned on arrival, so windows do not bound what a relay keeps. As at a server, slices and rounds do: of each
+peer, slice and round it keeps one contribution, only of slices to which it has contributed itself, and at most
+MAX_ROUNDS_AHEAD rounds.
 """
 
 import time
@@ -25,7 +29,7 @@ from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header
 __all__ = ["MISSES", "Relay", "can_be_relayed"]
 
 MAX_GROUPS = 65_536
-"""Slices and rounds of which contributions of peers are held."""
+"""Slices that peers announce, and rounds that they are noted to send another way."""
 MISSES = 3
 """Rounds in a row in which a peer sends a slice another way, until it is no longer expected here."""
 ASK, LONGEST = 0.1, 5.0
@@ -69,10 +73,9 @@ class _Group:
 
 
 class Relay:
-    """Adds contributions to this process's, or passes them on alone. up: sends what is its own alone to the server of
-    this rank. above: of a header, the rank of the server that it
-    is for. relays: whether the peer of this rank still sends through this process, as far as its reports tell. Used by
-    the loop's thread only.
+    """Adds contributions to this process's, or passes them on alone. up: sends the own one alone to the server of this
+    rank. above: of a header, the rank of the server that it is for. relays: whether the peer of this rank still sends
+    through this process, as far as its reports tell. Used by the loop's thread only.
     """
 
     def __init__(
@@ -83,12 +86,13 @@ class Relay:
         self._above = above
         self._relays = relays
         self._groups: dict[tuple[int, int, int], _Group] = {}
-        self._held: dict[_Where, list[int]] = {}  # the rounds of own contributions that wait, ascending
+        self._waiting: dict[_Where, list[int]] = {}  # the rounds of own contributions that wait, ascending
         self._last: dict[_Where, int] = {}  # the last round that this process has sent
         # peers whose next contribution should come here, and how many in a row have not
         self._expected: dict[_Where, dict[int, int]] = {}
         self._merged: dict[int, tuple[_Own, list[_Client]]] = {}  # by the number of the request
-        self._passing: dict[tuple[int, int, int, int], int] = {}  # requests on their way alone, by rank and slice
+        # rounds of peers' contributions on their way alone, by rank and slice
+        self._passing: dict[tuple[int, int, int], set[int]] = {}
 
     def serves(self, header: Header) -> bool:
         """Whether peers send this slice through here, so that the own one must go to the server."""
@@ -98,16 +102,16 @@ class Relay:
     def take_own(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
         """Send this process's contribution together with those that are expected. Rounds of a slice go in order."""
         where = (header.key, header.slice, header.round)
-        self._held.setdefault(where[:2], []).append(header.round)
+        self._waiting.setdefault(where[:2], []).append(header.round)
         group = self._groups.setdefault(where, _Group())
         group.own, group.since = _Own(header, payload, on_result), time.monotonic()
         self._check(where)
 
-    def passed(self, header: Header) -> None:
+    def send_apart(self, header: Header) -> None:
         """This process's contribution goes alone, or through a peer: what waits for it has to go alone too, and earlier
         ones go first.
         """
-        for round_ in list(self._held.get((header.key, header.slice), ())):
+        for round_ in list(self._waiting.get((header.key, header.slice), ())):
             self._release((header.key, header.slice, round_))
         self._last[header.key, header.slice] = header.round
         group = self._groups.pop((header.key, header.slice, header.round), None)
@@ -134,10 +138,7 @@ class Relay:
             raise BadMessage(f"a contribution of form {header.form.name} for a sum")
         client = _Client(link, header, received(header, payload))
         link.consumed(len(payload))  # it waits for the own one, so it must not hold up others
-        if header.round > last + MAX_ROUNDS_AHEAD or len(self._groups) >= MAX_GROUPS:
-            self._refuse([client])
-            return
-        if header.round <= last:
+        if not 0 < last < header.round <= last + MAX_ROUNDS_AHEAD:
             self._refuse([client])
             return
         self.expect(rank, [where[:2]])
@@ -167,7 +168,7 @@ class Relay:
 
     def check(self) -> None:
         """Stop waiting for peers that do not send through here any more."""
-        for where in [(*slice_, rounds[0]) for slice_, rounds in self._held.items() if rounds]:
+        for where in [(*slice_, rounds[0]) for slice_, rounds in self._waiting.items() if rounds]:
             self._check(where)
 
     def on_result(self, header: Header, payload: memoryview | None) -> None:
@@ -186,31 +187,33 @@ class Relay:
 
     def hurry(self, where: tuple[int, int, int]) -> None:
         """The server waits for a peer's contribution to this slice and round, which may wait here for the window."""
-        if any((key, index, round_) == where for _, key, index, round_ in self._passing):
+        if any(where[:2] == (key, index) and where[2] in rounds for (_, key, index), rounds in self._passing.items()):
             for link in self._upstream.links:
                 link.want(*where)
 
     def _pass_on(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
         """Send a peer's contribution to the server as it is, and the result back."""
-        where, client = (rank, header.key, header.slice, header.round), _Client(link, header, None)
         link.consumed(len(payload or b""))
-        if payload is None or len(self._passing) >= MAX_GROUPS:
-            if where not in self._passing:
-                self._refuse([client])
+        rounds = self._passing.get((rank, header.key, header.slice), set())
+        if header.round in rounds:
+            return  # the result follows
+        client = _Client(link, header, None)
+        if payload is None or len(rounds) > MAX_ROUNDS_AHEAD or (header.key, header.slice) not in self._last:
+            self._refuse([client])
             return
-        sent = msgspec.structs.replace(header)
 
         def on_result(result: Header, found: memoryview | None) -> None:
-            if self._passing.get(where) == sent.request:
-                del self._passing[where]
+            rounds.discard(header.round)
             _answer(client, result, found)
 
-        self._upstream.pass_on(self._upstream.links[self._above(header)], sent, payload, on_result)
-        self._passing[where] = sent.request
+        rounds.add(header.round)
+        self._passing[rank, header.key, header.slice] = rounds
+        link_above, sent = self._upstream.links[self._above(header)], msgspec.structs.replace(header)
+        self._upstream.pass_on(link_above, sent, payload, on_result)
 
     def _check(self, where: tuple[int, int, int]) -> None:
         group, (key, index, round_) = self._groups[where], where
-        if group.own is None or self._held[key, index][0] != round_:
+        if group.own is None or self._waiting[key, index][0] != round_:
             return
         expected = self._expected.get((key, index), {})
         missing = expected.keys() - group.clients.keys() - group.skipped
@@ -224,14 +227,14 @@ class Relay:
         for rank in missing:
             del expected[rank]
         self._release(where)
-        if self._held[key, index]:
-            self._check((key, index, self._held[key, index][0]))
+        if self._waiting[key, index]:
+            self._check((key, index, self._waiting[key, index][0]))
 
     def _release(self, where: tuple[int, int, int]) -> None:
         """Send the own contribution with those that have come."""
         group, (key, index, round_) = self._groups.pop(where), where
         assert group.own is not None
-        self._held[key, index].remove(round_)
+        self._waiting[key, index].remove(round_)
         self._last[key, index] = max(round_, self._last.get((key, index), 0))
         self._send(group.own, group.clients)
 
@@ -257,6 +260,8 @@ class Relay:
         link = self._upstream.links[self._above(own.header)]
         self._upstream.send(link, merged, payload, own.on_result, acked=acked)
         self._merged[merged.request] = own, list(alike.values())
+        for client in alike.values():
+            client.content = None  # it is in the sum
 
     @staticmethod
     def _refuse(clients: Iterable[_Client]) -> None:

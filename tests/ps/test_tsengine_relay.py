@@ -1,0 +1,80 @@
+"""What a TSEngine relay keeps for its peers, with an upstream client and transports that record."""
+
+import pytest
+from bench import RecordingTransport
+
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.delivery._tsengine_relay import Relay
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, Form, Header, Kind
+
+LENGTH = 256
+PAYLOAD = memoryview(bytes(4 * LENGTH))
+
+
+class Fixture:
+    """The relay of rank 0, whose peer of rank 1 sends through it. Its server answers nothing by itself."""
+
+    def __init__(self) -> None:
+        self.above, self.beside = RecordingTransport(1 << 16, 1 << 40), RecordingTransport(1 << 16, 1 << 40)
+        self.server = Link(self.above, "root 0", wide_area=True, greeting={})  # type: ignore[arg-type]
+        self.peer = Link(self.beside, "peer 1", wide_area=True, greeting={})  # type: ignore[arg-type]
+        self.upstream = UpstreamClient()
+        self.upstream.links, self.upstream.peers = [self.server], {1: self.peer}
+        self.relay = Relay(self.upstream, self.up, lambda header: header.root, lambda _: True)
+
+    def up(self, server: int, header: Header, payload: memoryview | None, on_result: object) -> None:
+        self.upstream.send(self.upstream.links[server], header, payload, on_result)  # type: ignore[arg-type]
+
+    def take(self, key: int, round_: int, *, alone: bool) -> None:
+        """The peer sends a contribution, to be passed on alone or added."""
+        header = _contribution(1, key, round_)
+        header.request, header.asynchronous, header.acked = 7, alone, max(0, round_ - 1 - MAX_ROUNDS_AHEAD)
+        header.form = Form.ENCODED if alone else Form.FULL
+        self.relay.take(self.peer, 1, header, PAYLOAD)
+
+    def contribute(self, key: int, round_: int) -> None:
+        """The relay contributes alone."""
+        self.own = _contribution(0, key, round_)
+        self.relay.send_apart(self.own)
+        self.up(0, self.own, PAYLOAD, lambda _, __: None)
+
+    @property
+    def refused(self) -> int:
+        """Contributions that the peer has to send another way."""
+        return sum(header.topic == "overlay" for header in self.beside.control)
+
+
+def _contribution(rank: int, key: int, round_: int) -> Header:
+    about = {"length": LENGTH, "size": LENGTH, "weight": 1.0, "contributors": (rank,)}
+    return Header(kind=Kind.EXCHANGE, key=key, round=round_, **about)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_a_relay_keeps_is_bounded_by_its_own_slices_and_rounds(alone: bool) -> None:
+    """Whatever a peer sends: other slices, more rounds, one many times. The rest is refused, and goes to the server."""
+    fixture = Fixture()
+    for key in range(500):
+        fixture.take(key, 1, alone=alone)
+    assert fixture.refused == 500 and not fixture.upstream.waiting and not fixture.relay._groups
+    fixture.contribute(3, 1)
+    own = fixture.upstream.waiting
+    for _ in range(3):
+        for round_ in range(2, 200):
+            fixture.take(3, round_, alone=alone)
+    if alone:
+        assert fixture.upstream.waiting - own == MAX_ROUNDS_AHEAD + 1
+    else:
+        assert len(fixture.relay._groups) == MAX_ROUNDS_AHEAD and fixture.upstream.waiting == own
+    assert fixture.refused - 500 >= 3 * (198 - MAX_ROUNDS_AHEAD - 1)
+
+
+def test_a_place_is_free_again_when_the_result_has_come() -> None:
+    fixture = Fixture()
+    fixture.contribute(3, 1)
+    for round_ in range(2, 300):
+        fixture.take(3, round_, alone=True)
+        about = {"key": 3, "round": round_, "length": LENGTH, "size": LENGTH}
+        result = Header(kind=Kind.RESULT, request=fixture.above.sent[-1], **about)  # type: ignore[arg-type]
+        fixture.upstream.on_result(fixture.server, result, PAYLOAD)
+    assert not fixture.refused and fixture.beside.sent == [7] * 298 and fixture.upstream.waiting == 1
