@@ -57,7 +57,7 @@ class Server:
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
             on_reconnect=self._on_reconnect, on_asked=self._on_asked,
         )  # fmt: skip
-        upstream = self._upstream
+        upstream, self._party_index = self._upstream, 0
         placements = PlacementService(self.node, self._members, upstream, self._compression.wan)
         self._table = SliceTable(
             algorithm=algorithm, roots=None if upstream is None else lambda: len(upstream.links),
@@ -70,7 +70,6 @@ class Server:
             above=self._compression.wan, below=self._compression.below, may_offer=self._members.may_offer,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
-        self._party_index = 0
         self._control = ControlService(
             self.node, self._members, upstream, self._aggregator, self._compression.wan, placements,
             lambda: self._party_index,
@@ -194,6 +193,7 @@ class Server:
         if self._upstream is not None:
             self._upstream.repeat(link, lane)
             self._deadlocks.on_root_reconnect()
+        self._delivery.on_reconnect(link, lane)
         if self._members.knows(link):
             self._deadlocks.on_reconnect(self._members.rank_of(link))
             if lane == "control":

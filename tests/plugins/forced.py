@@ -3,16 +3,21 @@ indices of parties or, with GEOMX_FORCED=intra, ranks of workers in each party, 
 
 RELAY_FAULT: "PROCESS POINT COUNT SIGNAL", as "A/server:0 taken 9 KILL": the process gets the signal, from itself, when
 it has taken so many contributions of peers ("taken"), or when the results of so many sums that contain such have come
-and were not passed on ("answered").
+and were not passed on ("answered"). At the point "refused" it refuses that contribution instead. LOSES: the file in
+which a process notes that it has lost a refusal, its first one, and that again whenever it comes.
 """
 
 import os
 import signal
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from geomx_cli.core.options import Option, Value
+from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.delivery import tsengine
 from geomx_cli.ps.delivery._tsengine_delivery import TsEngine
+from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC
+from geomx_cli.ps.delivery._tsengine_relay import _Client
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import Header, Kind
 
@@ -44,18 +49,36 @@ class Forced(TsEngine):
 
     option = "forced"
     _seen = 0
+    _lost: int | None = None
 
     def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
         """See TsEngine.receive."""
         process, point, count, name = os.environ.get("RELAY_FAULT", "- - 0 -").split()
         if process != self._node.process or self._relay is None:
             return super().receive(link, header, payload)
+        size = len(payload) if header.kind == Kind.EXCHANGE and payload is not None else 0
+        if size and point == "refused" and self._peer_at(link) is not None:
+            self._seen += 1
+            if self._seen == int(count):
+                link.consumed(size)
+                self._relay._refuse([_Client(link, header, None)])
+                return True
         if header.kind == Kind.RESULT and header.request in self._relay._merged and point == "answered":
             self._count_to(int(count), name)
         taken = super().receive(link, header, payload)
-        if header.kind == Kind.EXCHANGE and payload is not None and point == "taken":
+        if size and point == "taken":
             self._count_to(int(count), name)
         return taken
+
+    def on_request(self, request: Request) -> bool:
+        """See TsEngine.on_request."""
+        refused = request.body.get("refused", ()) if request.topic == TOPIC else ()
+        if refused and "LOSES" in os.environ:
+            self._lost = refused[0] if self._lost is None else self._lost
+            if refused[0] == self._lost:
+                Path(os.environ["LOSES"]).touch()
+                return True
+        return super().on_request(request)
 
     def _count_to(self, count: int, name: str) -> None:
         self._seen += 1

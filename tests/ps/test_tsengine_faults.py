@@ -41,6 +41,15 @@ def launch(
     cluster.launch(SCRIPT)
 
 
+def behind_proxy(level: str) -> tuple[Proxy, dict[str, str]]:
+    """A proxy before the relay, for its peers only, and the variables of the relay."""
+    port, front = free_ports(2)
+    # A process of its own party dials the first address of a local server, others the last.
+    near = f"tcp://127.0.0.1:{port} " * (level == "inter")
+    address = {"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_ADVERTISE": f"{near}tcp://127.0.0.1:{front}"}
+    return Proxy({front: port}), address
+
+
 @pytest.mark.parametrize("point", ["taken", "answered"])
 @pytest.mark.parametrize("level", RELAYS)
 def test_a_relay_that_dies_ends_the_job_with_its_name(cluster: Cluster, tmp_path: Path, level: str, point: str) -> None:
@@ -115,14 +124,25 @@ def test_a_stopped_relay_is_gone_around_and_nothing_counts_twice(
 
 
 @pytest.mark.parametrize("level", RELAYS)
+def test_a_refusal_that_is_lost_with_a_connection_holds_up_nothing(
+    cluster: Cluster, tmp_path: Path, level: str
+) -> None:
+    """The sender asks the server once the link to the relay has a new connection."""
+    relay, sender, lost = RELAYS[level], SENDERS[level], tmp_path / "lost"
+    proxy, address = behind_proxy(level)
+    each = {relay: address, sender: {"LOSES": str(lost)}}
+    launch(cluster, tmp_path, level, each, RELAY_FAULT=f"{relay} refused 20 -")
+    until(lost.exists, state=cluster.outputs)
+    proxy.cut()
+    cluster.finish()
+    check_results(tmp_path, expected(True, rounds=ROUNDS))
+
+
+@pytest.mark.parametrize("level", RELAYS)
 def test_a_link_between_peers_that_stays_cut_is_gone_around(cluster: Cluster, tmp_path: Path, level: str) -> None:
     """The one to the relay, with contributions on their way; the job needs it no more."""
     relay, sender = RELAYS[level], SENDERS[level]
-    port, front = free_ports(2)
-    proxy = Proxy({front: port})
-    # A process of its own party dials the first address of a local server, others the last.
-    near = f"tcp://127.0.0.1:{port} " * (level == "inter")
-    address = {"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_ADVERTISE": f"{near}tcp://127.0.0.1:{front}"}
+    proxy, address = behind_proxy(level)
     launch(cluster, tmp_path, level, {relay: address})
     until(lambda: relayed(cluster, relay, "received"), state=cluster.outputs)
     with proxy.losing():

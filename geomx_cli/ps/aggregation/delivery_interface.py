@@ -37,6 +37,11 @@ class Delivery(Protocol):
     def on_asked(self, link: Link, header: Header) -> None:
         """A server above or a peer is blocked on a slice ("want": key, slice, round) that is not in flight to it."""
 
+    def on_reconnect(self, link: Link, lane: Lane) -> None:
+        """A lane has a new connection. Contributions without a result were sent again; anything else in flight may be
+        lost.
+        """
+
 
 class WorkerDelivery(Delivery, Protocol):
     """A delivery in a worker."""
@@ -49,11 +54,6 @@ class WorkerDelivery(Delivery, Protocol):
 
     def on_request(self, request: Request) -> bool:
         """Answer a peer's request; False if the topic is unknown to this delivery."""
-
-    def on_reconnect(self, link: Link, lane: Lane) -> None:
-        """A lane has a new connection. Contributions without a result were sent again; anything else in flight may be
-        lost.
-        """
 
     def leave(self) -> None:
         """This worker has received all its results and contributes no more. Contributions of others may still pass."""
