@@ -169,14 +169,14 @@ def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
     """Return the inventory with the chosen delivery and reduction and, if the algorithm needs one, a local server for a
     central party that trains.
     """
-    from geomx_cli.core import plugins
+    from geomx_cli.core import deliveries, plugins
 
     algorithm = plugins.algorithms()[str(values["algo"])] if "algo" in values else None
     wanted = algorithm is not None and algorithm.needs_local_server and inventory.topology == "central"
     chosen: dict[str, object] = {name: values[name] for name in ("reduce", "shards") if name in values}
     if "delivery" in values:
-        chosen["delivery"] = plugins.delivery(values)
-        chosen["delivery_options"] = plugins.own_options(plugins.delivery(values), values)
+        chosen["delivery"] = deliveries.chosen(values)
+        chosen["delivery_options"] = deliveries.own_options(deliveries.chosen(values), values)
     return inventory.model_copy(update={**chosen, **({"central_server": True} if wanted else {})})
 
 

@@ -175,13 +175,13 @@ class Evaluated(Event, tag="evaluation"):
 
 
 class WarningRaised(Event, tag="warning"):
-    """A problem that does not end the job. reason: a one-word category, for refused messages. doubt: it puts the job's
-    results in doubt, so summaries repeat it.
+    """A problem that does not end the job. reason: a one-word category, for refused messages. affects_result: the job's
+    result may be wrong, so summaries repeat it.
     """
 
     message: str
     reason: str = ""
-    doubt: bool = False
+    affects_result: bool = False
 
 
 class RosterComplete(Event, tag="roster"):

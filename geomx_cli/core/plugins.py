@@ -34,17 +34,11 @@ __all__ = [
     "allocators",
     "codecs",
     "deliveries",
-    "delivery",
-    "delivery_chain",
     "factory",
     "find",
     "merge",
     "mode",
     "modes",
-    "needs_peers",
-    "own_options",
-    "party_peers",
-    "peers",
     "scan",
     "table",
     "users",
@@ -207,33 +201,6 @@ def deliveries() -> Mapping[str, Plugin]:
     return _all("delivery")
 
 
-def delivery(options: Mapping[str, Value]) -> str:
-    """Return a job's delivery; see delivery_chain."""
-    return delivery_chain(options)[0]
-
-
-def delivery_chain(options: Mapping[str, Value]) -> tuple[str, ...]:
-    """Return a job's delivery, --delivery or one that its own option chooses (`chosen_by`), and the delivery by which
-    that one sends what it does not relay, if another is chosen that it can use (`sends_by`). Raises InvalidSettings.
-    """
-    chosen = str(options["delivery"])
-    by_option = {name: str(getattr(module, "chosen_by", "")) for name, module in deliveries().items()}
-    wanted = {name: f"--{option} {options[option]}" for name, option in by_option.items() if options.get(option)}
-    names = [*wanted, *({chosen} - wanted.keys() - {"direct"})]
-    if len(names) < 2:
-        return (*names, "direct")[:1]
-    for first in names:
-        rest = tuple(name for name in names if name != first)
-        if len(rest) == 1 and rest[0] in wanted and rest[0] in getattr(find("delivery", first), "sends_by", ()):
-            return first, *rest
-    if chosen in wanted or chosen == "direct":
-        texts = " and ".join(wanted.values())
-        raise InvalidSettings(f"{texts} each choose a delivery", "leave one of them out: a job has one")
-    name, text = next(iter(wanted.items()))
-    what = f"{text} chooses the delivery {name}, and --delivery {chosen} another"
-    raise InvalidSettings(what, "leave one of them out")
-
-
 def find(kind: Kind, name: str) -> Plugin:
     """Return the plug-in called `name`. Raises InvalidSettings, which lists the known names."""
     known = _all(kind)
@@ -261,36 +228,6 @@ def mode(options: Mapping[str, Value]) -> str:
     name = str(options["algo"])
     known = algorithms().get(name)
     return (known.variant(options) if known else "") or name
-
-
-def own_options(delivery: str, options: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a delivery's own options among those of a job."""
-    return {option.name: options.get(option.name, option.default) for option in find("delivery", delivery).options}
-
-
-def peers(delivery: str, workers: int, options: Mapping[str, Value]) -> frozenset[tuple[int, int]]:
-    """Return the links between `workers` workers of a plane as (dialler, listener) ranks (`peers` of the delivery's
-    module). options: at least the delivery's own.
-    """
-    return _pairs(delivery, "peers", workers, options)
-
-
-def party_peers(delivery: str, parties: int, options: Mapping[str, Value]) -> frozenset[tuple[int, int]]:
-    """Return the links between the local servers of `parties` parties as (dialler, listener) indices of parties
-    (`party_peers` of the delivery's module). options: at least the delivery's own.
-    """
-    return _pairs(delivery, "party_peers", parties, options)
-
-
-def needs_peers(delivery: str) -> bool:
-    """Whether a job with this delivery cannot do without any of these links (`needs_peers` of its module)."""
-    return bool(getattr(find("delivery", delivery), "needs_peers", True))
-
-
-def _pairs(delivery: str, of: str, count: int, options: Mapping[str, Value]) -> frozenset[tuple[int, int]]:
-    found: Callable[[int, Mapping[str, Value]], Iterable[tuple[int, int]]] | None
-    found = getattr(find("delivery", delivery), of, None)
-    return frozenset(() if found is None else found(count, options))
 
 
 def users(option: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.env_names import SETTINGS
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean, nearest
@@ -146,7 +146,7 @@ def _complete(inventory: Inventory, spec: JobSpec) -> dict[str, Value]:
         if name not in known:
             raise InvalidSettings(f"there is no option {name!r}", nearest(name, sorted(known)))
     values = defaults(known.values()) | dict(spec.options) | inventory.options()
-    values["delivery"] = plugins.delivery(values)
+    values["delivery"] = deliveries.chosen(values)
     return {name: check(known[name], value) for name, value in values.items()}
 
 
@@ -175,7 +175,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
     _check_codecs(options)
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
-        *(("delivery", "--delivery", name) for name in plugins.delivery_chain(options)),
+        *(("delivery", "--delivery", name) for name in deliveries.chain(options)),
         ("allocator", "allocator", inventory.allocator),
     )
     for kind, key, name in chosen:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan.topology_node import TopologyNode
@@ -25,10 +25,10 @@ def link_peers(nodes: Iterable[TopologyNode], inventory: Inventory) -> tuple[Top
     linked: dict[str, TopologyNode] = {}
     for name, group in groups.items():
         peers = {_place(node): node for node in group}
-        of = plugins.party_peers if name.startswith("parties/") else plugins.peers
+        of = deliveries.party_peers if name.startswith("parties/") else deliveries.peers
         usual = set(of(inventory.delivery, len(peers), inventory.delivery_options))
         pairs = _reachable(usual, peers)
-        if len(pairs) < len(usual) and plugins.needs_peers(inventory.delivery):
+        if len(pairs) < len(usual) and deliveries.needs_peers(inventory.delivery):
             one, other = (peers[place] for place in min(usual - pairs - {(b, a) for a, b in pairs}))
             what = f"{one.name} and {other.name} exchange by --delivery {inventory.delivery}, and neither can dial"
             raise InvalidSettings(f"{what} the other", f"correct reachable_from of {other.host.name} in the inventory")

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.core.units import counted
@@ -121,7 +121,7 @@ def ports_needed(options: Mapping[str, Value]) -> int:
     """Return the number of ports that `this_machine` requires: equal for all hosts, and sufficient for any of them."""
     parties, workers = int(options["parties"]), int(options["workers"])
     of_plane = parties * workers if options["topology"] == "flat" else workers
-    listeners = {listener for _, listener in plugins.peers(plugins.delivery(options), of_plane, options)}
+    listeners = {listener for _, listener in deliveries.peers(deliveries.chosen(options), of_plane, options)}
     groups = int(options["reduce"] == "torch")
     each = 2 + int(options["global_servers"]) + int(options["local_servers"]) + len(listeners) + groups
     return (parties + 1) * each

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.process_name import file_name
 from geomx_cli.inventory import Host, RankScope, WanLink, is_ip
@@ -120,7 +120,7 @@ class Layout:
     def _endpoints(self, node: TopologyNode) -> tuple[Endpoint, ...]:
         """Those of the process, with one for datagrams at a root if the delivery sends some."""
         ends = tuple(self.endpoints.get(node.name, ()))
-        parts = [plugins.find("delivery", name) for name in plugins.delivery_chain(self.spec.options)]
+        parts = [plugins.find("delivery", name) for name in deliveries.chain(self.spec.options)]
         sends = [part.sends_datagrams for part in parts if hasattr(part, "sends_datagrams")]
         if node.role != "global_server" or not any(asks(self.spec.options) for asks in sends):
             return ends

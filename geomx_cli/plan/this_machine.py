@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.inventory import CENTRAL, Inventory, validated
@@ -36,8 +36,8 @@ def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host
     ]
     shape = ("topology", "global_servers", "local_servers", "reduce", "shards")
     fields: dict[str, object] = {name: options[name] for name in shape}
-    fields["delivery"] = plugins.delivery(options)
-    fields["delivery_options"] = plugins.own_options(plugins.delivery(options), options)
+    fields["delivery"] = deliveries.chosen(options)
+    fields["delivery_options"] = deliveries.own_options(deliveries.chosen(options), options)
     fields["rank_scope"] = "global" if options["rank_scope"] == "global" else "party"
     parties = [{"name": name, "workers": workers[name]} for name in names]
     central = {"name": CENTRAL, "workers": workers[CENTRAL]}

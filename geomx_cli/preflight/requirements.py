@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.options import defaults
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec
@@ -50,8 +50,8 @@ def _required(host: Host, nodes: list[TopologyNode], spec: JobSpec, frameworks: 
     training = sum(node.global_rank is not None for node in nodes)
     bundled = 0 if spec.script else workers
     saving = () if spec.script else ("safetensors",)
-    deliveries = plugins.delivery_chain(defaults(plugins.table()) | dict(spec.options))
-    own = [module for name in deliveries for module in getattr(plugins.find("delivery", name), "modules", ())]
+    chain = deliveries.chain(defaults(plugins.table()) | dict(spec.options))
+    own = [module for name in chain for module in getattr(plugins.find("delivery", name), "modules", ())]
     modules = (*_EVERYWHERE, *own, *(("psutil",) if host.interface else ()), *(frameworks if workers else ()), *saving)
     return Requirements(
         processes=len(nodes),

@@ -1,6 +1,6 @@
 """A local server's links to those of other parties, if its delivery requires them."""
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.membership import Membership
@@ -65,4 +65,4 @@ class ServerPeers:
         settings = self._node.settings
         assert settings.upper is not None and settings.local is not None
         parties, options = settings.upper.workers // settings.local.servers, settings.options
-        return settings.pairs_of(self._own, plugins.party_peers(plugins.delivery(options), parties, options))
+        return settings.pairs_of(self._own, deliveries.party_peers(deliveries.chosen(options), parties, options))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings, TimedOut
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.membership import Membership
@@ -25,9 +25,9 @@ class WorkerPeers:
         self.links: dict[int, Link] = {}
         self._settings = settings
         self._plane = plane
-        delivery = plugins.delivery(settings.options)
-        self._needed = plugins.needs_peers(delivery)
-        self._usual = plugins.peers(delivery, plane.workers, settings.options)
+        delivery = deliveries.chosen(settings.options)
+        self._needed = deliveries.needs_peers(delivery)
+        self._usual = deliveries.peers(delivery, plane.workers, settings.options)
         self._rank = -1
         self._early: list[Link] = []  # peers that dialled before this worker knew its rank
         self._gone: set[Link] = set()

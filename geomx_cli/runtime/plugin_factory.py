@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.env_names import without_effect
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import EventLog, WarningRaised
@@ -36,7 +36,7 @@ def warn_of_variables(events: EventLog, settings: Settings) -> None:
 def part(settings: Settings, option: Literal["algo", "delivery"], side: plugins.Side) -> Callable[..., Any]:
     """Return the factory of the selected plug-in's part. Raises InvalidSettings if it has none."""
     kind: plugins.Kind = "algorithm" if option == "algo" else "delivery"
-    name = settings.text(option) if option == "algo" else plugins.delivery(settings.options)
+    name = settings.text(option) if option == "algo" else deliveries.chosen(settings.options)
     factory = plugins.factory(plugins.find(kind, name), side)
     if factory is None:
         raise InvalidSettings(f"the {kind} {name!r} has no part in a {side}", "choose another")

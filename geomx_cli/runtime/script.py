@@ -182,13 +182,13 @@ class Session:
         flat = settings.local is not None and settings.upper is None and not settings.job
         return settings.local.workers if flat and settings.local is not None else settings.num_all_workers
 
-    def warn(self, message: str, *, doubt: bool = False) -> None:
+    def warn(self, message: str, *, affects_result: bool = False) -> None:
         """See ScriptSession."""
         from geomx_cli.core.events import WarningRaised
 
         print(f"warning: {message}", file=sys.stderr, flush=True)
         try:
-            self._log().write(WarningRaised(message=message, doubt=doubt))
+            self._log().write(WarningRaised(message=message, affects_result=affects_result))
         except (OSError, GeomxError) as error:
             print(f"cannot write the event log: {error}", file=sys.stderr)
 

@@ -17,7 +17,7 @@ from rounding import rounded
 from rounds import HOSTILE, PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned, run
 
 from geomx_cli.commands._plan_text import plan_text
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.plan import Plan
@@ -41,8 +41,8 @@ def test_a_delivery_of_another_distribution_is_found(installed: None) -> None:
     names = ["dgt", "direct", "tsengine", "relay", "forced"]
     assert list(plugins.deliveries()) == names
     assert {option.name: option.choices for option in plugins.table()}["delivery"] == tuple(names)
-    assert plugins.peers("relay", 3, {}) == {(1, 0)} and not plugins.peers("relay", 1, {})
-    assert not plugins.peers("direct", 3, {})
+    assert deliveries.peers("relay", 3, {}) == {(1, 0)} and not deliveries.peers("relay", 1, {})
+    assert not deliveries.peers("direct", 3, {})
 
 
 def test_one_that_cannot_be_loaded_is_named(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

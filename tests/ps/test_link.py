@@ -109,7 +109,7 @@ def test_heartbeats_tell_the_round_trip_without_the_time_at_the_peer(monkeypatch
     for held, trip, beats in ((0.7, 0.05, 3), (0.2, 0.03, 3), (0.9, 0.2, 3), (0.5, 0.2, 500)):  # between two; both ways
         for _ in range(beats):
             clock.now += held
-            body = {"clock": clock.now, "echo": ends[1 - receiver].clock, "held": ends[1 - receiver].held()}
+            body = {"clock": clock.now, "echo": ends[1 - receiver].clock, "delay": ends[1 - receiver].echo_delay()}
             clock.now += trip / 2
             ends[receiver].receive_heartbeat(memoryview(encode_body(body)))
             receiver = 1 - receiver

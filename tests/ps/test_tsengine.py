@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.plan import JobSpec, Plan, plan
@@ -225,4 +225,4 @@ def test_the_variables_of_geomx(inter: str, intra: str, mode: str) -> None:
            "DMLC_NUM_WORKER": "1", "ENABLE_INTER_TS": inter, "ENABLE_INTRA_TS": intra, "MAX_GREED_RATE_TS": "0.8",
            }  # fmt: skip
     options = Settings.from_environment(plugins.table(), env).options
-    assert plugins.delivery(options) == "tsengine" and options["tsengine"] == mode and options["ts_greed"] == 0.8
+    assert deliveries.chosen(options) == "tsengine" and options["tsengine"] == mode and options["ts_greed"] == 0.8

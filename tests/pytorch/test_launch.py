@@ -99,8 +99,8 @@ SAID = {"own": [], "same": ["workers 0 and 1 train on the same batches"]}
 
 @pytest.mark.parametrize("data", ["own", "same"])
 def test_all_reports_of_tensors_are_recorded(tmp_path: Path, data: str) -> None:
-    """Also those of the last half second, which are written when the script has ended. Equal batches put the results
-    in doubt.
+    """Also those of the last half second, which are written when the script has ended. Equal batches affect the
+    result: the summary repeats the warning.
     """
     (tmp_path / "train.py").write_text(REPORTS)
     words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
@@ -49,7 +49,7 @@ def wait_for_segment(number):
 
 def main():
     settings = Settings.from_environment(plugins.table())
-    client = Client(settings, EventLog(None), plugins.deliveries()[plugins.delivery(settings.options)].worker())
+    client = Client(settings, EventLog(None), plugins.deliveries()[deliveries.chosen(settings.options)].worker())
     sizes = [int(size) for size in os.environ.get("SIZES", "5000,10,3").split(",")]
     tensors = [Tensor(f"t{index}", size, os.environ.get("DTYPE", "float32")) for index, size in enumerate(sizes)]
     client.declare(tensors)

@@ -13,7 +13,7 @@ from collections import deque
 
 import numpy as np
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
@@ -24,7 +24,7 @@ from geomx_cli.runtime.settings import Settings
 sizes = [int(size) for size in os.environ["SIZES"].split(",")]
 settings = Settings.from_environment(plugins.table())
 events = event_log(settings) if "EVENTS" in os.environ else EventLog(None)
-client = Client(settings, events, plugins.deliveries()[plugins.delivery(settings.options)].worker())
+client = Client(settings, events, plugins.deliveries()[deliveries.chosen(settings.options)].worker())
 row = int(os.environ.get("ROW", "0"))
 tensors = [Tensor(f"t{index}", size, "float32", row or 1) for index, size in enumerate(sizes)]
 client.declare(tensors)

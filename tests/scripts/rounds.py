@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
@@ -40,7 +40,7 @@ dtype = os.environ.get("DTYPE", "float32")
 COMMON = os.environ.get("COMMON")
 settings = Settings.from_environment(plugins.table())
 events = event_log(settings) if "EVENTS" in os.environ else EventLog(None)
-client = Client(settings, events, plugins.deliveries()[plugins.delivery(settings.options)].worker())
+client = Client(settings, events, plugins.deliveries()[deliveries.chosen(settings.options)].worker())
 print(client.rank, client.global_rank, client.num_workers, client.num_all_workers, client.party_index, flush=True)
 tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
 gate("declare")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from geomx_cli.core.units import some_of
 from geomx_cli.jobs.view.reducer import ProcessState
 
-__all__ = ["doubts"]
+__all__ = ["result_warnings"]
 
 _MOST = 3
 _KEYLESS = (
@@ -13,10 +13,10 @@ _KEYLESS = (
 )
 
 
-def doubts(rows: Iterable[ProcessState]) -> list[str]:
+def result_warnings(rows: Iterable[ProcessState]) -> list[str]:
     """Return why a job may not have trained one model on all its data, by its processes' ends and own warnings."""
     known = list(rows)
-    return list(filter(None, (_no_contribution(known), *(row.doubt for row in known))))
+    return list(filter(None, (_no_contribution(known), *(row.result_warning for row in known))))
 
 
 def _no_contribution(rows: Iterable[ProcessState]) -> str:

@@ -11,7 +11,7 @@ from geomx_cli.core import events
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.events import VALIDATION_LOSS, Evaluated, Event
 from geomx_cli.core.root_cause import Failure
-from geomx_cli.jobs.view.contributions import doubts
+from geomx_cli.jobs.view.contributions import result_warnings
 from geomx_cli.jobs.view.evaluator import evaluator
 from geomx_cli.jobs.view.outputs import outputs_of
 from geomx_cli.jobs.view.reducer import ProcessState
@@ -229,7 +229,7 @@ class Progress:
             datagrams=dict(sum((Counter(row.datagrams) for row in rows), Counter[str]())),
             relayed=dict(sum((Counter(row.relayed) for row in rows), Counter[str]())),
             outputs=outputs_of(rows),
-            warnings=list(filter(None, [self.script_warning, *doubts(rows)])),
+            warnings=list(filter(None, [self.script_warning, *result_warnings(rows)])),
         )
 
 

@@ -41,7 +41,7 @@ class ProcessState:
     the validation loss; the newest of each.
     trains_since: Unix seconds of its host, None before training. first_round: end of its first round, by `clock`, which
     is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
-    work. outputs: what it has saved. doubt: its warning that puts the job's results in doubt.
+    work. outputs: what it has saved. result_warning: its first one that affects the result.
 
     status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.
     """
@@ -71,7 +71,7 @@ class ProcessState:
     failure: ProcessFailed | None = None
     finished: ProcessFinished | None = None
     outputs: OutputsWritten | None = None
-    doubt: str = ""
+    result_warning: str = ""
     status: int | None = None
     ended: float = 0.0
     asked: bool = False
@@ -118,8 +118,8 @@ class ProcessState:
                 self._take_evaluation(event)
             case ProcessFailed():
                 self.failure = event if self.failure is None or event.order < self.failure.order else self.failure
-            case WarningRaised(doubt=True):
-                self.doubt = self.doubt or event.message
+            case WarningRaised(affects_result=True):
+                self.result_warning = self.result_warning or event.message
             case OutputsWritten():
                 self.outputs = event if self._is_newest("outputs", event) else self.outputs
             case ProcessFinished():

@@ -13,7 +13,7 @@ from typing import Any
 from geomx_cli.core import plugins
 from geomx_cli.core.process_name import file_name
 from geomx_cli.jobs.store.job_state import UNDECIDED
-from geomx_cli.jobs.view.contributions import doubts
+from geomx_cli.jobs.view.contributions import result_warnings
 from geomx_cli.jobs.view.evaluator import evaluator
 from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.modes import NON_IID
@@ -83,7 +83,7 @@ class JobRecords:
         return [problem for name in self.places for problem in self.logs[name].problems]
 
     def _warnings(self) -> list[str]:
-        own = (f"job {self.plan.job}: {doubt}" for doubt in doubts(log.state for log in self.logs.values()))
+        own = (f"job {self.plan.job}: {text}" for text in result_warnings(log.state for log in self.logs.values()))
         return list(filter(None, (self.plan.spec.script_warning, *own)))
 
     def _evaluator(self) -> str:

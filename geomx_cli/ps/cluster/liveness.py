@@ -105,7 +105,7 @@ class Liveness:
         for link in self._links:
             moved = below if link.dialled else anywhere
             age = {"moved": max(0.0, now - moved)} if moved else {}
-            link.control("alive", {"clock": now, "echo": link.health.clock, "held": link.health.held(), **age})
+            link.control("alive", {"clock": now, "echo": link.health.clock, "delay": link.health.echo_delay(), **age})
 
     def _check(self, link: Link, now: float) -> None:
         if link.health.echoed and now - link.health.echoed > UNSTEADY:

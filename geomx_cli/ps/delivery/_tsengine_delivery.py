@@ -7,7 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
@@ -46,7 +46,7 @@ class TsEngine(Direct):
         """See ServerDelivery.begin and WorkerDelivery.begin."""
         super().begin(node, upstream, others)
         self._node = node
-        name = (*plugins.delivery_chain(node.settings.options)[1:], "direct")[0]
+        name = (*deliveries.chain(node.settings.options)[1:], "direct")[0]
         side: plugins.Side = "server" if self._level == "inter" else "worker"
         make = plugins.factory(plugins.find("delivery", name), side)
         assert make is not None

@@ -46,21 +46,21 @@ class LinkHealth:
         """Record a heartbeat's clock, echo and progress. Raises BadMessage."""
         body: dict[str, Any] = decode_body(payload) if payload is not None else {}
         clock, echo, moved = body.get("clock", float("inf")), body.get("echo", 0.0), body.get("moved", -1.0)
-        held = body.get("held", -1.0)
-        numbers = (clock, echo, moved, held)
+        delay = body.get("delay", -1.0)
+        numbers = (clock, echo, moved, delay)
         if not all(isinstance(number, int | float) and abs(number) < MOST_SECONDS for number in numbers):
             raise BadMessage(f"a heartbeat that says {numbers!r}"[:200])
         now = time.monotonic()
         self.clock = float(clock)
         self.echoed = max(self.echoed, min(echo, now))
         self._clock_received = now
-        if echo and held >= 0:
-            self.round_trip = min(AGEING * self.round_trip, max(SHORTEST, now - echo - held))
+        if echo and delay >= 0:
+            self.round_trip = min(AGEING * self.round_trip, max(SHORTEST, now - echo - delay))
         if moved >= 0:
             self._moved_behind = max(self._moved_behind, now - moved)
 
-    def held(self) -> float:
-        """Seconds for which the newest reading of the peer's clock has been here."""
+    def echo_delay(self) -> float:
+        """Seconds since the newest reading of the peer's clock, which the next heartbeat echoes, was received."""
         return time.monotonic() - self._clock_received
 
     def connected(self) -> None:

@@ -92,8 +92,10 @@ class ScriptSession(Protocol):
     def connect(self) -> "Client":
         """Join the job. Raises GeomxError on failure."""
 
-    def warn(self, message: str, *, doubt: bool = False) -> None:
-        """Write a warning to the event log and to stderr; also before `connect`. doubt: see WarningRaised."""
+    def warn(self, message: str, *, affects_result: bool = False) -> None:
+        """Write a warning to the event log and to stderr; also before `connect`. affects_result: see
+        WarningRaised.
+        """
 
 
 def find(name: str) -> Frontend:

@@ -78,4 +78,4 @@ class BatchCheck:
             who = " and ".join(same) if len(same) < 3 else f"{', '.join(same[:8])}{', ...' if len(same) > 8 else ''}"
             why = "what they computed in their first steps is equal bit for bit"
             message = f"workers {who} train on the same batches: {why}; {self._advice}"
-            self._session.warn(message, doubt=True)
+            self._session.warn(message, affects_result=True)
