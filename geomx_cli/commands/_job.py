@@ -17,12 +17,12 @@ __all__ = ["Duration", "chosen", "folder_option", "job_argument", "ParentCommand
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """Seconds, written as "10s" or "2m", from `least` to `most`."""
+    """Seconds, written as "10s" or "2m", from `least` to `most`; `bare`: also as a number alone."""
 
     name = "duration"
 
-    def __init__(self, least: float, most: float) -> None:
-        self._least, self._most = least, most
+    def __init__(self, least: float, most: float, *, bare: bool = True) -> None:
+        self._least, self._most, self._bare = least, most, bare
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """See click.ParamType.convert."""
@@ -30,6 +30,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in th
             seconds = value if isinstance(value, float) else parse_duration(value)
         except InvalidSettings as error:
             self.fail(f"{error.message}; {error.hint}", param, ctx)
+        if not self._bare and isinstance(value, str) and value.strip()[-1:].isdecimal():
+            number = value.strip()
+            self.fail(f"{value!r} has no unit; write {number}s, {number}h or {number}d", param, ctx)
         if not self._least <= seconds <= self._most:
             least, most = format_duration(self._least), format_duration(self._most)
             self.fail(f"{value} is not from {least} to {most}", param, ctx)

@@ -59,7 +59,7 @@ def jobs(json: bool) -> None:
 @click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=job_ids)
 @click.option(
     "--older-than",
-    type=Duration(0.0, 3650 * 86_400.0),
+    type=Duration(0.0, 3650 * 86_400.0, bare=False),
     default=0.0,
     metavar="DURATION",
     help="Only jobs that ended so long ago, as 12h or 30d.",

@@ -118,8 +118,17 @@ def format_duration(seconds: float, like: float | None = None) -> str:
 
 
 def format_bytes(count: float, like: float | None = None) -> str:
-    """Format a size in decimal units: "715 kB", "46.8 MB"; in the unit of the size `like`, if given."""
+    """Format a size in decimal units: "715 kB", "46.8 MB"; in the unit and with the decimals of the size `like`, if
+    given.
+    """
+    size = count if like is None else like
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if (count if like is None else like) >= scale:
-            return f"{count / scale:.3g} {unit}"
+        if size >= scale:
+            number = f"{count / scale:.3g}" if like is None else f"{count / scale:.{_decimals(size / scale)}f}"
+            return f"{number} {unit}"
     return f"{count:.0f} B"
+
+
+def _decimals(value: float) -> int:
+    """How many decimals three significant digits of `value`, at least 1, have."""
+    return 2 if value < 10 else 1 if value < 100 else 0

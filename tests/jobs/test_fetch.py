@@ -475,6 +475,8 @@ def test_outputs_come_back_from_two_hosts_and_are_pruned(saved: tuple[Desk, str,
     assert not Path(machines[0].state_dir, "jobs", name).exists(), "the reachable host's part is gone"
     machines[1].start()
     assert desk.geomx("jobs", "prune").returncode == 2, "stdin is not a terminal"
+    bare = desk.geomx("jobs", "prune", "--older-than", "30", "--yes")
+    assert bare.returncode == 2 and "'30' has no unit; write 30s, 30h or 30d" in bare.stderr
     assert [one["job"] for one in desk.json("jobs", "prune", "--dry-run")["jobs"]] == [name]
     (found,) = desk.json("jobs", "prune", "--yes")["jobs"]
     assert found["removed"] and not found["hosts"]["central"] and found["hosts"]["A"] > 1_000_000

@@ -10,12 +10,13 @@ import pty
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from desk import Desk, Launch
+from desk import GEOMX, Desk, Launch
 
 from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, first_cause, peer_failed
 
@@ -143,6 +144,36 @@ def test_second_interrupt_kills_at_once(start: Start) -> None:
     launch.wait_for(lambda: all("asked to stop" in log.read_text() for log in logs))
     launch.process.send_signal(signal.SIGINT)
     assert launch.finish() == 130
+    launch.assert_clean()
+
+
+LATE = """
+import os, signal, sys
+from geomx_cli import cli
+from geomx_cli.jobs.actions import launch
+
+def conclude(*given):
+    os.kill(os.getpid(), signal.SIGINT)  # as the user's, after the last process has ended
+    return real(*given)
+
+real, launch.conclude = launch.conclude, conclude
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_interrupt_after_the_end_does_not_lose_the_end(desk: Desk, stopped: bool) -> None:
+    desk.command = [sys.executable, "-c", LATE]
+    launch = desk.launch("--json", story=FOREVER if stopped else {})
+    if stopped:
+        launch.wait_until_running()
+        launch.process.send_signal(signal.SIGINT)
+    ended = "interrupted" if stopped else "done"
+    assert result(launch, 130)["status"] == ended
+    assert ("is done; Ctrl-C came after its end" in launch.errors) != stopped
+    desk.command = GEOMX
+    (listed,) = desk.json("jobs")["jobs"]
+    assert listed["state"] == ended
     launch.assert_clean()
 
 

@@ -136,6 +136,14 @@ def test_a_killed_sweep_continues_with_its_job(jobs: Jobs) -> None:
     assert set(jobs.run("fsa").values()) == {"done"} and jobs.launched[2:] == [("fsa", 2)]
 
 
+def test_ctrl_c_after_the_end_of_a_job_collects_it(jobs: Jobs) -> None:
+    jobs.ends[("fsa", 1)] = Conclusion({"status": "done"}, Stopped("Ctrl-C came after its end"))
+    with pytest.raises(Stopped, match="came after its end"):
+        jobs.run("fsa")
+    assert jobs.launched == [("fsa", 1)]
+    assert set(jobs.run("fsa").values()) == {"done"} and jobs.launched == [("fsa", 1), ("fsa", 2)]
+
+
 @pytest.mark.parametrize("began", [False, True])
 def test_ctrl_c_while_a_job_starts(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, began: bool) -> None:
     def launch(cell: Cell) -> Conclusion:

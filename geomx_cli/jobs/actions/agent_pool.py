@@ -45,7 +45,7 @@ class AgentPool:
         self._note = note
         self._connections = {name: AgentConnection(hosts[name], spec, self.inbox) for name, spec in host_specs.items()}
         self._begun: set[str] = set()  # hosts that may hold files of the job
-        self._interrupted = False
+        self.interrupted = False
         self._started = False  # agents may start their processes
         self._copied = threading.Event()  # set when copying is done or interrupted
         self._ending: dict[str, threading.Thread] = {}
@@ -74,8 +74,8 @@ class AgentPool:
         self.broadcast({"type": "start"})
 
     def interrupt(self) -> None:
-        """End `start` while it copies files; otherwise do nothing. Safe to call from a signal handler."""
-        self._interrupted = True
+        """End `start` while it copies files; otherwise only note it. Safe to call from a signal handler."""
+        self.interrupted = True
         self._copied.set()
 
     def follow(self, hosts: Iterable[str]) -> bool:
@@ -183,24 +183,24 @@ class AgentPool:
         try:
             yield
         except (GeomxError, OSError):
-            if not self._interrupted:
+            if not self.interrupted:
                 raise
         finally:
             over.set()
             self._copied.set()
             thread.join()
-        if self._interrupted:
+        if self.interrupted:
             raise Interrupted("interrupted while files were copied", "nothing was started")
 
     def _put(self, connection: AgentConnection, files: Mapping[str, File]) -> None:
-        if self._interrupted:
+        if self.interrupted:
             return
         digests = {path: FileDigest(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
         host_spec = replace(connection.host_spec, files=digests)
         connection.host.put(f"{host_spec.directory}/agent.json", host_spec.encode())
         self._begun.add(connection.host.name)
         for path, file in files.items():
-            if self._interrupted:
+            if self.interrupted:
                 return
             connection.host.put(path, file.data, file.mode)
 

@@ -71,9 +71,15 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     The returned conclusion carries TrainingFailed, Interrupted (Ctrl-C, SIGTERM or SIGHUP), or DoneInPart if servers
     did not end after the training or cleanup was incomplete. Progress and messages go to stderr. In every case no
     process, key file or socket of the job is left on a reachable host, unless the job was detached; logs and event logs
-    remain. Raises InvalidSettings, CheckFailed, HostUnreachable and TimedOut before the start, and Interrupted if the
-    job was released.
+    remain. A signal that comes after the job's end does not keep the end from being recorded. Raises InvalidSettings,
+    CheckFailed, HostUnreachable and TimedOut before the start, and Interrupted if the job was released.
     """
+    with interrupts_raised(), ExitStack() as handlers:
+        return _launch(inventory, spec, options, handlers)
+
+
+def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handlers: ExitStack) -> Conclusion:
+    """As `launch`. From when agents start, signals are handled by what is put on `handlers`, to the very end."""
     began = time.monotonic()
     view = options.view or view_for()
     observer, outcome = options.observer, None
@@ -83,7 +89,7 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
         directory = JobDirectory(spec.job, Path(spec.job_dir))
         lease = _lease(options, float(spec.options["silence"]))
         plan(choose(inventory, None), spec)  # reject what needs no host before waiting for any
-        with directory.claimed(), interrupts_raised(), ExitStack() as stack:
+        with directory.claimed(), ExitStack() as stack:
             with view.waiting(_preparing(inventory)):
                 allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.warn))
             inventory = allocation.inventory
@@ -104,17 +110,14 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
             with view.waiting("looking for the data set") as set_status:
                 provide(planned, inventory, reached, view.note, _progress(view.note, set_status))
             directory.write_plan(planned, inventory)
-            view.note(f"job {spec.job}: {_count(planned)}; {log_paths(planned)}")
-            if planned.network:
-                view.note(planned.network)
-            if spec.script and not options.tee:
-                view.note(f"what the script prints: geomx logs {spec.job} -f")
+            _announce(planned, view, tee=options.tee)
             dirs = working_dirs(inventory, planned)
             pool = AgentPool(reached, host_specs(planned, dirs, lease), view.warn)
             teed = _teed(view, directory, planned, stack) if options.tee else view
             watch = Watch(
                 planned, pool, progress, teed, observer=observer, on_listening=lock.release, warned=options.warned
             )
+            handlers.enter_context(interrupts_to(pool.inbox, pool.interrupt))
             outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
             allocation.kept = outcome is None or bool(outcome.left)
     finally:
@@ -125,7 +128,22 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {spec.job} shows how it goes")
     outcome.problems += allocation.problems
-    return conclude(planned, outcome, progress.totals(), time.monotonic() - began)
+    return _with_late_interrupt(conclude(planned, outcome, progress.totals(), time.monotonic() - began), pool, spec.job)
+
+
+def _with_late_interrupt(end: Conclusion, pool: AgentPool, job: str) -> Conclusion:
+    """`end`, with Interrupted if a signal came after the end of a job that is done: what follows the job must stop."""
+    if pool.interrupted and end.error is None:
+        return replace(end, error=Interrupted(f"job {job} is done; Ctrl-C came after its end"))
+    return end
+
+
+def _announce(planned: Plan, view: View, *, tee: bool) -> None:
+    view.note(f"job {planned.job}: {_count(planned)}; {log_paths(planned)}")
+    if planned.network:
+        view.note(planned.network)
+    if planned.spec.script and not tee:
+        view.note(f"what the script prints: geomx logs {planned.job} -f")
 
 
 def _preparing(inventory: Inventory) -> str:
@@ -188,19 +206,18 @@ def _carry_out(
 ) -> Outcome | None:
     """Run the job and return its outcome; None if it was detached."""
     outcome: Outcome | None = None
-    with interrupts_to(pool.inbox, pool.interrupt):
-        try:
-            began = time.monotonic()
-            size = format_bytes(sum(len(file.data) for each in files.values() for file in each.values()))
-            with view.waiting(f"copying files ({size}) to {counted(len(files), 'host')} and starting agents"):
-                pool.start(files)
-            view.note(f"agents ready after {format_duration(time.monotonic() - began)}")
-            with suspends_to(pool.inbox):
-                outcome = watch.run_until_started() if detach else watch.run()
-            if outcome is None or outcome.left:
-                pool.leave()
-        finally:
-            problems = pool.close()
+    try:
+        began = time.monotonic()
+        size = format_bytes(sum(len(file.data) for each in files.values() for file in each.values()))
+        with view.waiting(f"copying files ({size}) to {counted(len(files), 'host')} and starting agents"):
+            pool.start(files)
+        view.note(f"agents ready after {format_duration(time.monotonic() - began)}")
+        with suspends_to(pool.inbox):
+            outcome = watch.run_until_started() if detach else watch.run()
+        if outcome is None or outcome.left:
+            pool.leave()
+    finally:
+        problems = pool.close()
     if outcome is not None:
         outcome.problems += problems
     return outcome

@@ -132,10 +132,10 @@ class _Sweep:
             return
         began = time.monotonic()
         conclusion = (self._left(cell, job, title) if job is not None else None) or self._launched(cell, title)
-        if conclusion.error is None:
+        status = conclusion.result.get("status")
+        if conclusion.error is None or status == "done":
             self._collect(cell)
         else:
-            status = conclusion.result.get("status")
             state: State = status if status in ("done in part", "interrupted") else "failed"
             self._set(cell, state, first_line(conclusion.error))
         took = format_duration(time.monotonic() - began)
