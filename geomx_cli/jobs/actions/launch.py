@@ -83,7 +83,7 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
         directory = JobDirectory(spec.job, Path(spec.job_dir))
         lease = _lease(options, float(spec.options["silence"]))
         plan(choose(inventory, None), spec)  # reject what needs no host before waiting for any
-        with directory.claimed(), interrupts_raised(), ExitStack() as stack:
+        with interrupts_raised(), directory.claimed(), ExitStack() as stack:  # who sees the claim may stop it
             with view.waiting(_preparing(inventory)):
                 allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.warn))
             inventory = allocation.inventory
