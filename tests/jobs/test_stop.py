@@ -19,6 +19,10 @@ import pytest
 from desk import Desk
 from sshd import Person, Sshd
 
+from geomx_cli.agent.processes import ProcessId
+from geomx_cli.jobs.actions import stop
+from geomx_cli.jobs.store.job_state import JobState
+
 TRIALS = 10
 AT_ONCE = 6
 FATES = {"stopped", "killed", "had ended", "was not running"}
@@ -128,6 +132,25 @@ def test_launch_that_is_still_checking_is_ended(desk: Desk, silent_site: Path) -
         time.sleep(0.02)
     done = desk.geomx("stop")
     assert done.returncode == 0 and "is still being prepared; ending its launch" in done.stderr, done.stderr
+    assert launch.wait(60) == 130
+    assert list(folder.iterdir()) == []
+
+
+def test_checking_launch_in_the_background_is_ended_by_the_first_signal(
+    desk: Desk, silent_site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = desk.state / "geomx" / "jobs"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `geomx launch &`
+    try:
+        launch = desk.start("launch", "--hosts", str(silent_site))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    deadline = time.monotonic() + 20
+    while not (claims := [state for path in folder.glob("*") if (state := JobState.read(path)) is not None]):
+        assert time.monotonic() < deadline and launch.poll() is None, launch.communicate()
+        time.sleep(0.02)
+    monkeypatch.setattr(stop, "_LAUNCH", 600.0)  # no second signal within this test's time limit
+    assert stop.end_launch("job", ProcessId(claims[0].pid, claims[0].pid_started)).error() is None
     assert launch.wait(60) == 130
     assert list(folder.iterdir()) == []
 

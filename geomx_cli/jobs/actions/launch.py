@@ -74,7 +74,7 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     remain. A signal that comes after the job's end does not keep the end from being recorded. Raises InvalidSettings,
     CheckFailed, HostUnreachable and TimedOut before the start, and Interrupted if the job was released.
     """
-    with interrupts_raised(), ExitStack() as handlers:
+    with interrupts_raised(), ExitStack() as handlers:  # before the directory is claimed: who sees that may stop it
         return _launch(inventory, spec, options, handlers)
 
 

@@ -123,7 +123,7 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
 
 def end_launch(job: str, who: ProcessId) -> StopReport:
     """End the launch `who`, which has not started anything of `job`. Raises DoneInPart if it keeps running."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGTERM, signal.SIGINT):  # shells start what they put in the background with SIGINT ignored
         processes.send_signal([who], number)
         if not _lasts(who, _LAUNCH):
             return StopReport(job, ())
