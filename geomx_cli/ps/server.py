@@ -57,7 +57,7 @@ class Server:
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
             on_reconnect=self._on_reconnect, on_asked=self._on_asked,
         )  # fmt: skip
-        upstream, self._party_index = self._upstream, 0
+        upstream = self._upstream
         placements = PlacementService(self.node, self._members, upstream, self._compression.wan)
         self._table = SliceTable(
             algorithm=algorithm, roots=None if upstream is None else lambda: len(upstream.links),
@@ -70,6 +70,7 @@ class Server:
             above=self._compression.wan, below=self._compression.below, may_offer=self._members.may_offer,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
+        self._party_index = 0
         self._control = ControlService(
             self.node, self._members, upstream, self._aggregator, self._compression.wan, placements,
             lambda: self._party_index,

@@ -267,6 +267,7 @@ def test_what_is_said_alike_of_several_is_said_once() -> None:
     assert together([fine, *alike, other]) == [Check("a, b", "disk", "problem", "full", "make room"), other, fine]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("python", ["/none/bin/python", "/usr/bin/true"])
 def test_hosts_with_the_same_wrong_python_are_one_finding(python: str) -> None:
     there = {name: LocalConnector(name, python) for name in ("one", "two")}

@@ -208,6 +208,36 @@ def test_who_asks_for_a_contribution_that_another_brings_gets_the_result() -> No
     assert sorted(found, key=lambda item: item[1]) == [(bench.links[0], 7, 3.0), (bench.links[1], 9, 3.0)]
 
 
+def test_requests_for_one_result_are_limited_for_each_member() -> None:
+    """Also of one that only asks, with ever new numbers. Repeats do not count, and others are answered."""
+    bench, ones = Bench(), np.ones(SIZE, np.float32)
+    bench.init(np.zeros(SIZE, np.float32))
+
+    def ask(rank: int, request: int) -> None:
+        header = bench.header(Kind.EXCHANGE, round=1, contributors=(rank,), weight=1.0, request=request)
+        bench.rounds.on_exchange(bench.links[rank], header, None, rank)
+
+    for request in (1, 2, 3, 4, 4, 1):
+        ask(0, request)
+    with pytest.raises(BadMessage, match="more than 4 requests of one member"):
+        ask(0, 5)
+    with pytest.raises(BadMessage, match="more than 4 requests of one member"):
+        bench.push(0, 1, ones, request=6)
+    bench.push(0, 1, ones, request=4)
+    bench.push(1, 1, ones, request=9)
+    assert [(request, array[0]) for request, _, array in bench.results()] == [(1, 2), (2, 2), (3, 2), (4, 2), (9, 2)]
+
+
+def test_a_sum_that_is_asked_about_is_not_split() -> None:
+    """Its ranks have not come by another way, so it may still come whole."""
+    bench = Bench()
+    bench.init(np.zeros(SIZE, np.float32))
+    asks = bench.header(Kind.EXCHANGE, round=1, contributors=(0, 1), weight=2.0, request=7)
+    bench.rounds.on_exchange(bench.links[1], asks, None, 1)
+    bench.rounds.on_reconnect(bench.links[1])
+    assert bench.links[1].again == [7] and not bench.links[1].split
+
+
 def test_who_sent_for_others_is_told_until_its_own_contribution_has_come() -> None:
     """What it is told may be lost with the control lane."""
     bench, ones = Bench(members=3, required_contributors=lambda: [0, 1, 2]), np.ones(SIZE, np.float32)

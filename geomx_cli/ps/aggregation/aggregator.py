@@ -17,7 +17,7 @@ from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.forwarder import Forwarder
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.result_sender import ResultSender, plane_of
-from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState, Waiter
+from geomx_cli.ps.aggregation.slice_state import Cohort, RoundState, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.updater import Updater
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
@@ -107,11 +107,13 @@ class Aggregator:
             return
         if asks:
             asked_about = self.table.round(entry, cohort, header.round, header.priority, ())
+            self._check_waiters(entry, cohort, asked_about, waiter)
             asked_about.wait(waiter)  # even if it is not here: another process may bring it before its sender can
             if not asked_about.accumulator.has(ranks):
                 link.ask_again(header.request)
             return
         round_ = self.table.round(entry, cohort, header.round, header.priority, ranks)
+        self._check_waiters(entry, cohort, round_, waiter)
         if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
             raise BadMessage(f"more than {MAX_HYPER} hyper-parameters in one round")
         contribution = Contribution(ranks, given, header.weight, header.hyper, partial(link.consumed, size))
@@ -119,7 +121,7 @@ class Aggregator:
             added = header.round > cohort.closed and round_.accumulator.offer(contribution)
         except Overlap:
             link.control("split", {"request": header.request})
-            added = False
+            added, waiter.split = False, True
         if not added:
             link.consumed(size)
         round_.wait(waiter)
@@ -148,8 +150,8 @@ class Aggregator:
         for request in self._damaged.get(link, ()):
             link.ask_again(request, damaged=True)
         for _, _, round_ in self.table.open_rounds():
-            for waiter in round_.waiters.values():
-                if waiter.link is link and len(waiter.ranks) > 1 and not round_.accumulator.has(waiter.ranks):
+            for waiter in round_.waiting():
+                if waiter.link is link and waiter.split:
                     link.control("split", {"request": waiter.request})
 
     def left(self, rank: int) -> None:
@@ -181,6 +183,16 @@ class Aggregator:
             raise
         damaged.discard(header.request)
         return found
+
+    def _check_waiters(self, entry: SliceState, cohort: Cohort, round_: RoundState, waiter: Waiter) -> None:
+        """Raise BadMessage if this member waits for the round with more requests than those that it may bring have: one
+        for each, and one more after a repeat by another way.
+        """
+        known = round_.waiters.get(waiter.rank, {})
+        if len(known) < 2 or waiter.request in known:
+            return
+        if len(known) >= 2 * len(self.table.members(entry, cohort)):
+            raise BadMessage(f"more than {len(known)} requests of one member for the result of one round")
 
     def _cohort(self, entry: SliceState, header: Header) -> Cohort:
         """The cohort to whose rounds this contribution belongs. Raises BadMessage if it belongs to no open round."""
@@ -263,7 +275,7 @@ class Aggregator:
 
     def _finish(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator) -> None:
         """Answer all members that wait for the closed round; the value is its result or newer."""
-        waiters = self.table.finish(entry, cohort).waiters.values()
+        waiters = self.table.finish(entry, cohort).waiting()
         result = cohort.results[cohort.finished] = self._sender.result(entry, cohort, accumulator, waiters)
         for waiter in waiters:
             self._sender.answer(entry, waiter, cohort.finished, result)

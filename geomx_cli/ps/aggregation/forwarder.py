@@ -82,7 +82,7 @@ class Forwarder:
 
     def _reply(self, entry: SliceState, cohort: Cohort) -> Reply:
         """The part of the round's result needed to keep the value complete and to answer the round's members."""
-        replies = {waiter.reply for waiter in cohort.rounds[cohort.closed].waiters.values()}
+        replies = {waiter.reply for waiter in cohort.rounds[cohort.closed].waiting()}
         may_be_asynchronous = self._table.asynchronous or not self._table.last_round
         if not self._table.takes_rows or (Reply.FULL in replies and may_be_asynchronous):
             return Reply.FULL

@@ -23,7 +23,7 @@ class Waiter:
     reply: see wire.Reply. codec: accepted encoding of the result, "" for none. follows: whether the member has the
     previous round's result, to which a change could be applied. newest: for a pull, whether it wants the value after
     other members' rounds and not an initial value. numbers: the pulled rows, None for all. digest: of the value that a
-    pulling member has, if any.
+    pulling member has, if any. split: it was told to send its own contribution instead of a merged one.
     """
 
     link: Link
@@ -37,23 +37,28 @@ class Waiter:
     newest: bool = False
     numbers: Array | None = None
     digest: bytes = b""
+    split: bool = False
 
 
 @dataclass(slots=True)
 class RoundState:
-    """An open round. `waiters`: by their rank and request."""
+    """An open round. `waiters`: by their rank, then by request."""
 
     accumulator: Accumulator = field(default_factory=Accumulator)
-    waiters: dict[tuple[int, int], Waiter] = field(default_factory=dict)
+    waiters: dict[int, dict[int, Waiter]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     def wait(self, waiter: Waiter) -> None:
         """Answer this request at the end of the round, once."""
-        self.waiters[waiter.rank, waiter.request] = waiter
+        self.waiters.setdefault(waiter.rank, {})[waiter.request] = waiter
+
+    def waiting(self) -> list[Waiter]:
+        """All who wait for the result."""
+        return [waiter for each in self.waiters.values() for waiter in each.values()]
 
     def waiter_of(self, rank: int) -> Waiter | None:
         """Who waits for the result of this rank's contribution."""
-        return next((waiter for waiter in self.waiters.values() if rank in waiter.ranks), None)
+        return next((waiter for waiter in self.waiting() if rank in waiter.ranks), None)
 
 
 class View:
