@@ -29,10 +29,11 @@ def test_all_workers_have_the_same_models(workers: Workers, buffers: str, master
         assert np.isfinite(tensor).all() and all(np.array_equal(tensor, other[name]) for other in others), name
 
 
-GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+GPU = pytest.param("cuda", marks=needs_gpu)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@needs_gpu
 def test_gradients_of_a_gpu(workers: Workers) -> None:
     """As on the CPU, through pinned memory."""
     found = []
