@@ -120,7 +120,8 @@ def rounds(world: World, count: int, slow: float = 0) -> list[str]:
 
 def results(world: World) -> dict[int, list[np.ndarray]]:  # type: ignore[type-arg]
     """The workers' results, saved beside the script on their machines."""
-    paths = [path for machine in world.machines.values() for path in Path(machine.state_dir).rglob("files/w*.npz")]
+    states = [Path(machine.state_dir) for machine in world.machines.values()]
+    paths = [path for state in states for path in state.glob("jobs/*/files/w*.npz")]  # agents may still remove keys
     return {int(path.stem[1:]): list(np.load(path).values()) for path in paths}
 
 

@@ -53,6 +53,7 @@ def trial(folder: Path, seed: int) -> str:
         # launch was killed before it had started anything
         if not (launch.directory / "plan.json").exists() and victim == "launch":
             assert (done.returncode, json.loads(done.stdout)["error"]["exit_code"]) == (3, 3), done.stderr
+            launch.wait_for(lambda: not launch.pids())  # what checked the hosts ends by itself once it reads its input
         else:
             assert done.returncode == 0, done.stderr
             report = json.loads(done.stdout)

@@ -73,8 +73,18 @@ def misuse(worker: "client.Worker", rank: int) -> None:
         {"kind": Kind.PULL, "form": Form.ROWS, "rows": 10},
         {"hyper": {f"h{number}": 1.0 for number in range(17)}}, {"weight": float("nan")}, {"weight": -1.0},
     ]  # fmt: skip
-    for change in changes:
-        link.send(Header(**(good | change)), payload)
+    for number, change in enumerate(changes):  # while the window is full, one with a number that is queued is dropped
+        link.send(Header(**({"request": 2**20 + number} | good | change)), payload)
+    misuse_by_control(node, link, good)
+
+
+def misuse_by_control(node, link, good) -> None:
+    """Send invalid control messages once refusals of tensors have come: a server reports only the first ones, of both
+    lanes.
+    """
+    if len(node.transport.warnings._refusals) < 4:
+        node.loop.call_later(0.01, partial(misuse_by_control, node, link, good))
+        return
     asked = [
         ("declare", {"tensors": 5}), ("declare", {"tensors": [["x", -5, "float32", 1]]}),
         ("declare", {"tensors": [["x", 10**15, "float32", 1]]}), ("declare", {"tensors": [["x", 10, "int7", 1]]}),

@@ -182,7 +182,9 @@ class SshConnector:
         except paramiko.ChannelException as error:
             hint = "MaxSessions in its sshd_config may be too small: 10, the default, is enough"
             raise HostUnreachable(f"host {self.name} opens no session: {error.text}", hint) from None
-        except (paramiko.SSHException, paramiko.SFTPError, EOFError) as error:
+        except TimeoutError:
+            raise
+        except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:  # OSError: it is closed already
             if not transport.is_active():
                 raise
             self.run(["true"], limit=_BEGIN)  # an account that runs no commands says so

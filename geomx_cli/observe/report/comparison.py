@@ -24,7 +24,7 @@ class Metric:
 
     heading: str
     of: Callable[[Summary], float | None]
-    text: Callable[[float, float], str]
+    text: Callable[[float, float | None], str]
     unit: str = ""
 
 
@@ -107,9 +107,10 @@ def cells(row: ComparisonRow, names: Sequence[str]) -> list[str]:
 def _cell(metric: Metric, mean: Mean | None, runs: int) -> str:
     if mean is None:
         return "-"
-    text = metric.text(mean.value, mean.value)
-    if mean.sd is not None:
-        text += f" ± {metric.text(mean.sd, mean.value)}"
+    if mean.sd is None:
+        text = metric.text(mean.value, None)
+    else:
+        text = f"{metric.text(mean.value, mean.value)} ± {metric.text(mean.sd, mean.value)}"
     return text if mean.n == runs else f"{text} ({mean.n} of {runs})"
 
 
