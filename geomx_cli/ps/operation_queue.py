@@ -147,7 +147,7 @@ class OperationQueue:
 
         def take(header: Header, found: Content) -> None:
             pending.contributors, pending.weight = header.contributors, header.weight
-            self.asynchronous = header.asynchronous
+            self.asynchronous |= header.asynchronous  # acknowledgements of initial values do not tell
             pending.take(offset, found.values.reshape(-1) if isinstance(found, Rows) else found, header.value)
             if pending.missing == 0:
                 self._end(operation)

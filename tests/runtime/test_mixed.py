@@ -307,6 +307,15 @@ def test_a_flat_cluster_with_a_bound(cluster: Cluster, tmp_path: Path) -> None:
     np.testing.assert_allclose(found[0]["t0"][-1], start - RATE * (7 * 1 + 2 * 2), rtol=1e-6)
 
 
+def test_a_pull_is_of_the_newest_value_also_after_a_new_key(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.environment = {"OUT": str(tmp_path / "w{rank}.npz"), "GEOMX_ALGO": "mixed"}
+    cluster.launch([sys.executable, str(ROOT / "tests/scripts/late_key.py")], parties=(1, 1))
+    cluster.finish()
+    found = saved(tmp_path)
+    assert sorted(found) == [0, 1]
+    assert all((one["first"] == -3).all() for one in found.values()), found
+
+
 def test_without_an_optimizer_everybody_ends_and_is_told_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"), "GEOMX_ALGO": "mixed", "PUSH": "ranks", "SIZES": "10", "MEET": "1",
