@@ -53,6 +53,19 @@ def test_what_another_process_has_brought_is_not_sent() -> None:
     assert transport.sent == [1, 3]
 
 
+def test_what_is_passed_on_is_not_sent_once_its_sender_has_brought_it() -> None:
+    transport, upstream, ended = RecordingTransport(SLICE, SLICE), UpstreamClient(), []
+    link = Link(transport, "root 0", wide_area=False, greeting={})  # type: ignore[arg-type]
+    headers = [_contribution(key) for key in range(3)]
+    for header in headers:
+        upstream.pass_on(link, header, memoryview(bytes(SLICE)), lambda header, _: ended.append(header.key))
+    result = Header(kind=Kind.RESULT, request=headers[1].request, key=1, round=1, length=SLICE // 4, size=SLICE // 4)
+    upstream.on_result(link, result, memoryview(bytes(SLICE)))
+    assert ended == [1] and transport.sent == [1]
+    link.credit(SLICE)
+    assert transport.sent == [1, 3]
+
+
 def test_the_own_contribution_replaces_a_refused_one_without_credit() -> None:
     """Also one that was about to be sent again."""
     transport, upstream = RecordingTransport(SLICE, SLICE), UpstreamClient()

@@ -63,3 +63,23 @@ def test_all_parts_of_a_contribution_go_first_that_is_asked_for() -> None:
     for part in (urgent, first, second):
         queue.push(part, memoryview(b"x"))
     assert [queue.pop()[0].priority for _ in range(3)] == [first.priority, second.priority, urgent.priority]
+
+
+def test_a_contribution_is_removed_with_all_its_parts() -> None:
+    """Also those that the receiver has asked for; what has the same number there stays."""
+    queue = SendQueue()
+    parts = [exchange(1, key=1, priority=priority) for priority in (0, -1)]
+    for part in parts:
+        part.kind = Kind.PART
+    result = Header(kind=Kind.RESULT, request=1, key=2, round=1)
+    for header in (*parts, result, exchange(2)):
+        queue.push(header, memoryview(b"x"))
+    queue.remove(exchange(1, key=1))
+    assert not any(part in queue for part in parts) and emptied(queue) == [1, 2]
+    for header in (parts[0], exchange(2)):
+        queue.push(header, memoryview(b"x"))
+    assert queue.ask(1, 0, 1)
+    queue.remove(exchange(1, key=1))
+    assert not queue.asked and emptied(queue) == [2]
+    queue.remove(exchange(1, key=1))
+    assert not queue

@@ -26,7 +26,7 @@ MAX_REPEATS = 3
 
 OnResult = Callable[[Header, Content], None]
 Transmit = Callable[[Header], None]
-Passed = Callable[[Header, memoryview | None], None]
+OnPassed = Callable[[Header, memoryview | None], None]
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Pending:
     """A request without a delivered result. `asked`: the server was asked whether it has the contribution, or elements
     with the header's digest, and has not answered. `repeats`: because of damage. `result`: received, but held until the
     results of earlier rounds arrive. `acked`: the last round of which all whose contributions it contains have the
-    result, None for this process alone. `passed`: gets the result of another process's request as it came.
+    result, None for this process alone. on_passed: of another process's request, gets the result as it came.
     """
 
     link: Link
@@ -45,7 +45,7 @@ class _Pending:
     repeats: int = 0
     result: tuple[Header, Content] | None = None
     acked: int | None = None
-    passed: Passed | None = None
+    on_passed: OnPassed | None = None
 
 
 class UpstreamClient:
@@ -87,12 +87,12 @@ class UpstreamClient:
             rounds[header.round] = pending
         self._send(pending, transmit)
 
-    def pass_on(self, link: Link, header: Header, payload: memoryview, passed: Passed) -> None:
-        """Send the contribution of another process as it is, but for its number here; `passed` gets the RESULT and its
-        payload as they come.
+    def pass_on(self, link: Link, header: Header, payload: memoryview, on_passed: OnPassed) -> None:
+        """Send the contribution of another process as it is, but for its number here; `on_passed` gets the RESULT and
+        its payload as they come.
         """
         header.request = next(self._serial)
-        pending = self._pending[header.request] = _Pending(link, header, payload, _none, passed=passed)
+        pending = self._pending[header.request] = _Pending(link, header, payload, _none, on_passed=on_passed)
         self._send(pending)
 
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
@@ -104,10 +104,11 @@ class UpstreamClient:
             raise BadMessage("a result from a process that was not asked for it")
         if pending is not None:
             _check(pending.header, header)
-            if pending.passed is not None:
+            if pending.on_passed is not None:
                 del self._pending[header.request]
+                link.withdraw(pending.header)
                 link.consumed(len(payload or b""))
-                pending.passed(header, payload)
+                pending.on_passed(header, payload)
                 return
         try:
             if header.form == Form.SAME:
@@ -143,9 +144,8 @@ class UpstreamClient:
             pending.result = None
             raise BadMessage("a result that is a change to one of which only rows are here")
         del self._pending[asked.request]
-        if asked.kind == Kind.EXCHANGE:  # another process may have brought the contribution meanwhile
-            pending.link.withdraw(asked)
         if asked.kind == Kind.EXCHANGE:
+            pending.link.withdraw(asked)  # another process may have brought the contribution meanwhile
             del self._rounds[where][asked.round]
         # An initial value may arrive after the first round's result, if that has the higher priority.
         initial = asked.kind == Kind.PULL and not asked.round and not header.value
@@ -216,7 +216,7 @@ class UpstreamClient:
 
     def _send(self, pending: _Pending, transmit: Transmit | None = None) -> None:
         header = pending.header
-        if header.kind == Kind.EXCHANGE and pending.passed is None:
+        if header.kind == Kind.EXCHANGE and pending.on_passed is None:
             header.acked = next(iter(self._rounds[header.key, header.slice])) - 1
             if pending.acked is not None:
                 header.acked = min(header.acked, pending.acked)

@@ -25,20 +25,21 @@ class SendQueue:
         self._heap: list[tuple[int, int, int, Header, memoryview]] = []
         self._order = itertools.count()
         self._asked: deque[tuple[Header, memoryview]] = deque()
-        self._queued: set[tuple[Kind, int, int]] = set()
+        # kind and priority of what is queued with a number; a repeat has both too, and parts differ in the latter
+        self._queued: dict[tuple[bool, int], set[tuple[Kind, int]]] = {}
         self._wanted: dict[tuple[int, int, int], None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._heap or self._asked)
 
     def __contains__(self, header: Header) -> bool:
-        return _id(header) in self._queued
+        return (header.kind, header.priority) in self._queued.get(_number(header), ())
 
     def push(self, header: Header, payload: memoryview) -> None:
         """Queue a message; a repeat of one that is queued is dropped."""
         if header in self:
             return
-        self._queued.add(_id(header))
+        self._queued.setdefault(_number(header), set()).add((header.kind, header.priority))
         self.pulled += _of_pull(header, payload)
         if self._is_wanted(header):
             self._asked.append((header, payload))
@@ -46,13 +47,12 @@ class SendQueue:
             heapq.heappush(self._heap, (-header.priority, header.request, next(self._order), header, payload))
 
     def remove(self, header: Header) -> None:
-        """Remove a contribution, if it is queued."""
-        if header not in self:
-            return
-        self._queued.discard(_id(header))
-        self._heap = [entry for entry in self._heap if _id(entry[-2]) != _id(header)]
-        heapq.heapify(self._heap)
-        self._asked = deque(entry for entry in self._asked if _id(entry[0]) != _id(header))
+        """Remove a contribution, whole or in parts, if it is queued."""
+        number = _number(header)
+        if self._queued.pop(number, None) is not None:
+            self._heap = [entry for entry in self._heap if _number(entry[-2]) != number]
+            heapq.heapify(self._heap)
+            self._asked = deque(entry for entry in self._asked if _number(entry[0]) != number)
 
     @property
     def asked(self) -> bool:
@@ -66,7 +66,10 @@ class SendQueue:
     def pop(self) -> tuple[Header, memoryview]:
         """Remove the first message."""
         *_, header, payload = self._asked.popleft() if self._asked else heapq.heappop(self._heap)
-        self._queued.discard(_id(header))
+        queued = self._queued[_number(header)]
+        queued.discard((header.kind, header.priority))
+        if not queued:
+            del self._queued[_number(header)]
         self.pulled -= _of_pull(header, payload)
         return header, payload
 
@@ -100,9 +103,9 @@ class SendQueue:
         return True
 
 
-def _id(header: Header) -> tuple[Kind, int, int]:
-    """What a repeat has too; the parts of a contribution differ in priority."""
-    return header.kind, header.request, header.priority
+def _number(header: Header) -> tuple[bool, int]:
+    """The request's number, and whether the peer has given it."""
+    return header.kind == Kind.RESULT, header.request
 
 
 def _slice_of(header: Header) -> tuple[int, int, int] | None:
