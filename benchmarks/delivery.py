@@ -26,17 +26,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from delivery_layers import MODELS
+from outcome import conclude
 from pushpull_job import HERE, Command, mxnet_cluster, planned
 from tensors import LISTS
 from wan import Wan
 
-from geomx_cli.core.errors import GeomxError, TrainingFailed
+from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.options import Value
 from geomx_cli.core.units import parse_duration, parse_rate
 from geomx_cli.inventory import WanLink
@@ -224,19 +224,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(measure: Callable[[], list[dict[str, Any]]], *, as_json: bool) -> int:
-    """Measure, print the results if they are wanted as JSON, and return the exit code."""
-    try:
-        results = measure()
-    except GeomxError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"{os.cpu_count()} cores", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"schema_version": 1, "results": results}))
-    return 0
-
-
 def _layers(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all models and ratios."""
     results = []
@@ -250,7 +237,8 @@ def _layers(given: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> int:
     """Measure all models and ratios, or TSEngine."""
     given = _arguments()
-    return run(lambda: _spoke(given) if given.spoke else _layers(given), as_json=given.json)
+    print(f"{os.cpu_count()} cores", file=sys.stderr)
+    return conclude(lambda: _spoke(given) if given.spoke else _layers(given), as_json=given.json)
 
 
 if __name__ == "__main__":

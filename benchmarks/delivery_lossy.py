@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from delivery import EXCHANGES, marks_of, period, run
+from delivery import EXCHANGES, marks_of, period
+from outcome import conclude
 from pushpull_job import Command, planned
 from tensors import LISTS
 from wan import Wan
@@ -82,7 +83,7 @@ def main() -> int:
     """Measure all ways with each congestion control."""
     given = _arguments()
     each = (_measure(given, congestion) for congestion in given.congestion)
-    return run(lambda: [row for rows in each for row in rows], as_json=given.json)
+    return conclude(lambda: [row for rows in each for row in rows], as_json=given.json)
 
 
 if __name__ == "__main__":

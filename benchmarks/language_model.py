@@ -20,7 +20,6 @@ which a worker computes (the mean over workers), and the bytes over the parties'
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import statistics
@@ -32,11 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from language_model_data import CHARACTERS
+from outcome import conclude
 from time_to_accuracy import SITES, _table
 from time_to_accuracy_job import Job
 from wan import Wan
 
-from geomx_cli.core.errors import CheckFailed, GeomxError
+from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.events import ProcessFinished, Reported, RoundCompleted, StateChanged
 from geomx_cli.core.options import Value
 from geomx_cli.runtime.training import data, fetch
@@ -195,7 +195,8 @@ def main() -> int:
     """Run the requested measurement."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of a job is left behind
     arguments = _arguments()
-    try:
+
+    def measure() -> list[dict[str, Any]]:
         fetch.ensure("austen")
         with contextlib.ExitStack() as stack:
             wan: Any = None
@@ -205,15 +206,9 @@ def main() -> int:
                 print("\n".join(test.lines()), file=sys.stderr, flush=True)
                 test.check()
             rows = (sweep if arguments.sweep else table)(Bench(arguments, wan), arguments)
-    except GeomxError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    if arguments.json:
-        print(json.dumps({"schema_version": 1, "results": [asdict(row) for row in rows]}))
-    return 0
+        return [asdict(row) for row in rows]
+
+    return conclude(measure, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from outcome import conclude
 from peer_measure import MARK
 from peers_environment import interpreter
 from peers_systems import PARTIES, SYSTEMS, Member, Setting, System
 from tensors import LISTS
 from wan import Wan
 
-from geomx_cli.core.errors import CheckFailed, GeomxError, TrainingFailed
+from geomx_cli.core.errors import CheckFailed, TrainingFailed
 
 NETWORKS = ("200mbit,", "100mbit,50ms")
 LIMIT = 180.0
@@ -201,14 +202,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Compare the systems on each network."""
     arguments = _arguments()
-    try:
-        results = [_compare(network, arguments) for network in arguments.network]
-    except GeomxError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    if arguments.json:
-        print(json.dumps({"schema_version": 1, "results": results}))
-    return 0
+    return conclude(lambda: [_compare(network, arguments) for network in arguments.network], as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from outcome import conclude
 from pushpull_job import Case, central_sites, letters, mxnet_commands, our_commands
 from pushpull_worker import gradients
 from tensors import LISTS
 from wan import Wan
 
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import GeomxError, TrainingFailed
+from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.options import decode
 from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
 
@@ -202,18 +203,19 @@ def _encoded_bytes(case: Case) -> int:
     return sent
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print the result as a table."""
+def described(result: dict[str, Any]) -> str:
+    """The result as lines of text."""
     title = "{system} {topology} {tensors}, {parties} x {workers} workers".format(**result)
-    print(f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration, {os.cpu_count()} cores")
+    lines = [f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration, {os.cpu_count()} cores"]
     if "ratio_to_mxnet" in result:
-        print(f"  {result['ratio_to_mxnet']:.2f} x the time of MXNet's dist_sync, the best run here")
+        lines.append(f"  {result['ratio_to_mxnet']:.2f} x the time of MXNet's dist_sync, the best run here")
     if "ratio" in result:
-        print(f"  wire limit {result['limit_seconds'] * 1e3:.1f} ms, ratio {result['ratio']:.3f}")
+        lines.append(f"  wire limit {result['limit_seconds'] * 1e3:.1f} ms, ratio {result['ratio']:.3f}")
     for site, ways in result["link_bytes"].items():
-        print(f"  link {site}: sent {ways['sent'] / 1e6:.2f} MB, received {ways['received'] / 1e6:.2f} MB")
+        lines.append(f"  link {site}: sent {ways['sent'] / 1e6:.2f} MB, received {ways['received'] / 1e6:.2f} MB")
     for role, seconds in result["cpu_seconds"].items():
-        print(f"  {role:17} {seconds * 1e3:8.1f} ms CPU  peak {result['peak_bytes'][role] / 1e6:7.1f} MB")
+        lines.append(f"  {role:17} {seconds * 1e3:8.1f} ms CPU  peak {result['peak_bytes'][role] / 1e6:7.1f} MB")
+    return "\n".join(lines)
 
 
 def _options(given: list[str]) -> dict[str, Any]:
@@ -261,23 +263,16 @@ def main() -> int:
     """Measure each case the requested number of times."""
     arguments = vars(_arguments())
     as_json, repeat = arguments.pop("json"), arguments.pop("repeat")
-    try:
+
+    def compare() -> list[dict[str, Any]]:
         arguments["options"] = _options(arguments["options"])
         cases = _cases(arguments)
         turns = [[measure(case) for case in cases] for _ in range(repeat)]
-    except GeomxError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    results = [_median(list(runs)) for runs in zip(*turns, strict=True)]
-    others = [result["seconds"] for result in results if result["system"] == "mxnet"]
-    for result in results:
-        result.update({"ratio_to_mxnet": result["seconds"] / min(others)} if others else {})
-    if as_json:
-        print(json.dumps({"schema_version": 1, "results": results}))
-    else:
-        for result in results:
-            show(result)
-    return 0
+        results = [_median(list(runs)) for runs in zip(*turns, strict=True)]
+        others = [result["seconds"] for result in results if result["system"] == "mxnet"]
+        return [result | ({"ratio_to_mxnet": result["seconds"] / min(others)} if others else {}) for result in results]
+
+    return conclude(compare, as_json=as_json, show=lambda results: print(*map(described, results), sep="\n"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Training time counts from the first step, not from the start of the processes.
 
 import argparse
 import contextlib
-import json
 import math
 import signal
 import statistics
@@ -28,12 +27,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outcome import conclude
 from time_to_accuracy_job import Job, Judge, Mark
 from time_to_accuracy_settings import CODECS, GRID, MXNET, ROUNDS, ROWS, TASKS
 from wan import Wan
 
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
+from geomx_cli.core.errors import CheckFailed, InvalidSettings, UsageError
 from geomx_cli.core.events import RoundCompleted
 from geomx_cli.core.options import Value, decode
 from geomx_cli.runtime.training.checkpoint import Checkpoint
@@ -330,15 +330,19 @@ def _option(text: str) -> tuple[str, Value]:
     table = {option.name: option for option in plugins.table()}
     if name not in table:
         raise argparse.ArgumentTypeError(f"there is no option {name!r}")
-    return name, decode(table[name], value)
+    try:
+        return name, decode(table[name], value)
+    except InvalidSettings as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main() -> int:
     """Run the requested measurement."""
     # so that no process of a job is left behind by either signal
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        arguments = _arguments()
+    arguments = _arguments()
+
+    def measure() -> list[dict[str, Any]]:
         if arguments.seeds < 1 or arguments.epochs < 1:
             raise UsageError("--seeds and --epochs count from 1")
         with contextlib.ExitStack() as stack:
@@ -349,16 +353,10 @@ def main() -> int:
                 test = wan.self_test()
                 print("\n".join(test.lines()), file=sys.stderr, flush=True)
                 test.check()
-            rows = arguments.what(Bench(arguments, wan))
-    except GeomxError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    if arguments.json:
-        print(json.dumps({"schema_version": 1, "results": rows}))
-    return 0
+            rows: list[dict[str, Any]] = arguments.what(Bench(arguments, wan))
+            return rows
+
+    return conclude(measure, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outcome import conclude
 from pushpull_job import Command, mxnet_cluster, planned
 
 from geomx_cli.core.errors import TrainingFailed
@@ -78,7 +80,7 @@ def _end(popen: subprocess.Popen[bytes]) -> None:
     popen.wait()
 
 
-def show(results: list[dict[str, Any]]) -> None:
+def show(results: Sequence[dict[str, Any]]) -> None:
     """Print the results as a table."""
     stock = next((one["peak_bytes"] for one in results if one["system"] == "mxnet"), 0)
     for one in results:
@@ -99,16 +101,11 @@ def main() -> int:
     given = parser.parse_args()
     script = [str(HERE / "worker_memory_script.py"), given.network]
     script += [str(number) for number in (given.image_size, given.batch, given.steps)]
-    try:
-        results = [measure(system, script, given.steps, given.limit) for system in given.system]
-    except TrainingFailed as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    if given.json:
-        print(json.dumps({"schema_version": 1, "results": results}))
-    else:
-        show(results)
-    return 0
+
+    def compare() -> list[dict[str, Any]]:
+        return [measure(system, script, given.steps, given.limit) for system in given.system]
+
+    return conclude(compare, as_json=given.json, show=show)
 
 
 if __name__ == "__main__":
