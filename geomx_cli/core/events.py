@@ -1,4 +1,4 @@
-"""The event log of a process: JSON lines, one event per line, with typed fields per event kind.
+"""The events of processes: JSON lines in the log of each (event_log.py), with typed fields per event kind.
 
 Every line has `schema_version`, `number` (1, 2, ...), `time` (Unix seconds), `party`, `role`, `rank` and `event` (the
 kind), followed by the fields of the kind. Status, summaries, figures and the live view have no other data source.
@@ -7,21 +7,13 @@ Later versions may add kinds and fields, which earlier versions ignore. The sche
 changes its meaning; events of a higher schema version are ignored.
 """
 
-import contextlib
-import errno
-import itertools
-import os
-import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from geomx_cli.core.agent_status import MAX_METRICS
-from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.typed import to_type
 
 __all__ = [
@@ -32,7 +24,6 @@ __all__ = [
     "Contribution",
     "Evaluated",
     "Event",
-    "EventLog",
     "OutputsWritten",
     "ProcessFailed",
     "ProcessFinished",
@@ -247,61 +238,3 @@ def parse(fields: Mapping[str, Any]) -> Event | None:
     if not event.time:
         raise ValueError("it has no time")
     return event
-
-
-class EventLog:
-    """Appends events to a file, one write() per line, so that lines of concurrent writers do not interleave.
-
-    May be shared by threads (O_APPEND). Without a path, events are dropped: a process started by hand without a job
-    directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
-    when it is killed. A full disk is reported once on stderr, and later events are dropped.
-    """
-
-    def __init__(
-        self, path: Path | None, *, party: str = "", role: str = "", rank: int = -1, talk: TextIO | None = None
-    ) -> None:
-        self._who = {"party": party, "role": role, "rank": rank}
-        self._talk = talk
-        self._path = path
-        self._file = -1
-        self._full = False
-        self._numbers = itertools.count(1)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether events are written to a file."""
-        return self._file >= 0
-
-    def write(self, event: Event) -> None:
-        """Append an event, with the current time if it has none."""
-        if self._file >= 0 and not self._full:
-            line = self._line(event)
-            try:
-                if os.write(self._file, line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError as error:
-                self._full = True  # stays open: another thread may be about to write
-                _say(sys.stderr, f"no more events are written to {self._path}: {error.strerror}")
-        message = getattr(event, "message", "")
-        if self._talk is not None and message and not isinstance(event, ProcessFailed):
-            _say(self._talk, f"{time.strftime('%H:%M:%S')} {event.__struct_config__.tag}: {message}")
-
-    def close(self) -> None:
-        """Close the file; later writes are dropped."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _line(self, event: Event) -> bytes:
-        fields = msgspec.to_builtins(event)
-        when = round(event.time or time.time(), 6)
-        fields |= {"schema_version": SCHEMA_VERSION, "number": next(self._numbers), "time": when}
-        return encode({**self._who, **fields})
-
-
-def _say(stream: TextIO, text: str) -> None:
-    with contextlib.suppress(OSError):  # the stream may be a file on the same full disk
-        print(text, file=stream, flush=True)

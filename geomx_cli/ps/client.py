@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings
-from geomx_cli.core.events import EventLog, Traffic
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import Traffic
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.config import NodeSettings

@@ -11,7 +11,8 @@ One loop handles one message at a time. A server ends when all members have said
 from collections.abc import Callable, Iterator
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.events import EventLog, StateChanged, WarningRaised
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import StateChanged, WarningRaised
 from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm

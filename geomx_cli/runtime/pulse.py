@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from geomx_cli.core.events import EventLog, Telemetry
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import Telemetry
 
 __all__ = ["Pulse"]
 

@@ -18,7 +18,7 @@ from geomx_cli.core.events import Reported, WarningRaised
 from geomx_cli.runtime.reported_values import count_of, is_share, number_of, share_of
 
 if TYPE_CHECKING:
-    from geomx_cli.core.events import EventLog
+    from geomx_cli.core.event_log import EventLog
 
 __all__ = ["Reporter", "begin", "close", "report", "trained"]
 

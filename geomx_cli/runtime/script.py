@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
 
 if TYPE_CHECKING:
-    from geomx_cli.core.events import Contribution, EventLog
+    from geomx_cli.core.event_log import EventLog
+    from geomx_cli.core.events import Contribution
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.frontends import ScriptStore
     from geomx_cli.runtime.pulse import Pulse

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.runtime.settings import Settings
 
 __all__ = ["begin"]

@@ -10,10 +10,10 @@ import pytest
 from cluster import ROOT, Cluster
 from rounds import assert_equal, expected, run
 
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import (
     SCHEMA_VERSION,
     Evaluated,
-    EventLog,
     ProcessFailed,
     ProcessFinished,
     Reported,
@@ -118,7 +118,8 @@ def test_nothing_is_raised_when_that_cannot_be_told_either() -> None:
     script = """if True:
         import sys
         from pathlib import Path
-        from geomx_cli.core.events import EventLog, WarningRaised
+        from geomx_cli.core.event_log import EventLog
+        from geomx_cli.core.events import WarningRaised
         log = EventLog(Path("/dev/full"), talk=sys.stderr)
         for _ in range(3):
             log.write(WarningRaised(message="nobody hears it"))

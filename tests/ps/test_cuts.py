@@ -13,7 +13,7 @@ from proxy import Proxy
 from rounds import SCRIPT, assert_equal, expected, found_in
 
 from geomx_cli.core.errors import GeomxError
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.node import Node

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
 from geomx_cli.ps.cluster.barrier import Barrier
 from geomx_cli.ps.cluster.partition import Partition, Tensor

@@ -10,7 +10,7 @@ import pytest
 from cluster import Cluster
 from rounds import SCRIPT
 
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.net import shared_memory
 from geomx_cli.ps.net.shared_memory import FIRST, PLACE, SIZE, Arena, PeerArena
 from geomx_cli.ps.net.sharing import Sharing

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geomx_cli.core.events import EventLog, Reported, WarningRaised, parse
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import Reported, WarningRaised, parse
 from geomx_cli.runtime import reports
 from geomx_cli.runtime.reports import EARLY, Reporter
 

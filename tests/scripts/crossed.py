@@ -5,7 +5,7 @@ pushes `b`; rank 1 pushes `b`, which fills its window, and then `a`.
 import numpy as np
 
 from geomx_cli.core import plugins
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.runtime.settings import Settings

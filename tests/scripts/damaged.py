@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from geomx_cli.core import events
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.net.wire import Form, Header, Kind

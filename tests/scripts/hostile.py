@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from geomx_cli.core import events, plugins
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps import client
 from geomx_cli.ps.net import security
 from geomx_cli.ps.net.loop import Loop

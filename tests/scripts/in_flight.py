@@ -14,7 +14,7 @@ from collections import deque
 import numpy as np
 
 from geomx_cli.core import deliveries, plugins
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.net.rows import Rows

@@ -9,7 +9,7 @@ import os
 import numpy as np
 
 from geomx_cli.core import plugins
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime.algorithms import diloco
 from geomx_cli.runtime.kvstore import Store

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from geomx_cli.core import plugins
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime import standalone, training
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet

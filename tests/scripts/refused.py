@@ -2,7 +2,7 @@
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.settings import Settings

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from geomx_cli.core.errors import PeerLost
-from geomx_cli.core.events import EventLog, WarningRaised
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.link_health import QUIET
 from geomx_cli.ps.net.loop import Loop

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
-from geomx_cli.core.events import EventLog, StateChanged, Telemetry, WarningRaised
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import StateChanged, Telemetry, WarningRaised
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, ParamSpec
 
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
-from geomx_cli.core.events import EventLog, Telemetry
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import Telemetry
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.membership import Membership

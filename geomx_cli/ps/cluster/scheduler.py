@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
-from geomx_cli.core.events import EventLog, RosterComplete
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import RosterComplete
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.membership import RosterEntry

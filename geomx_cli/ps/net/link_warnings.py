@@ -4,7 +4,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from geomx_cli.core.events import EventLog, WarningRaised
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.net.link import Link
 
 __all__ = ["LinkWarnings"]

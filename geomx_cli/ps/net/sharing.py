@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from geomx_cli.core.events import EventLog, WarningRaised
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.shared_memory import Arena
 from geomx_cli.ps.net.wire import BadMessage

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from geomx_cli.core.events import EventLog, Traffic
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import Traffic
 from geomx_cli.ps.net.accepted_links import MAX_HELLO, AcceptedLinks
 from geomx_cli.ps.net.lanes import LANES, Lane, identities
 from geomx_cli.ps.net.link import MAX_FUSED, Link

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable
 
-from geomx_cli.core.events import EventLog, Sent
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.events import Sent
 from geomx_cli.ps.net.loop import Loop
 
 __all__ = ["WanLog"]
