@@ -19,6 +19,7 @@ from desk import Desk
 from sshd import Person, Sshd
 
 from geomx_cli.core import plugins
+from geomx_cli.plan import ports
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # keep the tests' jobs apart from the user's
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
@@ -52,6 +53,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("processes")]
         sys.addaudithook(_refuse_processes)
+
+
+def pytest_sessionfinish() -> None:
+    """End the port reservations of launches within the test runner."""
+    ports.release(range(1 << 16))
 
 
 def _refuse_processes(event: str, given: tuple[object, ...]) -> None:

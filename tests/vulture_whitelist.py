@@ -74,6 +74,7 @@ OnDownload
 collect_ignore
 pytest_addoption
 pytest_collection_modifyitems
+pytest_sessionfinish
 pytestmark
 at_once
 

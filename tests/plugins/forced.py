@@ -56,8 +56,9 @@ class Forced(TsEngine):
         process, point, count, name = os.environ.get("RELAY_FAULT", "- - 0 -").split()
         if process != self._node.process or self._relay is None:
             return super().receive(link, header, payload)
-        size = len(payload) if header.kind == Kind.EXCHANGE and payload is not None else 0
-        if size and point == "refused" and self._peer_at(link) is not None:
+        is_contribution = header.kind == Kind.EXCHANGE and payload is not None
+        size = len(payload or b"") if is_contribution and self._peer_at(link) is not None else 0
+        if size and point == "refused":
             self._seen += 1
             if self._seen == int(count):
                 link.consumed(size)
