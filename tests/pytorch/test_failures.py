@@ -31,6 +31,13 @@ def test_models_that_differ_are_refused(workers: Workers, how: str, said: str) -
     assert said.partition(" | ")[0].partition(": ")[2] in workers.cluster.output("w0"), workers.cluster.outputs()
 
 
+@pytest.mark.parametrize("algorithm", ["fsa", "mixed"])
+def test_sparse_gradients_are_not_exchanged(workers: Workers, algorithm: str) -> None:
+    workers.start("embedding.py", parties=(1, 1), env={"GEOMX_ALGO": algorithm})
+    assert all(statuses(workers).values()), workers.cluster.outputs()
+    assert "InvalidSettings: the gradient of weight is sparse" in workers.cluster.outputs()
+
+
 def test_a_script_that_raises_ends_the_others(workers: Workers) -> None:
     workers.start("breaks.py", "raises")
     assert statuses(workers) == {"w0": 1, "w1": 1}, workers.cluster.outputs()

@@ -71,6 +71,17 @@ def test_hfa(workers: Workers) -> None:
     assert list(workers.saved(0)["rounds"]) == [3, 6, 9, 12, 15, 18]
 
 
+def test_sparse_gradients(workers: Workers) -> None:
+    """They stay in their worker, whose weights count as those of a dense layer."""
+    env = {"GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K1": "2", "MXNET_KVSTORE_HFA_K2": "1"}
+    workers.start("embedding.py", parties=(1, 1), env=env)
+    workers.finish()
+    wanted = np.zeros((6, 3))
+    wanted[[0, 1]], wanted[5] = -0.2, -0.4
+    for rank in range(2):
+        np.testing.assert_allclose(workers.saved(rank)["weight"], wanted, rtol=0, atol=1e-6)
+
+
 def test_diloco(workers: Workers) -> None:
     """Outer steps after each 5 inner ones; a worker with less data abstains from the last ones."""
     workers.start("steps.py", "20", "8", count=2, env={"GEOMX_ALGO": "diloco", "GEOMX_INNER_STEPS": "5"})

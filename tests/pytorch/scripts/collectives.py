@@ -82,6 +82,16 @@ for operation, expected in REDUCTIONS.items():
             if rank == 1:
                 torch.testing.assert_close(own, expected(all_).to(dtype))
 
+large = given(torch.float32, (40_000,))
+own = large[rank].clone()
+leaf = torch.ones(1, requires_grad=True)
+leaf.register_hook(lambda _: dist.reduce(own, 1))  # in a backward pass large sums of all workers may be encoded
+(leaf * 2).backward()
+if rank == 1:
+    torch.testing.assert_close(own, sum(large))
+elif not is_gloo:
+    assert torch.equal(own, large[rank])
+
 works = []
 for step in range(100):  # many rounds of one key at a time
     own = torch.full((3,), float(rank + step))

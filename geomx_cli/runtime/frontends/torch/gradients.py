@@ -21,7 +21,7 @@ from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
 from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
 from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
-from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
+from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
@@ -126,9 +126,7 @@ class GradientSynchroniser(Synchroniser):
 
     def _contribute(self, slot: _Slot) -> None:
         gradient = local(slot.parameter.grad)
-        if gradient.layout != torch.strided:
-            what = f"the gradient of {slot.key} is sparse"
-            raise InvalidSettings(what, "create the embedding with sparse=False")
+        check_gradient(slot.key, gradient)
         if slot.begun:
             what = f"the gradient of {slot.key} was computed twice in one backward pass"
             raise InvalidSettings(what, "checkpoint activations with use_reentrant=False")

@@ -11,7 +11,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
 
-__all__ = ["EXCHANGED", "ModelState"]
+__all__ = ["EXCHANGED", "ModelState", "check_gradient"]
 
 EXCHANGED: Mapping[Any, Any] = {
     torch.float32: torch.float32, torch.float64: torch.float64, torch.float16: torch.float32,
@@ -125,6 +125,12 @@ class ModelState:
         groups = [len(group["params"]) for group in self._optimizer.param_groups]
         optimizer = [type(self._optimizer).__name__, groups, len(self._optimizer.state)]
         return {"tensors": tensors, "optimizer": optimizer}
+
+
+def check_gradient(key: str, gradient: Any) -> None:
+    """Raise InvalidSettings for a sparse gradient: contributions are dense."""
+    if gradient.layout != torch.strided:
+        raise InvalidSettings(f"the gradient of {key} is sparse", "create the embedding with sparse=False")
 
 
 def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

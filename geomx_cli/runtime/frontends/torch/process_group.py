@@ -72,7 +72,8 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def reduce(self, tensors: Sequence[Any], opts: Any) -> PendingWork:
         """Reduce into the tensors of one worker; those of the others stay as they are."""
         receives = opts.rootRank == self.rank()
-        works = [self._reduce(tensor, tensor if receives else None, opts.reduceOp) for tensor in tensors]
+        # A copy, as those that receive nothing must choose the same way as the one that does.
+        works = [self._reduce(tensor.clone(), tensor if receives else None, opts.reduceOp) for tensor in tensors]
         return _joined(works, tensors)
 
     def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
@@ -99,7 +100,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         return PendingWork(reduced.done, [output], keep)
 
     def _reduce(self, tensor: Any, out: Any | None, operation: Any) -> PendingWork:
-        """Reduce `tensor` over all workers, to `out` if given."""
+        """Reduce `tensor` over all workers, to `out` if given, which is `tensor` itself in all workers or in none."""
         name = reductions.name_of(operation, tensor.dtype)
         outs = [] if out is None else [out]
         if not tensor.numel():

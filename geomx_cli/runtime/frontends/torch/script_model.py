@@ -117,9 +117,11 @@ class _ScriptSteps(LocalSteps):
 
 
 def last_gradient(state: ModelState) -> list[Floats]:
-    """The elements of the gradient nearest to the output, which a backward pass computes first; none without one."""
+    """The elements of the gradient nearest to the output, which a backward pass computes first; none without one. Of a
+    sparse one, those that it has.
+    """
     found = [parameter.grad for parameter in reversed(state.trained.values()) if parameter.grad is not None]
-    return [_elements(gradient) for gradient in found[:1]]
+    return [_elements(gradient.coalesce().values() if gradient.is_sparse else gradient) for gradient in found[:1]]
 
 
 def _elements(tensor: Any) -> Floats:

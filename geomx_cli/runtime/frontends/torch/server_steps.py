@@ -12,7 +12,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
+from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.script_model import last_gradient
 from geomx_cli.runtime.frontends.torch.server_optimizer import group_of, hyper_parameters
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
@@ -87,6 +87,7 @@ class ServerSynchroniser(Synchroniser):
             if slot.hidden is None:
                 self._exchange(slot, None)
             else:
+                check_gradient(slot.key, slot.hidden)
                 slot.values.copy_(slot.hidden)
                 slot.elements *= slot.elements.dtype.type(scale)
                 self._exchange(slot, slot.elements)

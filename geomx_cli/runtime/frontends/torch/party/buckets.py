@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch.model_state import check_gradient
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
@@ -135,8 +136,7 @@ class Buckets:
 
 
 def _check(slot: Slot) -> None:
-    if slot.parameter.grad.layout != torch.strided:
-        raise InvalidSettings(f"the gradient of {slot.key} is sparse", "create the embedding with sparse=False")
+    check_gradient(slot.key, slot.parameter.grad)
     if slot.loaded:
         what = f"the gradient of {slot.key} was computed twice in one backward pass"
         raise InvalidSettings(what, "checkpoint activations with use_reentrant=False")
