@@ -6,10 +6,11 @@ import json
 import math
 import random
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -583,6 +584,50 @@ def test_the_page_at_all_widths(browser: Browser) -> None:
     assert "job-1 (this job): hfa, seed 1" in browser.value("document.querySelector('#loss .legend').textContent")
     assert not browser.complaints
     server.close()
+
+
+def test_a_log_that_is_chosen_while_another_is_read(browser: Browser) -> None:
+    answers, asked, may_answer = page_answers(JobModel(planned(), BEGAN)), list[str](), threading.Event()
+
+    def log(given: Mapping[str, str]) -> dict[str, Any]:
+        asked.append(given.get("process", ""))
+        may_answer.wait(60)
+        return {"lines": [["", f"of {asked[-1]}"]], "searched": 1, "matched": 1, "problems": []}
+
+    answers["/log"] = log
+    with contextlib.closing(Server(answers, 0, TOKEN)) as server:
+        browser.open(server.url)
+        browser.wait_for("document.title === 'geomx job-1'")
+        browser.value("document.getElementById('log').open = true")
+        until(lambda: asked)
+        browser.value(
+            "(list => { list.value = 'A/worker:0'; list.dispatchEvent(new Event('change')); })"
+            "(document.getElementById('log-process'))"
+        )
+        may_answer.set()
+        browser.wait_for(f"{LOG}.includes('of A/worker:0')", 10)
+        assert asked == ["", "A/worker:0"] and not browser.complaints
+
+
+def test_a_dashboard_that_does_not_answer_is_noticed(browser: Browser) -> None:
+    """As when the connection to another machine's loopback hangs. The page continues once there are answers."""
+    answers, may_answer = page_answers(JobModel(planned(), BEGAN)), threading.Event()
+    data = answers["/data"]
+
+    def late(given: Mapping[str, str]) -> Any:
+        may_answer.wait(60)
+        return data(given)
+
+    with contextlib.closing(Server(answers, 0, TOKEN)) as server:
+        browser.open(server.url)
+        browser.wait_for("document.title === 'geomx job-1'")
+        browser.value("const limit = AbortSignal.timeout.bind(AbortSignal)")
+        browser.value("AbortSignal.timeout = milliseconds => limit(milliseconds / 100); 0")
+        answers["/data"] = late
+        browser.wait_for("!document.getElementById('trouble').hidden", 10)
+        may_answer.set()
+        browser.wait_for("document.getElementById('trouble').hidden", 10)
+
 
 
 def test_event_logs_are_read_but_for_single_rounds(desk: Desk) -> None:

@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { get, make, setText } from "./dom.js";
 
 const EVERY = 5000, MOST_PROCESSES = 100;
-let reading = false;
+let reading = false, again = false;
 
 export function setUpLog(processes) {
   const names = processes.map(name => make("option", { value: name }, name));
@@ -13,12 +13,21 @@ export function setUpLog(processes) {
   get("log-process").addEventListener("change", read);
   get("log").addEventListener("toggle", () => get("log").open && read());
   get("log").querySelector("form").addEventListener("submit", event => { event.preventDefault(); read(); });
-  setInterval(() => get("log").open && get("log-follow").checked && !document.hidden && read(), EVERY);
+  setInterval(() => get("log").open && get("log-follow").checked && !document.hidden && !reading && read(), EVERY);
 }
 
 async function read() {
+  again = reading;  // something else was chosen meanwhile
   if (reading) return;
   reading = true;
+  do {
+    again = false;
+    await readOnce();
+  } while (again);
+  reading = false;
+}
+
+async function readOnce() {
   const process = get("log-process").value, search = get("log-search").value;
   setText(get("log-status"), "reading …");
   try {
@@ -28,7 +37,6 @@ async function read() {
   } catch (error) {
     setText(get("log-status"), error.message);
   }
-  reading = false;
 }
 
 function status(found, search) {
