@@ -129,6 +129,7 @@ def test_cuts_from_the_beginning_to_the_end(cluster: Cluster, tmp_path: Path) ->
         if all(process.poll() is not None for process in cluster.processes.values()):
             break
     cluster.finish()
+    assert proxy.cuts
     assert_trained(tmp_path, 10)
 
 

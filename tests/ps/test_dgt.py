@@ -1,18 +1,27 @@
 """Differential gradient transmission: nothing lost without loss, important blocks exact with it."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster
+from cluster import Cluster, free_ports, until
 from in_flight import SCRIPT as IN_FLIGHT
 from in_flight import check_results, check_rounds
 from in_flight import expected as expected_in_flight
 from rounds import assert_equal, expected, gradient, run
 
+from geomx_cli.core import plugins
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.options import defaults
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Partition, Tensor
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.delivery.dgt import DgtWorker
 
 ORDERED = {"ENABLE_DGT": "2", "GEOMX_DELIVERY": "dgt"}
 DATAGRAMS = {"ENABLE_DGT": "1", "GEOMX_DELIVERY": "dgt"}
@@ -138,3 +147,32 @@ def test_with_a_sparse_codec_the_tensors_that_it_leaves_dense_are_divided(cluste
     assert np.array_equal(sparse[0], sparse[1]) and np.array_equal(sparse[0], sparse[2])
     assert np.array_equal(dense[0], dense[1])
     assert np.mean(dense[0] != dense[2]) > 0.1 and np.corrcoef(dense[0], dense[2])[0, 1] > 0.95
+
+
+def test_servers_know_the_loss_of_workers_whose_contributions_others_bring() -> None:
+    """As with --tsengine; each value once, and none that is no number."""
+    settings = NodeSettings(options={**defaults(plugins.table()), "dgt_adaptive": True, "heartbeat": 0.02})
+    told: list[float] = []
+
+    def take(request: Request) -> None:
+        told.append(request.body["loss"])
+        request.answer()
+
+    (port,) = free_ports(1)
+    above = Node(settings, EventLog(None), on_tensor=lambda *_: None, on_request=take)
+    below = Node(settings, EventLog(None), on_tensor=lambda *_: None, on_request=lambda _: None)
+    above.transport.listen((f"tcp://127.0.0.1:{port}",))
+    upstream = UpstreamClient()
+    DgtWorker().begin(below, upstream, {})
+    upstream.links.append(below.transport.dial(f"tcp://127.0.0.1:{port}", "above", wide_area=False))
+    threads = [threading.Thread(target=node.loop.run) for node in (above, below)]
+    for thread in threads:
+        thread.start()
+    for loss in (2.0, float("nan"), 1.5):
+        below.telemetry.loss = loss
+        until(lambda loss=loss: loss in told or np.isnan(loss))
+    for node, thread in zip((above, below), threads, strict=True):
+        node.loop.submit(node.loop.stop)
+        thread.join()
+        node.close()
+    assert told == [2.0, 1.5]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from cluster import Cluster, free_ports
+from cluster import Cluster, free_ports, until
 from rounds import SCRIPT, assert_equal, expected, found_in
 
 from geomx_cli.core.event_log import EventLog
@@ -55,13 +55,15 @@ def test_a_root_under_attack_goes_on_and_counts(cluster: Cluster, tmp_path: Path
         "GEOMX_HEARTBEAT": "0.2",
     }
     cluster.launch(SCRIPT, root_env={"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_PROCESS": "root"})
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
+
+    def attacked() -> bool:
         try:
             attack(port)
-            break
         except ConnectionRefusedError:
-            time.sleep(0.1)
+            return False
+        return True
+
+    until(attacked, state=cluster.outputs)
     cluster.finish()
     found = found_in(tmp_path)
     assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))

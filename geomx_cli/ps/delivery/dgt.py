@@ -110,18 +110,17 @@ class DgtWorker(Direct):
         """See WorkerDelivery.begin."""
         super().begin(node, upstream, others)
         self._node = node
-        self._is_adaptive = bool(node.settings.options["dgt_adaptive"])
         self._told: float | None = None
+        if node.settings.options["dgt_adaptive"]:
+            node.loop.every(node.settings.number("heartbeat"), self._tell_loss)
 
-    def up(self, server: int, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
-        """Send the contribution, after a loss that has changed."""
-        loss = self._node.telemetry.loss
-        if self._is_adaptive and loss is not None and loss != self._told and math.isfinite(loss):
-            assert self.upstream is not None
+    def _tell_loss(self) -> None:
+        """Tell a loss that has changed: not with a contribution, which another worker may bring (--tsengine)."""
+        loss, links = self._node.telemetry.loss, self.upstream.links if self.upstream is not None else ()
+        if links and loss is not None and loss != self._told and math.isfinite(loss):
             self._told = loss
-            for link in self.upstream.links:
+            for link in links:
                 self._node.rpc.ask(link, "loss", {"loss": loss}, lambda _: None, lambda _: None)
-        super().up(server, header, payload, on_result)
 
 
 class DgtServer(Direct):
