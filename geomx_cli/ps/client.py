@@ -7,7 +7,7 @@ job ends all waits with PeerLost, which every later call raises again.
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Traffic
+from geomx_cli.core.futures import after
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.config import NodeSettings
@@ -185,7 +186,7 @@ class Client:
             )  # fmt: skip
             tensor.begin_pull(self._start(operation))
             return operation.pending.done
-        return _after(latest.done, partial(latest.copy_to, out))
+        return after([latest.done], partial(latest.copy_to, out))
 
     def pull_rows(self, name: str, numbers: Array, out: Array, *, priority: int = 0) -> "Future[None]":
         """Like `pull`, but only the rows `numbers` (1-D integers, strictly increasing), to `out`: 1-D, of as many rows.
@@ -202,7 +203,7 @@ class Client:
         if not placement.row:  # all of the key is sent, or nothing
             whole = np.empty(tensor.size, tensor.dtype)
             pulled = self.pull(name, whole, priority=priority)
-            return _after(pulled, lambda: np.copyto(out, Rows.of(whole, tensor.row, numbers).values.reshape(-1)))
+            return after([pulled], lambda: np.copyto(out, Rows.of(whole, tensor.row, numbers).values.reshape(-1)))
         if not len(numbers):
             done: Future[None] = Future()
             done.set_result(None)
@@ -283,19 +284,3 @@ class Client:
             worker.node.loop.submit(worker.goodbye)
             worker.ends.result()
         self._thread.join(self.settings.number("silence") + 5)
-
-
-def _after(first: "Future[None]", action: Callable[[], None]) -> "Future[None]":
-    """A future that is done when `first` is and `action` has run; it gets the exception of either."""
-    done: Future[None] = Future()
-
-    def finish(finished: "Future[None]") -> None:
-        try:
-            finished.result()
-            action()
-            done.set_result(None)
-        except Exception as error:
-            done.set_exception(error)
-
-    first.add_done_callback(finish)
-    return done

@@ -111,13 +111,19 @@ class DgtWorker(Direct):
         super().begin(node, upstream, others)
         self._node = node
         self._told: float | None = None
-        if node.settings.options["dgt_adaptive"]:
+        self._is_adaptive = bool(node.settings.options["dgt_adaptive"])
+        if self._is_adaptive:
+            # Contributions that go through other workers (--tsengine) do not come here.
             node.loop.every(node.settings.number("heartbeat"), self._tell_loss)
 
+    def up(self, server: int, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
+        """Send the contribution, after a loss that has changed."""
+        self._tell_loss()
+        super().up(server, header, payload, on_result)
+
     def _tell_loss(self) -> None:
-        """Tell a loss that has changed: not with a contribution, which another worker may bring (--tsengine)."""
         loss, links = self._node.telemetry.loss, self.upstream.links if self.upstream is not None else ()
-        if links and loss is not None and loss != self._told and math.isfinite(loss):
+        if self._is_adaptive and links and loss is not None and loss != self._told and math.isfinite(loss):
             self._told = loss
             for link in links:
                 self._node.rpc.ask(link, "loss", {"loss": loss}, lambda _: None, lambda _: None)

@@ -24,6 +24,7 @@ from geomx_cli.ps.net.security import KeyRing
 from geomx_cli.ps.net.shaping import DelayLine, Shaper
 from geomx_cli.ps.net.sharing import Sharing
 from geomx_cli.ps.net.sockets import Socket, Sockets
+from geomx_cli.ps.net.traffic import traffic_of
 from geomx_cli.ps.net.wan_log import WanLog
 from geomx_cli.ps.net.wire import (
     MAX_MESSAGE,
@@ -127,16 +128,7 @@ class Transport:
 
     def traffic(self) -> Traffic:
         """Bytes of messages sent and received so far."""
-        peers: dict[str, tuple[int, int]] = {}
-        lan = wan = (0, 0)
-        for link in self.links:
-            if link.wide_area:
-                wan = (wan[0] + link.sent, wan[1] + link.received)
-                sent, received = peers.get(link.name, (0, 0))
-                peers[link.name] = (sent + link.sent, received + link.received)
-            else:
-                lan = (lan[0] + link.sent, lan[1] + link.received)
-        return Traffic(lan, wan, peers)
+        return traffic_of(self.links)
 
     # For Link only: see LinkTransport.
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from geomx_cli.core.futures import after
 from geomx_cli.ps.cluster.partition import Tensor
-from geomx_cli.runtime.frontends.torch.futures import after
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array

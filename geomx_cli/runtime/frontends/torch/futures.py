@@ -1,55 +1,14 @@
-"""Futures of a process group: chained ones, and those that PyTorch waits for."""
+"""Futures that PyTorch waits for."""
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
-__all__ = ["PendingWork", "after", "pass_on"]
-
-_Result = TypeVar("_Result")
-
-
-def after(futures: Sequence["Future[Any]"], action: Callable[[], _Result]) -> "Future[_Result]":
-    """A future that is done when all of `futures` are, of which there is at least one, and `action` has run, in the
-    thread that completes the last one. It gets the result of `action`, or the exception of any of them.
-    """
-    done: Future[_Result] = Future()
-    lock = threading.Lock()
-    missing = len(futures)
-
-    def count(_: "Future[Any]") -> None:
-        nonlocal missing
-        with lock:
-            missing -= 1
-            if missing:
-                return
-        try:
-            for future in futures:
-                future.result()
-            done.set_result(action())
-        except Exception as error:
-            done.set_exception(error)
-
-    for future in list(futures):
-        future.add_done_callback(count)
-    return done
-
-
-def pass_on(source: "Future[_Result]", target: "Future[_Result]") -> None:
-    """Complete `target` as `source` is."""
-
-    def complete(_: "Future[_Result]") -> None:
-        try:
-            target.set_result(source.result())
-        except Exception as error:
-            target.set_exception(error)
-
-    source.add_done_callback(complete)
+__all__ = ["PendingWork"]
 
 
 class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not installed where mypy runs

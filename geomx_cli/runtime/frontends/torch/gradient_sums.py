@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from geomx_cli.runtime.frontends.torch.futures import PendingWork, after, pass_on
+from geomx_cli.core.futures import after, pass_on
+from geomx_cli.runtime.frontends.torch.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch.distributed import ProcessGroup, ReduceOp
 
+from geomx_cli.core.futures import after
 from geomx_cli.runtime.frontends.torch import reductions
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
-from geomx_cli.runtime.frontends.torch.futures import PendingWork, after
+from geomx_cli.runtime.frontends.torch.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, size_class
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.futures import after
 from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
 from geomx_cli.runtime.frontends.torch.batch_check import DIGEST, BatchCheck
 from geomx_cli.runtime.frontends.torch.digests import to_first_worker
-from geomx_cli.runtime.frontends.torch.futures import after
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.party.grouped_store import GroupedStore
 from geomx_cli.runtime.frontends.torch.sharded.shard import Shard
