@@ -8,12 +8,10 @@ spread    as central, with a root in each party
 One loop handles one message at a time. A server ends when all members have said goodbye.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.core.events import StateChanged, WarningRaised
-from geomx_cli.core.units import counted
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
 from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
@@ -21,8 +19,7 @@ from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.straggler_monitor import PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
-from geomx_cli.ps.cluster.membership import Membership
+from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
@@ -35,6 +32,7 @@ from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.placement_service import PlacementService
 from geomx_cli.ps.server_compression import ServerCompression
+from geomx_cli.ps.server_joining import ServerJoining
 from geomx_cli.ps.server_peers import PEERS, ServerPeers
 
 __all__ = ["Server"]
@@ -67,22 +65,20 @@ class Server:
         )  # fmt: skip
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, self._notify_roots if upstream else None)
         self._aggregator = Aggregator(
-            delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
+            delivery=delivery, upstream=upstream, own_rank=lambda: self._joining.party_index, table=self._table,
             above=self._compression.wan, below=self._compression.below, may_offer=self._members.may_offer,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
-        self._party_index = 0
         self._control = ControlService(
             self.node, self._members, upstream, self._aggregator, self._compression.wan, placements,
-            lambda: self._party_index,
+            lambda: self._joining.party_index,
         )  # fmt: skip
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
         self._peers = ServerPeers(self.node, upstream)
-        self._endpoints = self.node.listen(settings.local or settings.upper)
+        self._joining = ServerJoining(settings, self.node, self._members, upstream, self._peers, self._serve)
         delivery.begin(self.node, upstream, self._contributions)
-        self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
-        self._join()
+        self._joining.begin()
 
     def run(self) -> Optimizer | None:
         """Serve until all members have said goodbye; return a root's optimizer with its state, if one was set."""
@@ -97,99 +93,16 @@ class Server:
             self.node.close()
         return self._aggregator.optimizer
 
-    # Joining.
-
-    def _join(self) -> None:
-        settings, local, upper = self._settings, self._settings.local, self._settings.upper
-        if not self._is_root:
-            assert local is not None
-            self._join_as_server("local", local, self._join_global_plane, settings.rank)
-            if local.servers == 1 or settings.rank is not None:
-                self._join_upper(settings.rank or 0)
-        elif upper is not None:
-            self._join_as_server("global", upper, self._join_central_plane if local else self._joined, settings.rank)
-        else:
-            assert local is not None
-            self._join_as_server("local", local, self._joined, settings.rank)
-
-    def _join_as_server(
-        self, name: str, plane: PlaneSettings, then: Callable[[Membership], None], rank: int | None
-    ) -> None:
-        endpoints = list(self._endpoints)
-        self._rosters[name] = self.node.join(plane, "server", then, rank=rank, endpoints=endpoints)
-
-    def _join_central_plane(self, membership: Membership) -> None:
-        assert self._settings.local is not None
-        self._check_identities()
-        self._join_as_server("local", self._settings.local, self._joined, membership.rank)
-
-    def _join_global_plane(self, membership: Membership) -> None:
-        self._check_identities()
-        if len(self.node.memberships) == 1:
-            self._join_upper(membership.rank)
-
-    def _join_upper(self, own_rank: int) -> None:
-        settings = self._settings
-        assert settings.local is not None and settings.upper is not None
-        rank = None
-        if settings.party_index is not None:
-            rank = settings.party_index * settings.local.servers + own_rank
-        group = f"{settings.local.uri}:{settings.local.port}"
-        self.node.join(
-            settings.upper, "worker", self._dial_roots, rank=rank, group=group, wide_area=True,
-            endpoints=list(self._endpoints),
-        )  # fmt: skip
-
-    def _dial_roots(self, membership: Membership) -> None:
-        settings, upstream = self._settings, self._upstream
-        assert upstream is not None and settings.local is not None
-        self._party_index = membership.rank // settings.local.servers
-        for member in membership.servers():
-            link = self.node.transport.dial(
-                member.endpoint_for(settings.host, settings.party), member.process,
-                wide_area=member.party != settings.party,
-                plane="global", rank=self._party_index, workers=settings.local.workers,
-            )  # fmt: skip
-            upstream.links.append(link)
-            self.node.liveness.watch(link)
-        self._peers.join(membership, self._party_index)
-        self._joined(membership)
-
-    def _joined(self, _: Membership) -> None:
-        self._check_identities()
-        self.node.telemetry.state = "serving"
-        message = f"{self._kind()}, listening on {' '.join(self._endpoints)}"
-        self.node.events.write(StateChanged(state="serving", message=message))
-        self._serve()
-
-    def _kind(self) -> str:
-        """What kind of server this is, in users' words: in a flat cluster there is only one kind."""
-        if not self._is_root:
-            return f"a local server below {counted(len(self.node.memberships[-1].servers()), 'global server')}"
-        return "a server" if self._settings.upper is None else "a global server"
-
     # Members.
 
     def _on_link(self, link: Link) -> None:
         if link.hello.get("plane") == PEERS:
             self._peers.arrive(link)
             return
-        self._check_identity(link)
+        self._joining.check_identity(link)
         self._members.arrive(link)
         self.node.liveness.watch(link)
         self._serve()
-
-    def _check_identity(self, link: Link) -> None:
-        plane = str(link.hello.get("plane"))
-        self.node.check_identity(link, "party" if plane == "global" else "worker", self._rosters.get(plane))
-
-    def _check_identities(self) -> None:
-        """Check the members that arrived before the roster."""
-        for link in self._members.arrived():
-            try:
-                self._check_identity(link)
-            except BadMessage as error:
-                raise InvalidSettings(str(error), "restart all processes of the job, each only once") from None
 
     def _on_reconnect(self, link: Link, lane: Lane) -> None:
         if self._upstream is not None:
