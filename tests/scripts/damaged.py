@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from geomx_cli.core import events
+from geomx_cli.core import event_log
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.transport import Transport
@@ -44,5 +44,5 @@ def arrived_damaged(self: Transport, link: Link, header: Header, payload: memory
 
 
 Link._emit, Transport._arrived = emit_damaged, arrived_damaged  # type: ignore[method-assign]
-events.EventLog = partial(EventLog, talk=sys.stdout)  # type: ignore[misc, assignment]
+event_log.EventLog = partial(EventLog, talk=sys.stdout)  # type: ignore[misc, assignment]
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")

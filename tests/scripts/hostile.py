@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from geomx_cli.core import events, plugins
+from geomx_cli.core import event_log, plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps import client
 from geomx_cli.ps.net import security
@@ -118,6 +118,6 @@ def declare_and_misuse(self, tensors):
 
 
 pretend()
-events.EventLog = partial(EventLog, talk=sys.stdout)  # prints its events
+event_log.EventLog = partial(EventLog, talk=sys.stdout)  # prints its events
 client.Client.declare, client.Client.exchange = declare_and_misuse, exchange_and_misuse
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")
