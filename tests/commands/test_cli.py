@@ -308,14 +308,19 @@ def test_stdout_that_cannot_be_written(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "geomx_cli", *arguments]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=90, check=False)
-    assert done.returncode == 5
-    assert done.stderr.startswith("error: stdout cannot be written: No space left on device\n  ")
-    assert len(done.stderr.splitlines()) == 2
+    error, hint = _without_progress(done.stderr)
+    assert (done.returncode, error) == (5, "error: stdout cannot be written: No space left on device")
+    assert hint.startswith("  ")
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=90, check=False)
     os.close(theirs)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, _without_progress(done.stderr)) == (1, [])
+
+
+def _without_progress(text: str) -> list[str]:
+    """The lines but those of a step that takes long: on a busy machine any does."""
+    return [line for line in text.splitlines() if not line.endswith(" s)")]
 
 
 ERRORS = [getattr(errors, name) for name in errors.__all__ if name != "GeomxError"]

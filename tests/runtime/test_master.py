@@ -49,10 +49,9 @@ def test_in_a_flat_cluster_rank_0_is_the_master_and_trains(cluster: Cluster) -> 
     assert sorted(outputs) == [f"done {rank}\n" for rank in range(3)]
 
 
-def test_the_script_of_the_readme(cluster: Cluster) -> None:
+def test_the_script_of_the_documentation(cluster: Cluster) -> None:
     script = cluster.directory / "train.py"
-    codes = [part.split("```")[0] for part in (ROOT / "README.md").read_text().split("```python\n")[1:]]
-    script.write_text(next(code for code in codes if "mx.kv.create" in code))
+    script.write_text((ROOT / "docs/mxnet.md").read_text().split("```python\n")[1].split("```")[0])
     cluster.launch([*RUNTIME, str(script)], env={"GEOMX_RANK_SCOPE": "global"}, parties=(2, 1), central=False)
     cluster.finish()
     (last,) = {cluster.output(name).splitlines()[-1].split()[0] for name in WORKERS}
