@@ -11,6 +11,7 @@ from geomx_cli.commands._completion import job_ids
 from geomx_cli.commands._job import Duration, ParentCommand
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
+from geomx_cli.core.errors import UsageError
 from geomx_cli.core.units import counted, format_bytes, some_of
 
 if TYPE_CHECKING:
@@ -96,19 +97,17 @@ def prune(
     """
     from contextlib import closing
 
-    from geomx_cli.core.errors import DoneInPart, UsageError
+    from geomx_cli.core.errors import DoneInPart
     from geomx_cli.jobs.actions.prune import PRUNE_VERSION, Pruner, select
     from geomx_cli.jobs.view.waiting import waiting
 
     if names and (older_than or keep):
         raise UsageError("--older-than and --keep choose among all jobs", "leave them out, or name no job")
-    asks = not (dry_run or yes)
-    if asks and (json or not sys.stdin.isatty()):
-        what = "--json does not ask" if json else "stdin is not a terminal"
-        raise UsageError(what, "write --yes to remove them, or --dry-run to see them")
     with closing(Pruner(dry_run=dry_run, forget_unreachable=forget_unreachable)) as pruner:
         with waiting("looking for jobs that have ended") as set_status:
             chosen = select(pruner.ended(names), older_than=older_than, keep=keep)
+            if chosen and not (dry_run or yes):
+                _check_that_it_can_ask(len(chosen), json=json)
             for number, one in enumerate(chosen, 1):
                 set_status(f"measuring job {one.job.id}, {number} of {len(chosen)}")
                 pruner.measure(one)
@@ -131,6 +130,12 @@ def prune(
         what = "not all was removed" if agreed else "not all is known"
         hint = "prune again later; if a host is gone for good, use --forget-unreachable"
         raise DoneInPart(f"{what}: {some_of(problems, MOST_REPORTED)}", hint)
+
+
+def _check_that_it_can_ask(count: int, *, json: bool) -> None:
+    if json or not sys.stdin.isatty():
+        what = "--json does not ask" if json else "stdin is not a terminal, so nobody can be asked"
+        raise UsageError(f"{what} whether to remove {counted(count, 'job')}", "write --yes, or --dry-run to see sizes")
 
 
 def _print_sizes(chosen: "Sequence[Pruned]") -> None:

@@ -12,7 +12,7 @@ from geomx_cli.commands._completion import of_processes
 from geomx_cli.commands._job import ParentCommand, chosen, folder_option, job_argument
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
-from geomx_cli.core.errors import DoneInPart, UsageError
+from geomx_cli.core.errors import DoneInPart, Interrupted, UsageError
 from geomx_cli.core.units import counted, format_bytes, some_of
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 )  # fmt: skip
 @click.option("--rank", type=int, default=None, metavar="NUMBER", help="Only those with this rank in their role.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=None, metavar="LINES", help="Only the last of each.")
-def logs(name: str, follow: bool, party: str, host: str, role: str, rank: int | None, lines: int | None) -> None:
+def logs(name: str, follow: bool, party: str, host: str, role: str, rank: int | None, lines: int | None) -> int:
     """Print the output of a job's processes from all its hosts; each line begins with the process.
 
-    Exit code 7: a host could not be reached; the others' lines are printed. For whole files and event logs see
-    geomx logs collect -h.
+    Exit code 7: a host could not be reached; the others' lines are printed; 130: Ctrl-C. For whole files and event logs
+    see geomx logs collect -h.
 
     \b
     Examples:
@@ -46,20 +46,29 @@ def logs(name: str, follow: bool, party: str, host: str, role: str, rank: int | 
       geomx logs -f --role worker -n 10
       geomx logs 20260729-17 --party B --role server --rank 0
     """
+    try:
+        _print(name, (party, host, role, rank), -1 if lines is None else lines, follow=follow)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        return Interrupted.exit_code  # and no error: this is how following ends
+    return 0
+
+
+def _print(name: str, which: tuple[str, str, str, int | None], count: int, *, follow: bool) -> None:
+    """Print the last `count` lines of each process, -1 for all, and with `follow` new ones. which: see `select`."""
     from geomx_cli.jobs.actions.logs import LogReader, select
 
     job = chosen(name)
-    processes = select(job.plan, party, host, role, rank)
+    processes = select(job.plan, *which)
     colours = {process.name: _COLOURS[index % len(_COLOURS)] for index, process in enumerate(processes)}
     reader = LogReader(job, processes)
-    count, is_empty = -1 if lines is None else lines, True
+    is_empty = True
     try:
         for line in reader.follow(count) if follow else reader.read(count):
             is_empty = False
             click.echo(f"{click.style(f'{line.process} |', fg=colours[line.process])} {line.text}")
         problems = dict(reader.problems)
-    except KeyboardInterrupt:  # ends following
-        problems = {}
     except BrokenPipeError:  # the reader has closed the pipe
         problems = {}
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -68,7 +77,7 @@ def logs(name: str, follow: bool, party: str, host: str, role: str, rank: int | 
     if problems:
         texts = "; ".join(f"host {host}: {problem}" for host, problem in problems.items())
         raise DoneInPart(f"not all logs could be read: {texts}", "the output of the others is above")
-    if is_empty and lines != 0:
+    if is_empty and count:
         click.echo("nothing has been written yet", err=True)
 
 

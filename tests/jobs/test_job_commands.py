@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from desk import Desk, Launch
+from desk import GEOMX, Desk, Launch
 from sshd import Person, Sshd
 
 from geomx_cli.agent import processes
@@ -54,6 +55,8 @@ def in_jobs(desk: Desk) -> list[tuple[str, str, int | None]]:
 
 def test_no_jobs(desk: Desk) -> None:
     assert desk.json("jobs") == {"schema_version": 1, "jobs": []}
+    done = desk.geomx("jobs", "prune")
+    assert (done.returncode, done.stderr) == (0, "no job to remove\n"), "there is nothing to ask"
     done = desk.geomx("status")
     assert (done.returncode, done.stdout) == (3, "")
     assert "there are no jobs in" in done.stderr and "geomx launch" in done.stderr
@@ -244,7 +247,7 @@ def test_logs_follow_to_the_end_of_the_job_or_ctrl_c(desk: Desk) -> None:
     launch.wait_for(lambda: readable(interrupted))
     interrupted.send_signal(signal.SIGINT)
     output, errors = interrupted.communicate(timeout=90)
-    assert interrupted.returncode == 0 and " begins\n" in output, errors
+    assert (interrupted.returncode, errors) == (130, f"job {launch.id}\n") and " begins\n" in output
     with (launch.directory / "logs" / "A-worker-0.log").open("a") as log:
         launch.wait_for(lambda: print("line", file=log, flush=True) or readable(following))
         (launch.directory / "go").touch()
@@ -253,6 +256,30 @@ def test_logs_follow_to_the_end_of_the_job_or_ctrl_c(desk: Desk) -> None:
     assert following.returncode == 0, errors
     lines = output.splitlines()
     assert lines[-1] == "A/worker:0 | the end" and "begins" not in output
+
+
+INTERRUPTED = """
+import os, signal, sys
+from geomx_cli import cli
+from geomx_cli.jobs.actions import {module}
+
+def interrupted(*given):
+    os.kill(os.getpid(), signal.SIGINT)
+    return real(*given)
+
+real, {module}.{function} = {module}.{function}, interrupted
+sys.exit(cli.main())
+"""
+
+
+def test_ctrl_c_ends_logs_quietly_only_if_they_follow(desk: Desk) -> None:
+    launch = desk.launch(story={})
+    assert launch.finish() == 0, launch.errors
+    desk.command = [sys.executable, "-c", INTERRUPTED.format(module="logs", function="select")]
+    done = desk.geomx("logs", "-f")
+    assert (done.returncode, done.stderr) == (130, f"job {launch.id}\n")
+    done = desk.geomx("logs")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted"), "lines are missing"
 
 
 def test_logs_go_on_where_they_were_when_a_host_was_lost(desk: Desk) -> None:
@@ -339,6 +366,24 @@ def test_attach_lets_go_and_follows_to_the_end(desk: Desk) -> None:
     assert (result["status"], result["accuracy"], result["rounds"]) == ("done", 0.75, 3)
     assert desk.json("attach") == result
     assert in_jobs(desk) == [(launch.id, "done", 0)] and not launch.pids()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_ctrl_c_in_attach_after_the_end_of_the_job_does_not_lose_the_end(desk: Desk, stopped: bool) -> None:
+    launch = detached(desk)
+    desk.command = [sys.executable, "-c", INTERRUPTED.format(module="attach", function="conclude")]
+    attached = desk.start("attach", "--json")
+    desk.command = GEOMX
+    launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
+    if stopped:
+        assert desk.geomx("stop").returncode == 0
+    else:
+        (launch.directory / "go").touch()
+    output, errors = attached.communicate(timeout=90)
+    ended = "interrupted" if stopped else "done"
+    assert (attached.returncode, json.loads(output)["status"]) == (130, ended), errors
+    assert ("is done; Ctrl-C came after its end" in errors) != stopped
+    assert in_jobs(desk) == [(launch.id, ended, 130 if stopped else 0)]
 
 
 def test_attach_tells_how_a_job_ended_meanwhile(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.errors import (
@@ -37,9 +38,10 @@ def attach(job: KnownJob, view: View | None = None) -> Conclusion:
     """Follow `job` to its end as launch does, with the same result and errors, or until the user detaches again, with
     an empty result and no error. Call it from the main thread. `view`: as in LaunchOptions.
 
-    Ctrl-C disconnects from a detached job, which continues; it stops any other job. A job that has ended meanwhile is
-    summarized. Raises InvalidSettings while another geomx follows the job, HostUnreachable if a host cannot be
-    reached; in both cases nothing has changed.
+    Ctrl-C disconnects from a detached job, which continues; it stops any other job; one that comes after the job's end
+    does not keep the end from being recorded. A job that has ended meanwhile is summarized. Raises InvalidSettings
+    while another geomx follows the job, HostUnreachable if a host cannot be reached; in both cases nothing has
+    changed.
     """
     state = job.state
     if state is not None and state.followed:
@@ -47,22 +49,18 @@ def attach(job: KnownJob, view: View | None = None) -> Conclusion:
         raise InvalidSettings(f"job {job.id} is followed by process {state.pid} already", hint)
     if state is not None and state.over:
         return _again(state)
-    with closing(job.open_hosts()) as hosts:
+    with ExitStack() as handlers, closing(job.open_hosts()) as hosts:  # signals are handled to the very end
         detaches = state is not None and state.state == "detached"
         for _ in range(_ATTEMPTS):
             job_view = JobView.of(job, hosts)
             if job_view.over:
                 return job_view.conclude()
-            outcome, progress = _follow(job, hosts, job_view, view or view_for(), detaches=detaches)
-            if outcome is not None:
-                break
-        else:
-            what = f"job {job.id} has ended on some of its hosts, whose status does not say so"
-            raise CheckFailed(what, f"see geomx status {job.id}; geomx stop {job.id} ends what is left")
-    if outcome.left:
-        return Conclusion()
-    outcome.problems += release(job.inventory, job.plan.job)
-    return conclude(job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
+            end = _follow(job, hosts, job_view, view or view_for(), handlers, detaches=detaches)
+            if end is not None:
+                return end
+            handlers.close()
+    what = f"job {job.id} has ended on some of its hosts, whose status does not say so"
+    raise CheckFailed(what, f"see geomx status {job.id}; geomx stop {job.id} ends what is left")
 
 
 def _again(state: job_state.JobState) -> Conclusion:
@@ -75,31 +73,31 @@ def _again(state: job_state.JobState) -> Conclusion:
 
 
 def _follow(
-    job: KnownJob, hosts: Mapping[str, Connector], job_view: JobView, view: View, *, detaches: bool
-) -> tuple[Outcome | None, Progress]:
-    """Follow until the job ends or the user detaches; errors in ending it are among the outcome's problems. The outcome
-    is None if an agent has ended since `job_view` was made.
+    job: KnownJob, hosts: Mapping[str, Connector], job_view: JobView, view: View, handlers: ExitStack, *,
+    detaches: bool,
+) -> Conclusion | None:  # fmt: skip
+    """Return the job's conclusion at its end, an empty one if the user detaches, and None if an agent has ended since
+    `job_view` was made. From when agents are asked, signals are handled by what is put on `handlers`.
     """
     host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
     progress = Progress.of(job.plan, job_view.progress.began)
     pool = AgentPool(hosts, host_specs, view.warn)
-    outcome: Outcome | None = Outcome(left="it could not be attached to")
+    handlers.enter_context(interrupts_to(pool.inbox, pool.interrupt))
     try:
-        with interrupts_to(pool.inbox):
-            _replay_ended(pool, job_view)
-            if not pool.follow([name for name, status in job_view.hosts.items() if not status.over]):
-                pool.leave()
-                pool.close()
-                return None, progress
-            job_state.begin(job.directory)
-            how = "Ctrl-C detaches" if detaches else "Ctrl-C stops it"
-            view.note(f"job {job.id}: following again; {how}")
-            with suspends_to(pool.inbox):
-                outcome = Watch(job.plan, pool, progress, view, detaches=detaches).run()
-            if outcome.left:
-                pool.leave()
-                view.warn(outcome.left)
-            outcome.problems += pool.close()
+        _replay_ended(pool, job_view)
+        if not pool.follow([name for name, status in job_view.hosts.items() if not status.over]):
+            pool.leave()
+            pool.close()
+            return None
+        job_state.begin(job.directory)
+        how = "Ctrl-C detaches" if detaches else "Ctrl-C stops it"
+        view.note(f"job {job.id}: following again; {how}")
+        with suspends_to(pool.inbox):
+            outcome = Watch(job.plan, pool, progress, view, detaches=detaches).run()
+        if outcome.left:
+            pool.leave()
+            view.warn(outcome.left)
+        outcome.problems += pool.close()
     except BaseException:
         pool.leave()
         pool.close()
@@ -108,9 +106,16 @@ def _follow(
         raise
     finally:
         view.close()
+    return _end(job, outcome, progress, pool)
+
+
+def _end(job: KnownJob, outcome: Outcome, progress: Progress, pool: AgentPool) -> Conclusion:
     if outcome.left:
         job_state.detach(job.directory)
-    return outcome, progress
+        return Conclusion()
+    outcome.problems += release(job.inventory, job.plan.job)
+    end = conclude(job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
+    return end.with_late_interrupt(pool.interrupted, job.id)
 
 
 def _replay_ended(pool: AgentPool, job_view: JobView) -> None:

@@ -128,14 +128,8 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {spec.job} shows how it goes")
     outcome.problems += allocation.problems
-    return _with_late_interrupt(conclude(planned, outcome, progress.totals(), time.monotonic() - began), pool, spec.job)
-
-
-def _with_late_interrupt(end: Conclusion, pool: AgentPool, job: str) -> Conclusion:
-    """`end`, with Interrupted if a signal came after the end of a job that is done: what follows the job must stop."""
-    if pool.interrupted and end.error is None:
-        return replace(end, error=Interrupted(f"job {job} is done; Ctrl-C came after its end"))
-    return end
+    end = conclude(planned, outcome, progress.totals(), time.monotonic() - began)
+    return end.with_late_interrupt(pool.interrupted, spec.job)
 
 
 def _announce(planned: Plan, view: View, *, tee: bool) -> None:

@@ -1,7 +1,7 @@
 """The end of a job for launch, attach and status: its result, and the error to raise."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ class Conclusion:
         """Build the conclusion for `outcome`. `total_s`: seconds from start to end."""
         error = _error_of(outcome, plan)
         return cls(result(plan, outcome, error, totals, total_s), error)
+
+    def with_late_interrupt(self, interrupted: bool, job: str) -> "Conclusion":
+        """`self`, with Interrupted if a signal came after the end of a job that is done: what follows it must stop."""
+        if interrupted and self.error is None:
+            return replace(self, error=Interrupted(f"job {job} is done; Ctrl-C came after its end"))
+        return self
 
 
 def conclude(plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> Conclusion:

@@ -76,14 +76,14 @@ def _news(failure: Failure) -> list[str]:
     lines = [line.strip().removeprefix("error: ") for line in failure.tail]
     if all(any(line in text for text in known) for line in lines):
         return []
-    return [_shortened(line, failure) for line in failure.tail]
+    return [line for line in failure.tail if not _repeats(line, failure)]
 
 
-def _shortened(line: str, failure: Failure) -> str:
-    """The line without the message and hint of geomx's own error, in which its traceback ends."""
-    kind, _, text = line.partition(": ")
+def _repeats(line: str, failure: Failure) -> bool:
+    """Whether the line is geomx's own error, in which its traceback ends: message and hint are shown already."""
+    text = line.partition(": ")[2]
     message = text.removesuffix(f" ({failure.hint})") if failure.hint else text
-    return f"{kind}: as above" if message != text and failure.cause.endswith(message) else line
+    return message != text and failure.cause.endswith(message)
 
 
 def _usual(failure: Failure) -> str:
