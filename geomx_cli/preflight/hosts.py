@@ -171,8 +171,10 @@ def _folders(host: Host, facts: Facts) -> Iterator[Check]:
         what = f"cannot write to {state.path}, the directory of jobs: {state.error}"
         yield Check(host.name, "disk", "problem", what, elsewhere)
     elif state.free < _LOW_DISK:
+        little = state.free < _LITTLE_DISK
         what = f"only {format_bytes(state.free)} of disk are free at {state.path}, where jobs lie"
-        yield Check(host.name, "disk", "problem" if state.free < _LITTLE_DISK else "warning", what, elsewhere)
+        what += f": less than {format_bytes(_LITTLE_DISK if little else _LOW_DISK)}"
+        yield Check(host.name, "disk", "problem" if little else "warning", what, elsewhere)
     else:
         yield Check(host.name, "disk")
     if host.workdir and not work.exists:

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 from cluster import ROOT
 from sshd import Person, Sshd, make_key
@@ -168,6 +169,20 @@ def test_put_and_get(host: SshConnector, tmp_path: Path) -> None:
         host.put(f"{path}/below", b"")
 
 
+def test_folder_that_another_host_of_the_machine_makes_first(
+    host: SshConnector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = paramiko.SFTPClient.mkdir
+
+    def overtaken(files: paramiko.SFTPClient, path: str, mode: int = 0o777) -> None:
+        mkdir(files, path, mode)
+        (tmp_path / "jobs" / "one").mkdir(exist_ok=True)
+
+    monkeypatch.setattr(paramiko.SFTPClient, "mkdir", overtaken)
+    host.put(str(tmp_path / "jobs" / "one" / "file"), BINARY)
+    assert (tmp_path / "jobs" / "one" / "file").read_bytes() == BINARY
+
+
 def test_threads_share_a_host(host: SshConnector, tmp_path: Path) -> None:
     def use(number: int) -> bytes:
         host.put(str(tmp_path / "shared" / str(number)), b"%d" % number)
@@ -280,6 +295,7 @@ def test_wrong_key_names_user_and_keys(machines: Machines, person: Person, tmp_p
     assert f"{machine.ssh().user}@127.0.0.1 port {machine.port}: tried {wrong} (SHA256:" in said
     assert f"ssh-copy-id -i {wrong}.pub -p {machine.port}" in said
     assert "cannot be used" in _error(machine.host(key=str(tmp_path / "none")))
+    assert f"{person.key}.pub is a public key" in _error(machine.host(key=f"{person.key}.pub"))
 
 
 def test_passphrase_without_terminal(machines: Machines, person: Person, tmp_path: Path) -> None:

@@ -249,10 +249,18 @@ class SshConnector:
 
 def _make_folders(files: paramiko.SFTPClient, folder: PurePosixPath) -> None:
     try:
-        files.mkdir(str(folder), 0o700)
+        _make_folder(files, folder)
     except FileNotFoundError:
         _make_folders(files, folder.parent)
+        _make_folder(files, folder)
+
+
+def _make_folder(files: paramiko.SFTPClient, folder: PurePosixPath) -> None:
+    """Make it unless it exists: hosts of one machine make the same folders at the same time."""
+    try:
         files.mkdir(str(folder), 0o700)
+    except FileNotFoundError:
+        raise
     except OSError:  # SFTP has no error code for "exists"
         if not stat.S_ISDIR(files.stat(str(folder)).st_mode or 0):
             raise

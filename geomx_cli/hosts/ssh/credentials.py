@@ -91,6 +91,8 @@ def _unlocked(path: str, answers: Iterator[str | None]) -> Iterator[Any]:
             continue
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
             if passphrase is None:
+                if path.endswith(".pub"):
+                    raise HostUnreachable(f"{path} is a public key", f"name the private one: {path[:-4]}") from None
                 hint = "name a private key of type ed25519, ecdsa or rsa"
                 raise HostUnreachable(f"the key {path} cannot be used: {error}", hint) from None
 
