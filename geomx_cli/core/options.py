@@ -215,7 +215,8 @@ OPTIONS: tuple[Option, ...] = (
     _train(
         "momentum", "float", 0.9, "GEOMX_MOMENTUM",
         "Momentum of sgd, nag and dcasgd of any kind. Where workers send gradients (fsa, mixed), 0 with bsc and mpq"
-        " (--compress, --compress-lan), which have momentum themselves.", minimum=0, below=1,
+        " (--compress, --compress-lan), which have momentum themselves, and with 1bit, which diverges with it.",
+        minimum=0, below=1,
     ),
     _train(
         "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",

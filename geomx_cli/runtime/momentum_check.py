@@ -1,4 +1,4 @@
-"""Warns of a script that has momentum twice: in its optimizer and in the codec."""
+"""Warns of a script whose optimizer has momentum that its codec does not bear, or has itself."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -43,17 +43,22 @@ class MomentumCheck:
         if self._warned or not 0 < self._momentum < 1:
             return
         for spec in self._specs.values():
-            codec = parse_codec(spec)
+            codec, name = parse_codec(spec), spec.partition(":")[0]
             if codec is not None and codec.momentum:
-                self._warn(spec.partition(":")[0], codec.momentum)
-                return
+                times = 1 / (1 - codec.momentum) / (1 - self._momentum)
+                self._warn(
+                    f"{name} has momentum correction, which takes the place of the optimizer's"
+                    f" momentum: with momentum {self._momentum:g} in the optimizer too, each gradient counts for"
+                    f" {times:.4g}; set momentum to 0, or use topk"
+                )
+            elif codec is not None and not codec.bears_momentum:
+                self._warn(
+                    f"with {name} training diverges if the optimizer has momentum, here {self._momentum:g}: set it to"
+                    " 0, or use another codec"
+                )
 
-    def _warn(self, codec: str, momentum: float) -> None:
-        self._warned = True
-        message = (
-            f"{codec} has momentum correction, which takes the place of the optimizer's"
-            f" momentum: with momentum {self._momentum:g} in the optimizer too, each gradient counts for"
-            f" {1 / (1 - momentum) / (1 - self._momentum):.4g}; set momentum to 0, or use topk"
-        )
-        self._client.events.write(WarningRaised(message=message))
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+    def _warn(self, message: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._client.events.write(WarningRaised(message=message, affects_result=True))
+            print(f"warning: {message}", file=sys.stderr, flush=True)

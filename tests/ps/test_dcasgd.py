@@ -13,6 +13,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim.optimizers import Optimizer, create
+from geomx_cli.runtime.algorithms import fsa
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -239,6 +240,13 @@ def recipe(**given: Any) -> TrainConfig:
     values = defaults(plugins.table())
     assert given.keys() <= values.keys()
     return TrainConfig.from_options({**values, **given})
+
+
+@pytest.mark.parametrize(("spec", "momentum"), [("topk:0.01", 0.9), ("bsc:0.01", 0.0), ("1bit", 0.0)])
+@pytest.mark.parametrize("place", ["compress", "compress_lan"])
+def test_the_optimizer_has_no_momentum_that_the_codec_does_not_bear(place: str, spec: str, momentum: float) -> None:
+    optimizer = fsa.server_optimizer(recipe(**{place: spec}))
+    assert optimizer is not None and optimizer[1]["momentum"] == momentum
 
 
 def test_the_options_reach_the_optimizer() -> None:

@@ -33,6 +33,13 @@ def test_the_master_is_warned_once_if_it_does_not_train(cluster: Cluster, inside
     assert cluster.outputs().count("momentum correction") == 1
 
 
+def test_a_codec_that_does_not_bear_momentum(cluster: Cluster) -> None:
+    argv, env = hooked("momentum.py", "store", "0.9", "")
+    cluster.launch_flat(argv, workers=2, env={**env, "GEOMX_COMPRESS": "1bit"})
+    cluster.finish()
+    assert cluster.outputs().count("with 1bit training diverges if the optimizer has momentum, here 0.9") == 1
+
+
 @pytest.mark.parametrize(
     ("momentum", "codec", "algorithm"),
     [("0", "bsc:0.5", "fsa"), ("0.9", "topk:0.5", "fsa"), ("0.9", "bsc:0.5", "diloco")],

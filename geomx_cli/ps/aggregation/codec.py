@@ -15,8 +15,8 @@ from geomx_cli.ps.net.payload import DTYPES, Content, content
 from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, DamagedPayload, Form, Header
 
 __all__ = [
-    "LARGEST", "Codec", "Encoded", "SliceRound", "codec_at", "complete_lan_spec", "complete_spec", "encoded",
-    "exact_dtype", "has_momentum", "no_argument", "parse_codec", "received", "sends_union",
+    "LARGEST", "Codec", "Encoded", "SliceRound", "bears_momentum", "codec_at", "complete_lan_spec", "complete_spec",
+    "encoded", "exact_dtype", "has_momentum", "no_argument", "parse_codec", "received", "sends_union",
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
@@ -36,14 +36,16 @@ class Codec(ABC):
 
     decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
     0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
-    none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
-    keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can be
-    sent, and not only gradients and differences. ratio: about how many times fewer bytes it makes of contributions and
-    results; slices are cut accordingly longer, see Partition.
+    none. bears_momentum: whether training with gradients so encoded converges if the optimizer has momentum.
+    results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
+    keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can
+    be sent, and not only gradients and differences. ratio: about how many times fewer bytes it makes of
+    contributions and results; slices are cut accordingly longer, see Partition.
     """
 
     decay: float = 0.0
     momentum: float = 0.0
+    bears_momentum: bool = True
     ratio: float = 1.0
     results: Literal["values", "changes", "exact"]
     keeps_weights: bool = False
@@ -168,6 +170,14 @@ def has_momentum(spec: str) -> bool:
     """Whether the codec corrects momentum."""
     codec = parse_codec(spec)
     return codec is not None and codec.momentum != 0
+
+
+def bears_momentum(spec: str) -> bool:
+    """Whether the optimizer may have momentum where gradients are so encoded: not if the codec has it already, as each
+    gradient would count for 100.
+    """
+    codec = parse_codec(spec)
+    return codec is None or (codec.bears_momentum and not codec.momentum)
 
 
 def codec_at(codec: Codec | None, size: int, round_: int) -> Codec | None:

@@ -42,6 +42,7 @@ class OneBit(Codec):
     """
 
     decay = 1.0
+    bears_momentum = False
     results = "changes"
     ratio = 30.0
 

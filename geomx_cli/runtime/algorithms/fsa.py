@@ -110,11 +110,11 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
 
 
 def _optimizer_params(config: "TrainConfig") -> dict[str, float]:
-    """The optimizer's hyper-parameters: no momentum if a codec has it, as each gradient would count for 100."""
-    from geomx_cli.ps.aggregation.codec import has_momentum
+    """The optimizer's hyper-parameters, without momentum if a codec does not bear it."""
+    from geomx_cli.ps.aggregation.codec import bears_momentum
 
-    encoded = has_momentum(config.text("compress")) or has_momentum(config.text("compress_lan"))
-    own = {"momentum": 0.0} if encoded else {}
+    bears = bears_momentum(config.text("compress")) and bears_momentum(config.text("compress_lan"))
+    own = {} if bears else {"momentum": 0.0}
     return config.optimizer_params | {name: value for name, value in own.items() if name in config.optimizer_params}
 
 
