@@ -18,7 +18,7 @@ import click
 from geomx_cli import __version__
 from geomx_cli.commands._group import SuggestingGroup
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted, UsageError
-from geomx_cli.core.nearest import did_you_mean
+from geomx_cli.core.nearest import did_you_mean, nearest
 from geomx_cli.core.stdout import Stdout, watched
 
 if TYPE_CHECKING:
@@ -166,6 +166,10 @@ def _usage_error(wrong: click.ClickException) -> UsageError:
         known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
         close = did_you_mean(wrong.option_name, (name for name in known if name.startswith("-")))
         return UsageError(f"there is no option {wrong.option_name}", " ".join(filter(None, (close, usage))))
+    if isinstance(wrong, click.BadParameter) and wrong.param and isinstance(wrong.param.type, click.Choice):
+        word = wrong.message.partition(" is not one of ")[0].strip("'")
+        flag = f"{wrong.param.opts[0]}: " if isinstance(wrong.param, click.Option) else ""
+        return UsageError(f"{flag}there is no {word!r}", nearest(word, map(str, wrong.param.type.choices)))
     message = wrong.format_message().strip().removesuffix(".").replace("a valid integer range", "a whole number")
     return UsageError(message[:1].lower() + message[1:], usage)
 

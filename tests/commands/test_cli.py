@@ -270,6 +270,18 @@ def test_a_duration_out_of_range(words: list[str]) -> None:
     assert done.returncode == 2 and " is not from " in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data", "fetch", "fashion"], "error: there is no 'fashion'\n  did you mean fashion-mnist?\n"),
+        (["draw", "--format", "gif"], "error: --format: there is no 'gif'\n  choose one of png, svg, pdf\n"),
+    ],
+)
+def test_a_wrong_choice(words: list[str], said: str) -> None:
+    done = geomx(*words)
+    assert (done.returncode, done.stderr) == (2, said)
+
+
 def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"loss": math.nan, "left": [math.inf, 1.5], "name": "NaN"})
     assert capsys.readouterr().out == '{"loss": null, "left": [null, 1.5], "name": "NaN"}\n'
