@@ -147,7 +147,24 @@ def test_no_host_can_speak_for_the_control_machine(known: KnownJob, kind: str) -
     assert outcome.failure is None
 
 
-def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | InboxMessage]]) -> Outcome:
+@pytest.mark.processes
+def test_a_warning_that_comes_late_is_told_with_its_age(known: KnownJob) -> None:
+    said, process = io.StringIO(), known.plan.processes[0]
+    warning = {"event": "warning", "message": "no heartbeat", "schema_version": 1, "time": time.time()}
+    late = [
+        (process.host, {"type": "event", "process": process.name, "event": warning, "age": age})
+        for age in (0.0, 3601.0)
+    ]
+    over = [(host, {"type": "done", "why": "", "asked": "", "left": []}) for host in known.plan.hosts]
+    watched(known, late + over, said)
+    told = [line.removeprefix("warning: ") for line in said.getvalue().splitlines() if "heartbeat" in line]
+    usual = f"{process.name}: {warning['message']}"
+    assert told == [usual, f"{usual} (1 h 00 min ago)"]
+
+
+def watched(
+    known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | InboxMessage]], output: io.StringIO | None = None
+) -> Outcome:
     """The outcome when agents send these messages."""
     hosts = {name: LocalConnector(name) for name in known.plan.hosts}
     given = host_specs(known.plan, dict.fromkeys(hosts, ""), 6)
@@ -156,7 +173,7 @@ def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | Inbo
         pool.inbox.put(message)
     try:
         progress = Progress.of(known.plan, time.monotonic())
-        return Watch(known.plan, pool, progress, PlainView(io.StringIO())).run()
+        return Watch(known.plan, pool, progress, PlainView(output or io.StringIO())).run()
     finally:
         pool.close()
 

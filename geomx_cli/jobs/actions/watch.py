@@ -27,6 +27,7 @@ from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
+from geomx_cli.core.units import format_duration
 from geomx_cli.jobs.actions.agent_monitor import STOP_LIMIT, AgentMonitor, lost
 from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
 from geomx_cli.jobs.actions.inbox_messages import Broken, Gone, InboxMessage, Interrupt, Mended, Notice, Suspend
@@ -42,6 +43,7 @@ __all__ = ["Watch"]
 
 _TURN = 0.25
 _ASLEEP = 1.5  # seconds; a longer loop iteration means this machine was suspended (sleep, SIGSTOP)
+_LATE = 3.0  # seconds; the age of an older warning is told
 _GRACE = 2.0  # seconds for processes to end by themselves after a failure
 _ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting for it
 _PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
@@ -105,13 +107,14 @@ class Watch:
         done = [name for name, row in self._progress.rows.items() if row.status == 0]
         return first_cause(self._failures, self._hosts, done)
 
-    def _warn(self, process: str, message: str) -> None:
-        """Show a warning; a warning about a shared variable is shown once for all processes."""
+    def _warn(self, process: str, message: str, late: float) -> None:
+        """Show a warning, `late` seconds old; one about a shared variable is shown once for all processes."""
         if message in self._warned:
             return
         if NO_EFFECT in message:
             self._warned.add(message)
-        self._view.warn(f"{process}: {message}")
+        ago = f" ({format_duration(late)} ago)" if late > _LATE else ""
+        self._view.warn(f"{process}: {message}{ago}")
 
     def _turn(self) -> None:
         for host, message in self._messages():
@@ -177,7 +180,7 @@ class Watch:
         if self._observer is not None:
             self._observer.on_event(process, event)
         if isinstance(event, WarningRaised):
-            self._warn(process, event.message)
+            self._warn(process, event.message, time.monotonic() - when)
 
     def _take_local(self, host: str, message: InboxMessage) -> None:
         match message:
