@@ -77,7 +77,13 @@ def test_the_table_fits_the_width(progress: Progress, width: int) -> None:
     assert not any("…" in line for line in lines)
     words = " ".join(lines[14:])
     assert words.startswith("stopping 50%, round 12345, loss 0.432, accuracy 0.8888, ")
-    assert words.endswith("2 min 03 s left")
+    assert not words.endswith("left"), "it is being stopped"
+
+
+def test_the_time_that_is_left(progress: Progress) -> None:
+    for row in progress.rows.values():
+        row.status = None
+    assert sentence(progress).endswith("2 min 03 s left")
 
 
 def test_only_the_process_that_failed_first_is_marked(progress: Progress) -> None:

@@ -243,7 +243,8 @@ class Watch:
         if not self._failures:
             who = failure.process or f"{'' if failure.fault else 'the agent on '}host {failure.host}"
             cause = f"gave up on {failure.peer}" if failure.peer else failure.cause
-            self._view.note(f"{who} {cause}; stopping the job and finding the root cause")
+            then = "" if self._outcome.interrupted else "; stopping the job and finding the root cause"
+            self._view.note(f"{who} {cause}{then}")
         self._failures.append(failure)
         if (found := self._first_cause()) is not None:
             self._progress.mark_first_failure(found)

@@ -136,6 +136,6 @@ def sentence(progress: Progress) -> str:
         parts.append(f"{progress.samples_per_s:.0f} samples/s")
     if any(totals.wan):
         parts.append(f"WAN {format_bytes(totals.wan[0])}")
-    if progress.left_s:
+    if progress.left_s and not progress.phase.startswith("stop"):
         parts.append(f"{format_duration(progress.left_s)} left")
     return ", ".join(parts)
