@@ -7,6 +7,7 @@ import contextlib
 import getpass
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,11 @@ from geomx_cli.agent import processes
 STAND_IN = Path(__file__).with_name("stand_in.py")
 GEOMX = (sys.executable, "-m", "geomx_cli")
 MARK = "DESK_TEST"
+
+
+def without_progress(text: str) -> str:
+    """What a command has written to stderr, but for its lines while it is slow: "reading the inventory (2 s)"."""
+    return re.sub(r"^.* \(\d+ s\)\n", "", text, flags=re.MULTILINE)
 
 
 @dataclass
@@ -147,11 +153,13 @@ class Desk:
     def geomx(
         self, *arguments: str, cwd: Path | None = None, limit: float = 90, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
-        return subprocess.run(
+        """Run a command to its end; stderr as `without_progress`."""
+        done = subprocess.run(
             [*self.command, *arguments], env={**self.environment, **variables}, cwd=cwd or self.folder, text=True,
             capture_output=True, timeout=limit, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
+        done.stderr = without_progress(done.stderr)
+        return done
 
     def start(self, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
         """Start a command; it is killed when the desk is closed."""

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT
+from desk import without_progress
 
 from geomx_cli import cli
 from geomx_cli.commands._json import print_json
@@ -23,7 +23,7 @@ STAND_IN = ROOT.joinpath("tests", "stand_in.py")
 
 
 def geomx(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; stderr without what it says while it is slow, "reading the inventory (2 s)"."""
+    """Run a command; stderr as `without_progress`."""
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())", *arguments],
         capture_output=True,
@@ -32,7 +32,7 @@ def geomx(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env={name: text for name, text in os.environ.items() if not name.startswith("GEOMX_")} | env,
     )
-    done.stderr = re.sub(r"^.* \(\d+ s\)\n", "", done.stderr, flags=re.MULTILINE)
+    done.stderr = without_progress(done.stderr)
     return done
 
 
@@ -320,19 +320,14 @@ def test_stdout_that_cannot_be_written(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "geomx_cli", *arguments]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=90, check=False)
-    error, hint = _without_progress(done.stderr)
+    error, hint = without_progress(done.stderr).splitlines()
     assert (done.returncode, error) == (5, "error: stdout cannot be written: No space left on device")
     assert hint.startswith("  ")
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=90, check=False)
     os.close(theirs)
-    assert (done.returncode, _without_progress(done.stderr)) == (1, [])
-
-
-def _without_progress(text: str) -> list[str]:
-    """The lines but those of a step that takes long: on a busy machine any does."""
-    return [line for line in text.splitlines() if not line.endswith(" s)")]
+    assert (done.returncode, without_progress(done.stderr)) == (1, "")
 
 
 ERRORS = [getattr(errors, name) for name in errors.__all__ if name != "GeomxError"]
