@@ -62,10 +62,22 @@ def test_all_frameworks_give_the_same_weights(tmp_path: Path, algorithm: str) ->
         workers = [Worker(data, rank, count, seed) for rank in range(count)]
         assert algorithm == "esync" or all(sum(each) == STEPS for each in taken), taken
         assert set(found) == set(start)
-        for (name, first), wanted in zip(start.items(), reference(workers, taken), strict=True):
-            assert np.abs(wanted - first).max() > 1e-3, f"{name} has not been trained"
+        right = dict(zip(start, reference(workers, taken), strict=True))
+        if algorithm == "esync":
+            # The machine's speed decides about the steps, and with some a ReLU does compare such values: that changes
+            # the weights by 1 % of their way. Exactly, without a ReLU: test_esync in test_local_steps.py.
+            error = _norm({name: found[name] - right[name] for name in start})
+            moved = _norm({name: right[name] - start[name] for name in start})
+            assert error < 0.05 * moved, f"{error / moved} with {framework}, steps {taken}"
+            continue
+        for name, wanted in right.items():
+            assert np.abs(wanted - start[name]).max() > 1e-3, f"{name} has not been trained"
             near = 1e-4 * np.abs(wanted).max()
             np.testing.assert_allclose(found[name], wanted, rtol=0, atol=near, err_msg=f"{name} with {framework}")
+
+
+def _norm(weights: dict[str, Any]) -> float:
+    return float(np.sqrt(sum(np.square(values).sum() for values in weights.values())))
 
 
 def trained(folder: Path, framework: str, data: Path, *options: str) -> tuple[dict[str, Any], Taken]:
