@@ -1,5 +1,6 @@
 """What a link sends on a new connection, with an upstream client and a transport that records."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -39,26 +40,14 @@ def _contribution(key: int, contributors: tuple[int, ...] = (0,)) -> Header:
     return Header(kind=Kind.EXCHANGE, key=key, round=1, **about)  # type: ignore[arg-type]
 
 
-def test_what_another_process_has_brought_is_not_sent() -> None:
+@pytest.mark.parametrize("send", [UpstreamClient.send, UpstreamClient.pass_on], ids=["own", "passed on"])
+def test_what_another_process_has_brought_is_not_sent(send: Callable[..., None]) -> None:
     """The result comes while the contribution waits for the window."""
     transport, upstream, ended = RecordingTransport(SLICE, SLICE), UpstreamClient(), []
     link = Link(transport, "root 0", wide_area=False, greeting={})  # type: ignore[arg-type]
     headers = [_contribution(key) for key in range(3)]
     for header in headers:
-        upstream.send(link, header, memoryview(bytes(SLICE)), lambda header, _: ended.append(header.key))
-    result = Header(kind=Kind.RESULT, request=headers[1].request, key=1, round=1, length=SLICE // 4, size=SLICE // 4)
-    upstream.on_result(link, result, memoryview(bytes(SLICE)))
-    assert ended == [1] and transport.sent == [1]
-    link.credit(SLICE)
-    assert transport.sent == [1, 3]
-
-
-def test_what_is_passed_on_is_not_sent_once_its_sender_has_brought_it() -> None:
-    transport, upstream, ended = RecordingTransport(SLICE, SLICE), UpstreamClient(), []
-    link = Link(transport, "root 0", wide_area=False, greeting={})  # type: ignore[arg-type]
-    headers = [_contribution(key) for key in range(3)]
-    for header in headers:
-        upstream.pass_on(link, header, memoryview(bytes(SLICE)), lambda header, _: ended.append(header.key))
+        send(upstream, link, header, memoryview(bytes(SLICE)), lambda header, _: ended.append(header.key))
     result = Header(kind=Kind.RESULT, request=headers[1].request, key=1, round=1, length=SLICE // 4, size=SLICE // 4)
     upstream.on_result(link, result, memoryview(bytes(SLICE)))
     assert ended == [1] and transport.sent == [1]

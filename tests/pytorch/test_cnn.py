@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,15 @@ def test_all_frameworks_give_the_same_weights(tmp_path: Path, algorithm: str) ->
         assert set(found) == set(start)
         right = dict(zip(start, reference(workers, taken), strict=True))
         if algorithm == "esync":
-            # The machine's speed decides about the steps, and with some a ReLU does compare such values: that changes
-            # the weights by 1 % of their way. Exactly, without a ReLU: test_esync in test_local_steps.py.
-            error = _norm({name: found[name] - right[name] for name in start})
-            moved = _norm({name: right[name] - start[name] for name in start})
-            assert error < 0.05 * moved, f"{error / moved} with {framework}, steps {taken}"
+            error = _distance([found[name] for name in right], right.values())
+            moved = _distance(right.values(), start.values())
+            told = f"{error / moved} with {framework}, steps {taken}"
+            # The machine's speed decides about the steps, and with some a ReLU does compare such values: only then may
+            # the weights differ, by no more than float32's rounding can move those in float64.
+            assert error < 0.05 * moved, told
+            assert error <= 1e-4 * moved or any(
+                _distance(_rounded(reference, data, seed, taken, draw), right.values()) >= error for draw in range(12)
+            ), told
             continue
         for name, wanted in right.items():
             assert np.abs(wanted - start[name]).max() > 1e-3, f"{name} has not been trained"
@@ -76,8 +80,18 @@ def test_all_frameworks_give_the_same_weights(tmp_path: Path, algorithm: str) ->
             np.testing.assert_allclose(found[name], wanted, rtol=0, atol=near, err_msg=f"{name} with {framework}")
 
 
-def _norm(weights: dict[str, Any]) -> float:
-    return float(np.sqrt(sum(np.square(values).sum() for values in weights.values())))
+def _distance(some: Iterable[Any], others: Iterable[Any]) -> float:
+    return float(np.sqrt(sum(np.square(one - other).sum() for one, other in zip(some, others, strict=True))))
+
+
+def _rounded(reference: Callable[[list[Worker], Taken], Any], folder: Path, seed: int, taken: Taken, draw: int) -> Any:
+    """The reference from initial weights that differ as by float32's rounding over a job's steps."""
+    workers = [Worker(folder, rank, len(taken), seed) for rank in range(len(taken))]
+    rng = np.random.default_rng(draw)
+    model = [value * (1 + 3e-6 * rng.standard_normal(value.shape)) for value in workers[0].model]
+    for worker in workers:
+        worker.model = model
+    return reference(workers, taken)
 
 
 def trained(folder: Path, framework: str, data: Path, *options: str) -> tuple[dict[str, Any], Taken]:
