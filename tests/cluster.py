@@ -73,7 +73,8 @@ class Cluster:
         variables = {**clean_environment(), **self.environment, **env, **self.each.get(name, {})}
         if self.forks and forks.can_be_forked(argv, variables):
             out = self.directory / f"{name}.out"
-            server = forks.server(self.imported)
+            with_mxnet = self.imported == "geomx" and forks.imports_mxnet(argv)
+            server = forks.server("mxnet" if with_mxnet else self.imported)
             self.processes[name] = server.start(argv[1:], variables, self.directory, out, namespace)
             return
         with (self.directory / f"{name}.out").open("wb") as out:

@@ -1,7 +1,7 @@
 """Python processes for tests, forked from one whose imports are done: a fifth of a new process's CPU time.
 
-Those of geomx are forked from one that has imported numpy and geomx but not MXNet, or also PyTorch, those of stock
-MXNet from one that has imported MXNet; neither framework starts a thread before its first operation. Each has its own
+Those of geomx are forked from one that has imported numpy and geomx, or also PyTorch or MXNet, those of stock MXNet
+from one that has imported MXNet alone; neither framework starts a thread before its first operation. Each has its own
 session, environment and output, like any other process. They run a module or a script as `python -m MODULE` and
 `python SCRIPT` would.
 """
@@ -88,7 +88,10 @@ class Forked:
 
 
 class ForkServer:
-    """What others are forked from. `statuses`: exit statuses by pid. imported: "geomx", "mxnet" or "torch"."""
+    """What others are forked from. `statuses`: exit statuses by pid.
+
+    imported: "geomx", or "mxnet" or "torch" for both, or "stock" for MXNet alone.
+    """
 
     def __init__(self, imported: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -146,8 +149,15 @@ def can_be_forked(argv: Sequence[str], env: Mapping[str, str]) -> bool:
     return is_plain and has_geomx and _read_early(env) == _read_early(os.environ)
 
 
+def imports_mxnet(argv: Sequence[str]) -> bool:
+    """Whether this is the command of a script that mentions MXNet."""
+    scripts = [Path(word) for word in argv[1:] if word.endswith(".py")]
+    return any(path.is_file() and "mxnet" in path.read_text(encoding="utf-8") for path in scripts)
+
+
 def _read_early(env: Mapping[str, str]) -> dict[str, str]:
-    found = {name: text for name, text in env.items() if name.startswith(("PYTHON", "OMP_", "OPENBLAS_"))}
+    early = ("PYTHON", "OMP_", "OPENBLAS_", "MXNET_CPU_", "MXNET_ENGINE_")
+    found = {name: text for name, text in env.items() if name.startswith(early)}
     found.pop("PYTHONPATH", None)
     return found
 
@@ -243,13 +253,15 @@ def _enter(namespace: str) -> None:
 
 def _main() -> None:
     _, imported, channel_number = sys.argv
-    if imported == "mxnet":
+    if imported == "stock":
         import_mxnet()
         warnings.simplefilter("ignore")
     else:
         _import_ours()
         if imported == "torch":
             importlib.import_module("torch")
+        if imported == "mxnet":
+            importlib.import_module("hidden_mxnet").load()
     gc.freeze()
     with socket.socket(fileno=int(channel_number)) as channel:
         request = _serve(channel)

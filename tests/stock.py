@@ -76,7 +76,7 @@ def _start_stock(cluster: Cluster, script: Script) -> None:
     for index, (role, argv) in enumerate(roles):
         name, env = f"{role}{index}", {**clean_environment(), **common, "DMLC_ROLE": role}
         out = cluster.directory / f"{name}.out"
-        cluster.processes[name] = forks.server("mxnet").start(argv, env, cluster.directory, out)
+        cluster.processes[name] = forks.server("stock").start(argv, env, cluster.directory, out)
 
 
 def _run(cluster: Cluster, start: Callable[[], None]) -> None:
