@@ -10,11 +10,12 @@ geomx.algorithms, geomx.codecs, geomx.deliveries and geomx.allocators.
 """
 
 import importlib
-import importlib.metadata
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, cast
 
@@ -24,25 +25,9 @@ from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import OPTIONS, Option, Value
 
 __all__ = [
-    "Algorithm",
-    "Kind",
-    "Plugin",
-    "Side",
-    "Spec",
-    "affects",
-    "algorithms",
-    "allocators",
-    "codecs",
-    "deliveries",
-    "factory",
-    "find",
-    "merge",
-    "mode",
-    "modes",
-    "scan",
-    "table",
-    "users",
-]
+    "Algorithm", "Kind", "Plugin", "Side", "Spec", "affects", "algorithms", "allocators", "codecs", "deliveries",
+    "factory", "find", "merge", "mode", "modes", "scan", "table", "users",
+]  # fmt: skip
 
 Kind = Literal["algorithm", "allocator", "codec", "delivery"]
 Side = Literal["worker", "server"]
@@ -167,7 +152,7 @@ def _all(kind: Kind) -> Mapping[str, Plugin]:
     """
     parts = _CODEC_PARTS if kind == "codec" else _PARTS
     found = scan(_PACKAGES[kind], parts)
-    for entry in importlib.metadata.entry_points(group=_GROUPS[kind]):
+    for entry in _installed(kind):
         try:
             _add(entry.load(), found, parts)
         except Exception as error:
@@ -175,6 +160,28 @@ def _all(kind: Kind) -> Mapping[str, Plugin]:
             hint = "correct it, or uninstall what it came with"
             raise InvalidSettings(f"the {kind} {entry.value}{whose} cannot be loaded: {error!r}", hint) from error
     return found
+
+
+def _installed(kind: Kind) -> Iterable[Any]:
+    """Return the entry points of installed plug-ins of a kind."""
+    if not any(_may_register(Path(place)) for place in sys.path):
+        return ()  # importing importlib.metadata would take a fifth of a scheduler's start
+    from importlib import metadata
+
+    return metadata.entry_points(group=_GROUPS[kind])
+
+
+def _may_register(place: Path) -> bool:
+    """Whether a distribution in this folder registers plug-ins; true of an archive."""
+    if place.is_file():
+        return True
+    for path in (path for suffix in ("dist", "egg") for path in place.glob(f"*.{suffix}-info/entry_points.txt")):
+        try:
+            if b"[geomx." in path.read_bytes():
+                return True
+        except OSError:
+            pass  # it is being uninstalled, or this user may not read it
+    return False
 
 
 def algorithms() -> Mapping[str, Algorithm]:
