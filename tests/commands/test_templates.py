@@ -3,15 +3,12 @@ tests/pytorch/.
 """
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import ROOT
+from cluster import RUNTIME, Cluster
 from desk import Desk
 from idx import write_data
 
@@ -66,26 +63,21 @@ def test_help_lists_all_templates(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in starter.templates() if not name.startswith("torch")])
-def test_a_template_uses_the_seed_of_its_job(tmp_path: Path, name: str) -> None:
+def test_a_template_uses_the_seed_of_its_job(cluster: Cluster, tmp_path: Path, name: str) -> None:
     """Initial weights: the same for the same seed, others for another one. Each script runs alone."""
     data = write_data(tmp_path / "data", train=64)
     script = starter.FOLDER / starter.templates()[name]
     assert ".batches(given.batch_size, seed=seed, " in script.read_text(), "the order of samples"
-    runs, found = [], []
-    for number, seed in enumerate(("1", "1", "2")):
-        folder = tmp_path / str(number)
+    folders = [tmp_path / run for run in ("first", "again", "other")]
+    for folder, seed in zip(folders, ("1", "1", "2"), strict=True):
         folder.mkdir()
         variables = {"GEOMX_SEED": seed, "GEOMX_ALGO": name.removeprefix("cnn-"), "GEOMX_OUTPUT_DIR": str(folder)}
         if variables["GEOMX_ALGO"] not in algorithms():
             del variables["GEOMX_ALGO"]
-        command = [sys.executable, "-m", "geomx_cli.runtime", str(script), "--epochs", "0", "--data-dir", str(data)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-        runs.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    for number, one in enumerate(runs):
-        _, errors = one.communicate(timeout=120)
-        assert one.returncode == 0, errors
-        found.append((tmp_path / str(number) / "model.params").read_bytes())
-    assert found[0] == found[1] != found[2]
+        cluster.start(folder.name, [*RUNTIME, str(script), "--epochs", "0", "--data-dir", str(data)], variables)
+    cluster.finish(120)
+    first, again, other = ((folder / "model.params").read_bytes() for folder in folders)
+    assert first == again != other
 
 
 def test_what_is_there_already_is_kept(desk: Desk, tmp_path: Path) -> None:
