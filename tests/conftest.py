@@ -44,7 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by their fixtures, and with --no-processes deselect the marked ones."""
+    """Mark tests by their fixtures, and with --no-processes deselect the marked ones. Slow ones begin first: none runs
+    alone at the end, and while they wait others compute.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if STARTERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("processes")

@@ -23,7 +23,7 @@ from geomx_cli.agent import processes
 CONTROL, NAMES = "control", ("hub", "alpha", "beta")
 SCRIPT = ROOT / "tests/scripts/rounds.py"
 MARK = "SITES_TEST"
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 class World:

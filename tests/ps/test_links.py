@@ -31,7 +31,7 @@ SIZES = (300_000, 10)
 TURNS_UP = 60.0
 """Seconds for a part of the training that nothing disturbs, on a busy machine."""
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 class Sites(Cluster):

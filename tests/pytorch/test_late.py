@@ -18,6 +18,7 @@ ENV = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_what_scripts_see_has_the_same_bits(workers: Workers) -> None:
     found = []
     for p3 in (True, False):
