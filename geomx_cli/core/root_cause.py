@@ -9,7 +9,9 @@ from typing import Literal
 from geomx_cli.core.agent_status import FailureFields
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_SILENT = re.compile(r"(?P<peer>\S+) has been silent for (?P<limit>\d+ s)")  # message of ps/ for a lost member
+_LOST = re.compile(  # message of ps/ for a lost member
+    r"(?P<peer>\S+) has been (?P<how>silent|gone) for (?P<time>\d+ s)(?: on link (?P<observer>\S+) - )?"
+)
 
 FULL_DISK = "; the disk at "  # in a cause; its mount point and host follow
 _PEER_FAILED = " failed, and the job with it; its log says why"
@@ -148,17 +150,26 @@ def _end_of_blame(blames: Sequence[Failure], hosts: Mapping[str, str], done: Col
 
 
 def _broken_link(blame: Failure, blames: Sequence[Failure], hosts: Mapping[str, str]) -> Failure | None:
-    """Return a link failure if `blame` reports a timeout and no process on the peer's own host lost it; if the peer
-    had ended, its agent would have reported it.
+    """Return a link failure if `blame` reports a silent or closed connection and no process on the peer's own host lost
+    it; if the peer had ended, its agent would have reported it.
     """
-    peer, silent = blame.peer, _SILENT.search(blame.cause)
-    here = hosts[peer]
-    missed_there = any(other.peer == peer and other.host == here for other in blames)
-    if silent is None or silent["peer"] != peer or blame.host == here or missed_there:
+    peer, lost = blame.peer, _LOST.search(blame.cause)
+    here, observer = hosts[peer], _observer(blame)
+    there = hosts.get(observer, blame.host)
+    missed_here = any(other.peer == peer and hosts.get(_observer(other), other.host) == here for other in blames)
+    if lost is None or lost["peer"] != peer or missed_here:
         return None
-    cause = (
-        f"was not heard by {blame.process} on host {blame.host} for {silent['limit']}, though it ran: "
-        f"the link between hosts {here} and {blame.host} is broken, or the process hangs"
-    )
+    if lost["how"] == "silent":
+        what = f"not heard by {observer} on host {there} for {lost['time']}"
+        why = f"the link between hosts {here} and {there} is broken, or the process hangs"
+    else:
+        what = f"cut off from {observer} on host {there} for {lost['time']}"
+        why = f"a firewall or NAT between hosts {here} and {there} rejects the connection, or the process has closed it"
     hint = "run geomx doctor; if the link is healthy, see the log of the process"
-    return Failure(peer, here, cause, blame.when, hint, fault="link")
+    return Failure(peer, here, f"was {what}, though it ran: {why}", blame.when, hint, fault="link")
+
+
+def _observer(blame: Failure) -> str:
+    """Return the process that lost the peer: the others of the job fail with the same message."""
+    lost = _LOST.search(blame.cause)
+    return lost["observer"] if lost is not None and lost["observer"] else blame.process

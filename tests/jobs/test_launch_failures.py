@@ -270,6 +270,21 @@ def test_a_log_blames_a_peer_where_the_disk_has_no_room_for_the_event() -> None:
     assert not blamed_peer(["error: OSError: No space left on device"]) and not blamed_peer([])
 
 
+GONE = ": A/server:0 has been gone for 10 s on link {} - A/server:0: it closed the connection"
+
+
+@pytest.mark.parametrize(
+    ("blamer", "observer", "fault"),
+    [("B/worker:0", "B/worker:0", "link"), ("A/worker:0", "B/worker:0", "link"), ("B/worker:0", "A/worker:0", "")],
+)
+def test_a_process_that_a_firewall_cuts_off_has_not_died(blamer: str, observer: str, fault: str) -> None:
+    """The process that lost it counts, whichever reports that first."""
+    found = first_cause([_failure(blamer, 1, "A/server:0", GONE.format(observer))], HOSTS)
+    assert found is not None and (found.process, found.fault) == ("A/server:0", fault)
+    cut = "was cut off from B/worker:0 on host B for 10 s, though it ran: a firewall or NAT between hosts A and B"
+    assert found.cause.startswith(cut) == bool(fault), found.cause
+
+
 @pytest.mark.parametrize(
     ("failures", "fault"),
     [
