@@ -19,7 +19,7 @@ from geomx_cli import __version__
 from geomx_cli.commands._group import SuggestingGroup
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted, UsageError
 from geomx_cli.core.nearest import did_you_mean, nearest
-from geomx_cli.core.stdout import Stdout, watched
+from geomx_cli.core.standard_streams import Stdout, lossy_stderr, watched
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -97,13 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `geomx` with `arguments`, by default those of the process; return the exit status (see errors.py).
 
     A command that fails under --json before it has printed its object prints an object with the error. If stdout is
-    closed (a pipe to `head`), exits silently with status 1.
+    closed (a pipe to `head`), exits silently with status 1. Messages that stderr refuses are lost.
     """
     if instruction := os.environ.get("_GEOMX_COMPLETE"):
         return _complete(instruction)
     given = sys.argv[1:] if arguments is None else list(arguments)
     words = given[: given.index("--")] if "--" in given else given
-    with watched(sys.stdout) as output:
+    with lossy_stderr(), watched(sys.stdout) as output:
         try:
             status = _run(given, output, json_wanted="--json" in words)
             output.flush()

@@ -8,15 +8,18 @@ import json
 import os
 import pty
 import resource
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from desk import GEOMX, Desk, Launch
+from desk import GEOMX, MARK, Desk, Launch
 
 from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, first_cause, peer_failed
 
@@ -175,6 +178,64 @@ def test_an_interrupt_after_the_end_does_not_lose_the_end(desk: Desk, stopped: b
     (listed,) = desk.json("jobs")["jobs"]
     assert listed["state"] == ended
     launch.assert_clean()
+
+
+def test_a_closed_terminal_stops_the_job_as_ctrl_c_does(desk: Desk) -> None:
+    """Although neither the answer to the signal nor the table nor the result can be written."""
+    mark, (ours, theirs) = uuid.uuid4().hex, pty.openpty()
+    command = [*desk.command, "launch", "--hosts", str(desk.inventory(mark, FOREVER))]
+    environment = {**desk.environment, "TERM": "xterm", MARK: mark}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, text=True)
+    desk.launches.append(launch := Launch(desk, process, mark))
+    os.close(theirs)
+    with _read(ours):
+        launch.wait_until_running()
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    process.wait(90)
+    (job,) = desk.json("jobs")["jobs"]
+    assert (job["state"], job["exit_code"]) == ("interrupted", 130)
+    launch.assert_clean()
+
+
+@contextlib.contextmanager
+def _read(terminal: int) -> Iterator[None]:
+    """Within, read what is written to it, so that the writer does not block."""
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            if select.select([terminal], [], [], 0.1)[0]:
+                os.read(terminal, 1 << 16)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_launch_under_nohup_outlives_its_terminal(desk: Desk) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    launch = desk.launch(story={"*": "wait"})
+    signal.signal(signal.SIGHUP, before)
+    launch.wait_until_running()
+    launch.process.send_signal(signal.SIGHUP)
+    (launch.directory / "go").touch()
+    assert launch.finish() == 0, launch.errors
+
+
+def test_a_job_outlives_the_reader_of_its_messages(desk: Desk) -> None:
+    """As of `geomx launch 2>&1 | head`."""
+    launch = desk.launch("--json", story={"*": "wait"})
+    launch.wait_until_running()
+    assert launch.process.stderr is not None and launch.process.stdout is not None
+    launch.process.stderr.close()
+    (launch.directory / "go").touch()
+    assert json.loads(launch.process.stdout.read())["status"] == "done"
+    assert launch.process.wait(90) == 0
 
 
 def test_killed_launch_leaves_nothing(start: Start) -> None:

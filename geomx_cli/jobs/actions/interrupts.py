@@ -32,8 +32,8 @@ def interrupts_raised() -> AbstractContextManager[None]:
 
 
 def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> AbstractContextManager[None]:
-    """Ctrl-C, SIGTERM and SIGHUP put an Interrupt into `inbox` and call `hear`, which must not take a lock that the
-    main thread takes. Main thread only.
+    """Ctrl-C, and SIGTERM and SIGHUP unless the process ignores them (nohup), put an Interrupt into `inbox` and call
+    `hear`, which must not take a lock that the main thread takes. Main thread only.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -41,7 +41,7 @@ def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Ab
         inbox.put(("", Interrupt(by)))  # SimpleQueue.put may be called from a signal handler
         hear()
 
-    return _handled(handle, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return _handled(handle, signal.SIGINT, *_not_ignored(signal.SIGTERM, signal.SIGHUP))
 
 
 def suspends_to(inbox: Inbox) -> AbstractContextManager[None]:
