@@ -1,9 +1,10 @@
 """The dials between hosts that a plan requires, and their results."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from geomx_cli.inventory import Inventory
-from geomx_cli.plan import Endpoint, Plan
+from geomx_cli.plan import Endpoint, Plan, Process
 
 __all__ = ["Dial", "Dialled", "dials", "place"]
 
@@ -12,7 +13,7 @@ __all__ = ["Dial", "Dialled", "dials", "place"]
 class Dial:
     """A dial from one host to a port of another. `dialler` and `listener` are hosts, `processes` is one link of the
     plan that uses it (of possibly many), `wide_area` is whether any such link connects two parties. `bound` is the
-    listening address.
+    listening address. `protocol` is udp where datagrams are sent.
     """
 
     dialler: str
@@ -22,6 +23,7 @@ class Dial:
     processes: tuple[str, str]
     wide_area: bool
     bound: str
+    protocol: str = "tcp"
 
     @property
     def subject(self) -> str:
@@ -41,21 +43,29 @@ class Dialled:
 
 
 def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
-    """Return the dials between different hosts, each port once per dialling host."""
-    listeners = {process.name: process for process in planned.processes}
-    found: dict[tuple[str, str, int], Dial] = {}
+    """Return the dials between different hosts, each port once per dialling host and protocol."""
+    processes = {process.name: process for process in planned.processes}
+    found: dict[tuple[str, str, int, str], Dial] = {}
     for names in planned.links:
-        dialler, listener = (listeners[name] for name in names)
-        ends = [end for end in listener.endpoints if end.protocol == "tcp"]
-        if dialler.host == listener.host or not ends:
+        dialler, listener = (processes[name] for name in names)
+        if dialler.host == listener.host:
             continue
-        address, port = inventory.host(listener.host).address_for(inventory.host(dialler.host)), ends[0].port
+        address = inventory.host(listener.host).address_for(inventory.host(dialler.host))
         wide = dialler.party != listener.party
-        before = found.get((dialler.host, address, port))
-        dial = Dial(dialler.host, listener.host, address, port, (names[0], names[1]), wide, place(ends[0])[0])
-        if before is None or (wide and not before.wide_area):
-            found[dialler.host, address, port] = dial
+        for end in _dialled(dialler, listener):
+            bound, port = place(end)
+            dial = Dial(dialler.host, listener.host, address, port, (names[0], names[1]), wide, bound, end.protocol)
+            before = found.get((dialler.host, address, port, end.protocol))
+            if before is None or (wide and not before.wide_area):
+                found[dialler.host, address, port, end.protocol] = dial
     return list(found.values())
+
+
+def _dialled(dialler: Process, listener: Process) -> Iterator[Endpoint]:
+    """Yield the endpoints that it dials; only local servers send datagrams."""
+    yield from [end for end in listener.endpoints if end.protocol == "tcp"][:1]
+    if dialler.role == "server":
+        yield from (end for end in listener.endpoints if end.protocol == "udp")
 
 
 def place(endpoint: Endpoint) -> tuple[str, int]:

@@ -22,9 +22,12 @@ def link_checks(results: Sequence[Dialled], facts: Mapping[str, Facts]) -> Itera
     for result in results:
         if result.kind == "ok":
             yield Check(result.dial.subject, "link")
-    for trouble in _troubles(results):
-        what, fix = _Words(trouble, results, facts).both()
+    streams = [result for result in results if result.dial.protocol == "tcp"]
+    for trouble in _troubles(streams):
+        what, fix = _Words(trouble, streams, facts).both()
         yield Check(f"{_listed(trouble.diallers)} -> {trouble.listener}", "link", "problem", what, fix)
+    for trouble in _troubles([result for result in results if result.dial.protocol == "udp"]):
+        yield _lost_datagrams(trouble)
 
 
 def addresses_of(host: str, facts: Mapping[str, Facts]) -> str:
@@ -66,6 +69,17 @@ def _troubles(results: Sequence[Dialled]) -> list[_Trouble]:
         if same is not trouble:
             same.diallers += trouble.diallers
     return list(alike.values())
+
+
+def _lost_datagrams(trouble: _Trouble) -> Check:
+    """Return a warning: without datagrams a job sends everything by TCP."""
+    dial, diallers = trouble.first.dial, _listed(trouble.diallers)
+    sender, receiver = dial.processes
+    port = f"UDP port{'s' * (len(trouble.ports) > 1)} {_listed(str(port) for port in trouble.ports)}"
+    detail = f" ({trouble.first.detail})" if trouble.first.detail else ""
+    what = f"no datagram reaches {dial.address} {port}{detail} ({sender} sends to {receiver}): a firewall drops UDP"
+    fix = f"let {diallers} reach {port} of {trouble.listener}; until then --dgt 1 sends all blocks by TCP"
+    return Check(f"{diallers} -> {trouble.listener}", "datagrams", "warning", what, fix)
 
 
 class _Words:

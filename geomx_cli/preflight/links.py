@@ -17,6 +17,9 @@ _MOST_DIALS = 1000
 _SLACK = 2.0
 
 
+_Listening = tuple[str, int, str]  # host, port, protocol
+
+
 class _Bind(NamedTuple):
     address: str
     port: int
@@ -24,8 +27,8 @@ class _Bind(NamedTuple):
     protocol: str
 
 
-def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[tuple[str, int]]]:
-    """Bind every planned port on its host; return the checks, and the (host, port) pairs that are listening."""
+def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[_Listening]]:
+    """Bind every planned port on its host; return the checks, and the ports that are listening."""
     binds: dict[str, list[_Bind]] = {}
     for process in planned.processes:
         for endpoint in process.endpoints:
@@ -37,11 +40,11 @@ def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tupl
         for host, own in binds.items()
     }
     checks: list[Check] = []
-    listened: set[tuple[str, int]] = set()
+    listened: set[_Listening] = set()
     for host, answer in probes.ask("listen", requests, _LISTEN_LIMIT).items():
         bound = list(zip(binds[host], answer["results"], strict=True))
         checks += _ports(host, bound, facts)
-        listened |= {(host, bind.port) for bind, result in bound if not result["error"] and bind.protocol == "tcp"}
+        listened |= {(host, bind.port, bind.protocol) for bind, result in bound if not result["error"]}
     return checks, listened
 
 
@@ -55,9 +58,7 @@ def dial_all(probes: ProbePool, wanted: Sequence[Dial]) -> list[Dialled]:
     requests = {
         host: {
             "limit": _DIAL_LIMIT,
-            "targets": [
-                {"address": each.address, "port": each.port, "token": probes.token(each.listener)} for each in own
-            ],
+            "targets": [_target(each, probes.token(each.listener)) for each in own],
         }
         for host, own in by_host.items()
     }
@@ -67,6 +68,10 @@ def dial_all(probes: ProbePool, wanted: Sequence[Dial]) -> list[Dialled]:
         for host, answer in answers.items()
         for each, result in zip(by_host[host], answer["results"], strict=True)
     ]
+
+
+def _target(dial: Dial, token: str) -> dict[str, Any]:
+    return {"address": dial.address, "port": dial.port, "token": token, "protocol": dial.protocol}
 
 
 def _ports(host: str, bound: Iterable[tuple[_Bind, Mapping[str, Any]]], facts: Mapping[str, Facts]) -> Iterator[Check]:

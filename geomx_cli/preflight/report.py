@@ -157,12 +157,12 @@ class _Examination:
         wanted = [
             each
             for each in dials(self._inventory, planned)
-            if each.dialler in self._probes.hosts and (each.listener, each.port) in listened
+            if each.dialler in self._probes.hosts and (each.listener, each.port, each.protocol) in listened
         ]
         results = links.dial_all(self._probes, wanted)
         self._checks += link_checks(results, facts)
         if self._full:
-            self._measure(results, facts)
+            self._measure([result for result in results if result.dial.protocol == "tcp"], facts)
 
     def _measure(self, results: list[Dialled], facts: Mapping[str, Facts]) -> None:
         self._wan = measure(self._probes, results, facts, self._say)

@@ -18,7 +18,7 @@ probe exits, and closes every socket, at the end of stdin or after a minute with
     clock      -> clock (Unix seconds)
     facts      state_dir, workdir, temp, modules, distributions, binds, ports, gpus -> see facts.py
     listen     token, binds [[address, port, tcp or udp], ...] -> results [{"error", "in_use", "holder"}, ...]
-    dial       targets [{"address", "port", "token", "source"}, ...], limit -> results, see dialling.py
+    dial       targets [{"address", "port", "token", "source", "protocol"}, ...], limit -> results, see dialling.py
     measure    address, port, token, seconds, limit -> sent, received (bytes per second)
     release    closes all listeners -> closed (their number)
 """

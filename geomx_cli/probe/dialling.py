@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +18,18 @@ __all__ = ["Target", "dial", "dial_all", "measure"]
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _SLACK = 0.5
+_REPEAT = 0.2  # seconds between datagrams, some of which may be lost
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to dial, the listener's token, and the source address ("": chosen by the system)."""
+    """Where to dial, by "tcp" or "udp", the listener's token, and the source address ("": chosen by the system)."""
 
     address: str
     port: int
     token: str
     source: str = ""
+    protocol: str = "tcp"
 
 
 class _Failed(Exception):
@@ -69,6 +72,8 @@ def dial(target: Target, limit: float) -> dict[str, Any]:
     end = time.monotonic() + limit
     try:
         ip = _resolve(target)
+        if target.protocol == "udp":
+            return _result("ok", ip=ip, round_trip=_echo(ip, target, end))
         began = time.monotonic()
         with _connect(ip, target, end) as stream:
             connected = time.monotonic()
@@ -76,6 +81,23 @@ def dial(target: Target, limit: float) -> dict[str, Any]:
             return _result("ok", ip=ip, round_trip=min(connected - began, time.monotonic() - connected))
     except _Failed as failure:
         return _result(failure.kind, failure.detail, ip=ip)
+
+
+def _echo(ip: str, target: Target, end: float) -> float:
+    """Return the seconds until a datagram is answered."""
+    nonce = secrets.token_hex(8).encode()
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as made:
+            made.settimeout(_REPEAT)
+            while (sent := time.monotonic()) < end:
+                made.sendto(b" ".join((GREETING, target.token.encode(), nonce)), (ip, target.port))
+                with suppress(TimeoutError):
+                    if made.recv(64).split() == [GREETING, nonce]:
+                        return time.monotonic() - sent
+    except OSError as error:
+        raise _Failed("error", error.strerror or str(error)) from None
+    raise _Failed("timeout")
 
 
 def measure(target: Target, seconds: float, limit: float) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class Listeners:
 
     The response is "geomx-probe NONCE". With WHAT "echo" nothing follows. "sink" then receives bytes for SECONDS and
     responds "geomx-probe RATE" (bytes per second); "source" sends bytes for SECONDS. The response to a wrong token is
-    "geomx-probe wrong-token"; other input gets none.
+    "geomx-probe wrong-token"; other input gets none. A UDP socket answers each datagram "geomx-probe TOKEN NONCE" with
+    the right token by "geomx-probe NONCE", and others not at all.
     """
 
     def __init__(self) -> None:
@@ -42,8 +43,14 @@ class Listeners:
         self._sockets.append(made)
         threading.Thread(target=self._accept, args=(made, token.encode()), daemon=True).start()
 
+    def open_udp(self, address: str, port: int, token: str) -> None:
+        """Answer datagrams with `token`. Raises OSError if the address cannot be bound."""
+        made = bound(address, port, socket.SOCK_DGRAM)
+        self._sockets.append(made)
+        threading.Thread(target=_echo, args=(made, token.encode()), daemon=True).start()
+
     def close(self) -> int:
-        """Close all listeners; return their number."""
+        """Close all sockets; return their number."""
         count = 0
         while self._sockets:
             made = self._sockets.pop()
@@ -84,6 +91,21 @@ class Listeners:
             return
         finally:
             self._slots.release()
+
+
+def _echo(datagrams: socket.socket, token: bytes) -> None:
+    while True:
+        try:
+            words, sender = datagrams.recvfrom(_LINE)
+            if sender is None:  # shut down
+                return
+            greeting, given, nonce = words.split()
+            if greeting == GREETING and hmac.compare_digest(given, token):
+                datagrams.sendto(GREETING + b" " + nonce, sender)
+        except ValueError:
+            continue
+        except OSError:
+            return
 
 
 def read_line(stream: socket.socket) -> bytes:

@@ -3,7 +3,6 @@
 import errno
 import os
 import select
-import socket
 import threading
 import time
 import traceback
@@ -14,7 +13,7 @@ from geomx_cli.core.jsonlines import LineBuffer, decode, encode
 from geomx_cli.probe import dialling
 from geomx_cli.probe.facts import facts
 from geomx_cli.probe.listeners import Listeners
-from geomx_cli.probe.ports import bind_error, bound, holders
+from geomx_cli.probe.ports import bind_error, holders
 
 __all__ = ["Service"]
 
@@ -95,7 +94,7 @@ class Service:
         for address, port, protocol in request["binds"][:_MOST]:
             try:
                 if protocol == "udp":
-                    bound(str(address), int(port), socket.SOCK_DGRAM).close()
+                    self._listeners.open_udp(str(address), int(port), token)
                 else:
                     self._listeners.open(str(address), int(port), token)
                 results.append({"error": "", "in_use": False, "holder": ""})

@@ -43,16 +43,18 @@ def network() -> Iterator[Network]:
 def check(network: Network) -> Callable[..., preflight.Report]:
     """Checks the star of three sites."""
 
-    def run(**changes: Mapping[str, object]) -> preflight.Report:
+    def run(spec: JobSpec = SPEC, **changes: Mapping[str, object]) -> preflight.Report:
         inventory = star({name: network.address(name) for name in NAMES}, range(9000, 9008), **changes)
-        return examine({name: network.host(name, sys.executable) for name in NAMES}, inventory)
+        return examine({name: network.host(name, sys.executable) for name in NAMES}, inventory, spec=spec)
 
     return run
 
 
-def examine(reached: Mapping[str, Connector], inventory: Inventory, *, full: bool = False) -> preflight.Report:
+def examine(
+    reached: Mapping[str, Connector], inventory: Inventory, *, full: bool = False, spec: JobSpec = SPEC
+) -> preflight.Report:
     try:
-        return preflight.examine(reached, inventory, SPEC, full=full)
+        return preflight.examine(reached, inventory, spec, full=full)
     finally:
         for host in reached.values():
             host.close()
@@ -117,6 +119,19 @@ def test_sites_that_reach_each_other(check: Callable[..., preflight.Report]) -> 
     assert wrong(report) == []
     assert report.exit_code == 0
     assert report.inventory.host("hub").address == "10.99.0.1"
+
+
+def test_a_firewall_that_drops_datagrams(network: Network, check: Callable[..., preflight.Report]) -> None:
+    spec = replace(SPEC, options={**SPEC.options, "dgt": 1})
+    assert wrong(check(spec)) == []
+    with network.filtered("hub", f"ip saddr {network.address('alpha')} meta l4proto udp drop"):
+        report = check(spec)
+        assert wrong(check()) == []
+    found = only(report)
+    assert (found.subject, found.name, found.level) == ("alpha -> hub", "datagrams", "warning")
+    assert "no datagram reaches 10.99.0.1 UDP port 9001 (alpha/server:0 sends to hub/global_server:0)" in found.what
+    assert found.fix.startswith("let alpha reach UDP port 9001 of hub")
+    assert report.exit_code == 0
 
 
 def test_a_firewall_that_drops_one_port(network: Network, check: Callable[..., preflight.Report]) -> None:

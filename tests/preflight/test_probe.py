@@ -187,6 +187,8 @@ def test_listening_dialling_measuring_and_letting_go(start: Callable[..., Probe]
         assert nowhere == {"error": "the address is none of this host's", "in_use": False, "holder": ""}
         targets = [
             {"address": "127.0.0.1", "port": port, "token": "mine"},
+            {"address": "127.0.0.1", "port": other, "token": "mine", "protocol": "udp"},
+            {"address": "127.0.0.1", "port": other, "token": "another's", "protocol": "udp"},
             {"address": "127.0.0.1", "port": port, "token": "another's"},
             {"address": "127.0.0.1", "port": idle, "token": "mine"},
             {"address": "127.0.0.1", "port": other, "token": "mine"},
@@ -194,14 +196,18 @@ def test_listening_dialling_measuring_and_letting_go(start: Callable[..., Probe]
             {"address": "127.0.0.1", "port": port, "token": "mine", "source": "192.0.2.77"},
         ]
         results = dialler.ask("dial", targets=targets, limit=1.0)["results"]
-    assert [result["kind"] for result in results] == ["ok", "other-host", "refused", "silent", "name", "source"]
-    assert 0 < results[0]["round_trip"] < 1
+    assert [result["kind"] for result in results] == [
+        "ok", "ok", "timeout", "other-host", "refused", "silent", "name", "source",
+    ]  # fmt: skip
+    assert 0 < results[0]["round_trip"] < 1 and 0 < results[1]["round_trip"] < 1
     target = {"address": "127.0.0.1", "port": port, "token": "mine"}
     rates = dialler.ask("measure", seconds=0.2, limit=2.0, **target)
     assert rates["kind"] == "ok"
     assert min(rates["sent"], rates["received"]) > 1e7
-    assert listener.ask("release") == {"closed": 1}
+    assert listener.ask("release") == {"closed": 2}
     assert not listening(port)
+    with socket.socket(type=socket.SOCK_DGRAM) as udp:
+        udp.bind(("127.0.0.1", other))
     assert dialler.ask("measure", seconds=0.2, limit=2.0, **target)["kind"] == "refused"
 
 
