@@ -134,7 +134,7 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
         print(wrong.format_message(), file=sys.stderr)
         return UsageError.exit_code
     except click.ClickException as wrong:
-        failed: GeomxError = _usage_error(wrong)
+        failed: GeomxError = _usage_error(wrong, given)
         _say(failed)
     except (click.Abort, KeyboardInterrupt):
         failed = Interrupted("interrupted")
@@ -158,20 +158,28 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
     return failed.exit_code
 
 
-def _usage_error(wrong: click.ClickException) -> UsageError:
-    """Return click's error as one of ours."""
+def _usage_error(wrong: click.ClickException, given: Sequence[str]) -> UsageError:
+    """Return click's error about the words `given` as one of ours."""
     context = wrong.ctx if isinstance(wrong, click.UsageError) else None
     usage = f"{context.command_path} --help explains its usage" if context else ""
     if context and isinstance(wrong, click.NoSuchOption):
         known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
-        close = did_you_mean(wrong.option_name, (name for name in known if name.startswith("-")))
-        return UsageError(f"there is no option {wrong.option_name}", " ".join(filter(None, (close, usage))))
+        name = _as_typed(wrong.option_name, given)
+        close = did_you_mean(name, (name for name in known if name.startswith("-")))
+        return UsageError(f"there is no option {name}", " ".join(filter(None, (close, usage))))
     if isinstance(wrong, click.BadParameter) and wrong.param and isinstance(wrong.param.type, click.Choice):
         word = wrong.message.partition(" is not one of ")[0].strip("'")
         flag = f"{wrong.param.opts[0]}: " if isinstance(wrong.param, click.Option) else ""
         return UsageError(f"{flag}there is no {word!r}", nearest(word, map(str, wrong.param.type.choices)))
     message = wrong.format_message().strip().removesuffix(".").replace("a valid integer range", "a whole number")
     return UsageError(message[:1].lower() + message[1:], usage)
+
+
+def _as_typed(option: str, given: Sequence[str]) -> str:
+    """Return the word that click has read as the unknown `option`: of -epochs it names -e."""
+    if option.startswith("--"):
+        return option
+    return next((word for word in given if word.startswith(option)), option)
 
 
 def _say(error: GeomxError) -> int:

@@ -119,7 +119,8 @@ class StatusFile:
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                what = f"{self._path} cannot be written ({error.strerror}): geomx status shows outdated values"
+                # Of a full disk this is the only notice: processes cannot append to their logs either.
+                what = f"{self._path} cannot be written ({error.strerror}): progress and geomx status may be outdated"
                 self._warn({"type": "warning", "message": what})
 
 

@@ -1,5 +1,6 @@
 """`geomx draw`: figures of runs."""
 
+import math
 from pathlib import Path
 
 import click
@@ -18,8 +19,8 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
 
     name = "pair"
 
-    def __init__(self, *, ascending: bool = False, least: float | None = None) -> None:
-        self._ascending, self._least = ascending, least
+    def __init__(self, *, ascending: bool = False, least: float = -math.inf, most: float = math.inf) -> None:
+        self._ascending, self._least, self._most = ascending, least, most
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
         """See click.ParamType.convert."""
@@ -29,12 +30,14 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
             self.fail(f"{value!r} is not two numbers with a comma between them", param, ctx)
         if not first - first == second - second == 0 or (self._ascending and first >= second):
             self.fail(f"{value!r} is not a low and a higher number", param, ctx)
-        if self._least is not None and min(first, second) < self._least:
-            self.fail(f"{value!r} is less than {self._least:g}", param, ctx)
+        if not self._least <= min(first, second) <= max(first, second) <= self._most:
+            self.fail(f"{value!r} is not from {self._least:g} to {self._most:g}", param, ctx)
         return first, second
 
 
 _LIMITS = _Pair(ascending=True)
+# The largest still takes less than a GB of memory to draw.
+_INCHES = _Pair(least=1, most=50)
 _FILES_ONLY = ("folder", "form", "size", "font_size", "logx", "logy")
 
 
@@ -68,7 +71,7 @@ _FILES_ONLY = ("folder", "form", "size", "font_size", "logx", "logy")
 @click.option(
     "--format", "form", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="File format."
 )
-@click.option("--size", type=_Pair(least=1), default="7.2,4.4", show_default=True, metavar="W,H", help="In inches.")
+@click.option("--size", type=_INCHES, default="7.2,4.4", show_default=True, metavar="W,H", help="In inches.")
 @click.option(
     "--font-size", type=click.FloatRange(4, 40), default=10.0, show_default=True, metavar="POINTS",
     help="Size of all text.",

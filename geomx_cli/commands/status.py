@@ -104,8 +104,9 @@ def _print(job_view: "JobView", *, parties: bool) -> None:
     hosts = f"{len(job.plan.processes)} processes on {job.plan.where}"
     click.echo(f"job {job.plan.job}: {job_view.state}; started {since} ago; {hosts}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(table(job_view.progress))
+    not_there = job_view.over or job_view.begins  # agents have gone, or are about to start
     for one in job_view.hosts.values():
-        if one.problem and one.reachable and not (one.agent == "not started" and job_view.over):
+        if one.problem and one.reachable and not (one.agent == "not started" and not_there):
             click.echo(f"host {one.host}: {one.problem}")
     for warning in job_view.progress.totals().warnings:
         click.echo(f"warning: {warning}")

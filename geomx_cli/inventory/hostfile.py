@@ -39,6 +39,8 @@ def read(path: Path, check: Check) -> InventoryFile:
     If all machines are in one party, the first one also runs a central party, without workers. This machine, by its
     host name or as localhost, is reached without SSH.
     """
+    if not path.exists():
+        raise InvalidSettings(f"there is no host file {path}", "correct its path, or write it: a machine on each line")
     lines: dict[Place, int] = {}
     mistakes = Mistakes(path.name, Lines(lines))
     machines: dict[tuple[str, str], dict[str, Any]] = {}

@@ -121,7 +121,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         what = f"--shards {inventory.shards} without --reduce torch: servers add whole gradients"
         raise InvalidSettings(what, "write --reduce torch too")
     if not spec.script:
-        _check_training(spec, inventory.topology)
+        _check_training(spec, inventory)
     nodes = build_topology(inventory)
     _check_slowdown(spec, nodes)
     layout = Layout.of(nodes, spec, inventory.links)
@@ -222,12 +222,17 @@ def _check_reduction(spec: JobSpec, topology: str) -> None:
         raise InvalidSettings(what, "leave --delivery or --shards out")
 
 
-def _check_training(spec: JobSpec, topology: str) -> None:
-    """Reject unknown networks, data sets and splits of the bundled training."""
-    networks.check(str(spec.options["network"]), str(spec.options["framework"]))
+def _check_training(spec: JobSpec, inventory: Inventory) -> None:
+    """Reject unknown networks, data sets and splits of the bundled training, and GPUs for a network that uses none."""
+    network = str(spec.options["network"])
+    if not networks.needs(network, str(spec.options["framework"])):
+        for host in inventory.hosts:
+            if gpus := [device for device in host.devices if device != "cpu"]:
+                what = f"host {host.name}: {gpus[0]} is to train, and --network {network} uses no GPU"
+                raise InvalidSettings(what, 'choose another --network, or write devices = ["cpu"] in the inventory')
     catalog.check_data(str(spec.options["data"]))
-    catalog.check_fit(str(spec.options["data"]), str(spec.options["network"]), str(spec.options["split"]))
-    catalog.check_split(str(spec.options["split"]), flat=topology == "flat")
+    catalog.check_fit(str(spec.options["data"]), network, str(spec.options["split"]))
+    catalog.check_split(str(spec.options["split"]), flat=inventory.topology == "flat")
 
 
 def _check_slowdown(spec: JobSpec, nodes: Sequence[TopologyNode]) -> None:

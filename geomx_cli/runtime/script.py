@@ -128,7 +128,8 @@ class Session:
         if isinstance(failure, GeomxError):
             return failure
         if isinstance(error, SystemExit):
-            return TrainingFailed(f"the script ended with exit status {error.code}", "its log says why")
+            told = isinstance(error.code, str)  # Python prints it, and exits with 1
+            return TrainingFailed(f"the script ended {'by sys.exit:' if told else 'with exit status'} {error.code}")
         text = (str(error).strip().splitlines() or [""])[0]
         return TrainingFailed(f"the script raised {type(error).__name__}: {text}", "correct it where the log says")
 

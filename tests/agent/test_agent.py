@@ -261,6 +261,7 @@ def test_status_that_cannot_be_written_is_told_once(agents: Any, tmp_path: Path)
     warnings = [message for message in agent.until("done") if message["type"] == "warning"]
     assert len(warnings) == 1
     assert "status.json cannot be written" in warnings[0]["message"]
+    assert "progress and geomx status may be outdated" in warnings[0]["message"]
 
 
 def test_what_a_finished_process_leaves_behind_is_ended(agents: Any) -> None:

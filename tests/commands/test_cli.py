@@ -15,7 +15,11 @@ from desk import without_progress
 from geomx_cli import cli
 from geomx_cli.commands._json import print_json
 from geomx_cli.core import env_names, errors
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
+from geomx_cli.jobs.store.user_modules import check_user_modules
+from geomx_cli.plan.this_machine import this_machine
 
 pytestmark = pytest.mark.processes
 
@@ -264,6 +268,40 @@ def test_an_option_that_the_job_has_no_use_for_is_told(arguments: list[str], war
     assert told == ([f"warning: {warning}"] if warning else [])
 
 
+@pytest.mark.parametrize("command", [["launch", "--job-dir", "job"], ["sweep", "--algo", "fsa", "--to", "job"]])
+@pytest.mark.parametrize(
+    ("option", "said", "hint"),
+    [
+        ("--network=mine:net", "there is no module 'mine' in ", "did you mean mime?"),
+        ("--data=pictures.small:data", "there is no module 'pictures.small' in ", "correct its name, or start from"),
+    ],
+)
+def test_a_module_that_is_not_there_is_refused_before_anything_starts(
+    command: list[str], option: str, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mime.py").touch()
+    monkeypatch.chdir(tmp_path)
+    done = geomx(*command, option, PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"error: {option.replace('=', ' ')}: {said}") and f"\n  {hint}" in done.stderr
+    assert not (tmp_path / "job").exists()
+
+
+def test_modules_are_looked_for_where_processes_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("here", "path/there"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "here" / "mine.py").touch()
+    (tmp_path / "path" / "there" / "own.py").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    inventory, wanted = this_machine(defaults(), range(5000, 5012)), defaults()
+    check_user_modules({**wanted, "network": "mine:net"}, inventory)
+    with pytest.raises(InvalidSettings, match="no module 'own'"):
+        check_user_modules({**wanted, "data": "own:data"}, inventory)
+    for change in ({"env": {"PYTHONPATH": str(tmp_path / "path/there")}}, {"python": "/opt/other/bin/python"}):
+        hosts = [host.model_copy(update=change) for host in inventory.hosts]
+        check_user_modules({**wanted, "data": "own:data"}, inventory.with_hosts(hosts))
+
+
 @pytest.mark.parametrize("words", [["stop", "--grace", "99999999d"], ["launch", "--lease", "1s"]])
 def test_a_duration_out_of_range(words: list[str]) -> None:
     done = geomx(*words)
@@ -275,6 +313,15 @@ def test_a_duration_out_of_range(words: list[str]) -> None:
     [
         (["data", "fetch", "fashion"], "error: there is no 'fashion'\n  did you mean fashion-mnist?\n"),
         (["draw", "--format", "gif"], "error: --format: there is no 'gif'\n  choose one of png, svg, pdf\n"),
+        (
+            ["draw", "job", "--size", "72,44"],
+            "error: invalid value for '--size': '72,44' is not from 1 to 50\n  geomx draw --help explains its usage\n",
+        ),
+        (
+            ["launch", "-epochs", "1"],
+            "error: there is no option -epochs\n  did you mean --epochs? geomx launch --help explains its usage\n",
+        ),
+        (["jobs", "-x"], "error: there is no option -x\n  geomx jobs --help explains its usage\n"),
     ],
 )
 def test_a_wrong_choice(words: list[str], said: str) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.oom_watcher import OomWatcher
+from geomx_cli.commands.status import status
 from geomx_cli.core.agent_protocol import parse
 from geomx_cli.core.errors import CheckFailed, TrainingFailed
 from geomx_cli.core.jobs_folder import jobs_folder
@@ -203,6 +205,16 @@ def test_job_that_was_never_started(known: KnownJob) -> None:
     state = JobState.read(known.directory)
     assert state is not None and state.result is not None
     assert (state.state, state.result["exit_code"]) == ("failed", 1)
+
+
+@pytest.mark.processes
+def test_a_host_of_a_job_that_is_about_to_start_has_no_status_yet(known: KnownJob) -> None:
+    def shown() -> str:
+        return CliRunner().invoke(status, [str(known.directory)]).output
+
+    assert "running; started" in shown() and "no agent status" not in shown()
+    write_status(known, "A", stage="running")
+    assert "host B: no agent status was found there" in shown()
 
 
 @pytest.mark.processes

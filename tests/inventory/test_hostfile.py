@@ -74,6 +74,12 @@ def test_mistakes_have_lines(tmp_path: Path, text: str, wanted: str) -> None:
     assert found.value.hint
 
 
+def test_no_host_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="there is no host file") as found:
+        hostfile.read(tmp_path / "machines", lambda _: [])
+    assert "geomx init" not in found.value.hint
+
+
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="machines has 2 mistakes") as found:
         read(tmp_path, "node1 slots=x\nnode2\nnode3:y")

@@ -21,7 +21,11 @@ from typing import Any
 import pytest
 from desk import GEOMX, MARK, Desk, Launch
 
+from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, first_cause, peer_failed
+from geomx_cli.jobs.view.failure_report import explain
+from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan.this_machine import this_machine
 
 pytestmark = pytest.mark.processes
 
@@ -299,6 +303,14 @@ def test_first_cause(failures: list[Failure], expected: str) -> None:
     found = first_cause(failures, HOSTS)
     assert found is not None
     assert found.process == expected
+
+
+@pytest.mark.parametrize(("tail", "hint"), [([], "its log is empty"), (["no --data"], "correct what the log shows")])
+@pytest.mark.parametrize("cause", ["exited with status 3", "failed: the script ended with exit status 3"])
+def test_the_hint_is_where_the_reason_may_be(cause: str, tail: list[str], hint: str) -> None:
+    spec = JobSpec(job="j1", job_dir="/jobs/j1", socket_dir="/s", key_dir="/k", python="/py")
+    planned = plan(this_machine(defaults(), range(5000, 5012)), spec)
+    assert explain(Failure("A/worker:0", "A", cause, 1, tail=tail), planned).hint.startswith(hint)
 
 
 def test_one_exception_of_many_processes_is_one_failure() -> None:

@@ -650,6 +650,18 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], message: str) -> Non
     assert caught.value.hint
 
 
+def test_a_network_in_numpy_takes_no_gpu() -> None:
+    inventory = this_machine(options.defaults(), range(20001, 20013))
+    gpus = {"A": ("cpu", "gpu0")}
+    hosts = [host.model_copy(update={"devices": gpus.get(host.name, host.devices)}) for host in inventory.hosts]
+    inventory = inventory.with_hosts(hosts)
+    linear = replace(SPEC, options={"network": "linear"})
+    with pytest.raises(InvalidSettings, match="host A: gpu0 is to train, and --network linear uses no GPU"):
+        plan(inventory, linear)
+    for works in (replace(SPEC, options={"network": "cnn"}), replace(linear, script=("python", "train.py"))):
+        assert plan(inventory, works).process("A/worker:1").env["GEOMX_DEVICE"] == "gpu0"
+
+
 def test_paths_and_ports_are_checked() -> None:
     with pytest.raises(InvalidSettings, match="longer than"):
         make(replace(SPEC, socket_dir="/" + "x" * 90))

@@ -74,6 +74,7 @@ def launch_ends(cluster: Cluster, how: str, by_hook: bool) -> dict[str, int]:
         ("raise", 1, "the script raised ValueError: no such label", True),
         ("raise", 1, "the script raised ValueError: no such label", False),
         ("exit", 3, "the script ended with exit status 3", True),
+        ("exit-with-text", 1, "the script ended by sys.exit: no --data", True),
     ],
 )
 def test_a_failing_script_ends_the_job(cluster: Cluster, how: str, status: int, message: str, by_hook: bool) -> None:

@@ -20,6 +20,8 @@ for step in range(3 if sys.argv[1] in ("early", "caught") else 1000):
             raise ValueError("no such label")
         if sys.argv[1] == "exit":
             sys.exit(3)
+        if sys.argv[1] == "exit-with-text":
+            sys.exit("no --data")
         if sys.argv[1] == "caught":
             try:
                 sys.exit(4)

@@ -19,6 +19,7 @@ from geomx_cli.jobs.store import rank_scope, script_fit, user_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.script import check_script, with_interpreter
 from geomx_cli.jobs.store.sweep_manifest import Cell, SweepSettings
+from geomx_cli.jobs.store.user_modules import check_user_modules
 from geomx_cli.jobs.view.conclusion import Conclusion
 from geomx_cli.jobs.view.follow import LineView
 from geomx_cli.plan import JobSpec, plan, ports
@@ -57,6 +58,8 @@ class SweepJobs:
         for name in algorithms:
             inventory, options = self.machines(name)
             check_script(script, inventory)
+            if not script:
+                check_user_modules(options, inventory)
             inventory = with_interpreter(script, inventory)
             ranks = rank_scope.choose(str(options["rank_scope"]), script, name, inventory)
             if ranks.sentence:

@@ -94,7 +94,7 @@ def _usual(failure: Failure) -> str:
         return "find out who killed it (a user, or the system: dmesg) and launch again"
     if failure.cause.startswith("could not be started"):
         return "see that it is there on that host and may be executed, and launch again"
-    if failure.cause.startswith("exited") and not failure.tail:
+    if failure.cause.startswith(("exited", "failed")) and not failure.tail:
         return "its log is empty: run it by itself to see why it ends"
     return "correct what the log shows and launch again"
 

@@ -76,7 +76,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 def check_data(name: str) -> None:
     """Raises InvalidSettings for an unknown data set; a user's own is checked only when used."""
     if name not in DATA_SETS and not is_own(name):
-        hint = f"{nearest(name, DATA_SETS)}; MODULE:FUNCTION is one of your own"
+        hint = f"{nearest(name, DATA_SETS)} (one of your own: MODULE:FUNCTION)"
         raise InvalidSettings(f"--data {name}: there is no such data set", hint)
 
 

@@ -62,5 +62,5 @@ def _frontend(name: str, framework: str) -> Frontend:
     if name in names():
         hint = f"with it choose one of {', '.join(frontends.find(framework).networks)}, or another --framework"
         raise InvalidSettings(f"--network {name}: there is none for --framework {framework}", hint)
-    hint = f"{nearest(name, names())}; MODULE:FUNCTION is one of your own"
+    hint = f"{nearest(name, names())} (one of your own: MODULE:FUNCTION)"
     raise InvalidSettings(f"--network {name}: there is no such network", hint)

@@ -1,0 +1,35 @@
+"""Checks before the start whether the modules of a user's own network and data set are there."""
+
+import sys
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import did_you_mean
+from geomx_cli.core.options import Value
+from geomx_cli.inventory import Host, Inventory
+from geomx_cli.runtime.training.catalog import is_own
+
+__all__ = ["check_user_modules"]
+
+
+def check_user_modules(options: Mapping[str, Value], inventory: Inventory) -> None:
+    """Raises InvalidSettings if a host that shares this machine's files has no module of --network or --data
+    MODULE:FUNCTION. The module is not imported; what another machine or Python has is not checked.
+    """
+    own = {f"--{name}": str(options[name]) for name in ("network", "data") if is_own(str(options[name]))}
+    for host in inventory.hosts:
+        if host.shares_files and host.python in ("", sys.executable):
+            for option, value in own.items():
+                _check(option, value, host)
+
+
+def _check(option: str, value: str, host: Host) -> None:
+    module = value.partition(":")[0]
+    top, folder = module.partition(".")[0], Path(host.workdir or Path.cwd())
+    places = [str(folder), *host.env.get("PYTHONPATH", "").split(":"), *sys.path]
+    if PathFinder.find_spec(top, places) is None:
+        close = did_you_mean(top, (near.stem for near in folder.glob("*.py")))
+        hint = close or f"correct its name, or start from the folder of {top}.py"
+        raise InvalidSettings(f"{option} {value}: there is no module {module!r} in {folder}", hint)
