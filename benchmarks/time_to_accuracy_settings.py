@@ -122,6 +122,8 @@ ROUNDS: Mapping[str, Mapping[str, Value]] = {
 
 # What sparse codecs leave out returns later as a residual, which has the role of a momentum.
 _SPARSE: Mapping[str, Mapping[str, Value]] = {"fsa": {"lr": 0.1, "momentum": 0.0}}
+# Momentum moves all weights, also those of which nothing was sent: workers add it, so that it is not sent.
+_ON_WORKERS: Mapping[str, Mapping[str, Value]] = {"fsa": {"optimizer_on": "worker", "lr": 0.2, "momentum": 0.5}}
 CODECS: Mapping[str, Mapping[str, Mapping[str, Value]]] = {
     "none": {},
     "fp16": {},
@@ -132,8 +134,10 @@ CODECS: Mapping[str, Mapping[str, Mapping[str, Value]]] = {
     "bsc:0.01,pull=union": _SPARSE,
     "bsc:0.02,pull=union": _SPARSE,
     "topk:0.01,pull=union": {"fsa": {"lr": 0.4, "momentum": 0.0}},
+    "topk:0.01,pull=union,warmup=200": _ON_WORKERS,
     "topk:0.01+int8,pull=union": {"fsa": {"lr": 0.4, "momentum": 0.0}},
-    "sparseloco": {"fsa": {"optimizer_on": "worker"}},
+    "topk:0.01+int8,pull=union,warmup=200": _ON_WORKERS,
+    "sparseloco": _ON_WORKERS,
     "sparseloco:1": {"fsa": {"optimizer_on": "worker"}},
     "1bit:0": {"fsa": {"lr": 0.4, "momentum": 0.0}},
     "2bit:0.01": _SPARSE,
