@@ -124,6 +124,14 @@ def test_workers_with_the_same_batches_are_warned_of(tmp_path: Path, algorithm: 
 
 
 @pytest.mark.processes
+def test_gloo_ends_before_the_interpreter(tmp_path: Path) -> None:
+    """Its threads drop tensors; while Python shuts down, that aborts the process."""
+    job = Launched(tmp_path, "threads.py", options=("--parties", "1", "--workers", "2"))
+    assert job.end().get("status") == "done", (job.errors, job.logs)
+    assert job.logs.count("at exit: []") == 2, job.logs
+
+
+@pytest.mark.processes
 def test_a_script_may_go_on_after_a_failed_pass(tmp_path: Path) -> None:
     """The other trains to its end."""
     options = ("--parties", "1", "--workers", "2")

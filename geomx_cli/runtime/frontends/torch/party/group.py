@@ -52,6 +52,7 @@ class PartyGroup:
             self._store = distributed.PrefixStore(settings.job, _store(settings, timedelta(seconds=self._limit)))
         self._gloo: Any = None
         self._nccl: Any = None
+        self._parts: list[PartyGroup] = []
 
     def part(self, ranks: Sequence[int], name: str) -> "PartyGroup":
         """A group of some workers only, this one among them, ranked in this order; blocks until all of these have
@@ -64,7 +65,15 @@ class PartyGroup:
         found._nccl = None
         with self._connecting():
             found._gloo = _gloo(found._store, self._settings, found.rank, found.size)
+        self._parts.append(found)
         return found
+
+    def leave(self) -> None:
+        """End the threads of gloo, here and in the parts. They need Python to drop tensors, which aborts the process while
+        the interpreter shuts down. No operation may follow.
+        """
+        for group in (*self._parts, self):
+            group._gloo = None
 
     def publish(self) -> None:
         """Make torch.distributed's default group one of this party's workers; blocks until all have called this. Its

@@ -54,3 +54,8 @@ class GroupedStore(WrappingStore):
     def failure(self) -> BaseException | None:
         """See ScriptStore."""
         return None if self._client is None else self._client.failure
+
+    def settle(self) -> None:
+        """See WrappingStore."""
+        super().settle()
+        self._group.leave()
