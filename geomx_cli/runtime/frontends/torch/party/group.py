@@ -69,8 +69,9 @@ class PartyGroup:
         return found
 
     def leave(self) -> None:
-        """End the threads of gloo, here and in the parts. They need Python to drop tensors, which aborts the process while
-        the interpreter shuts down. No operation may follow.
+        """End the threads of gloo, here and in the parts. No operation may follow.
+
+        They need Python to drop tensors, which aborts the process while the interpreter shuts down.
         """
         for group in (*self._parts, self):
             group._gloo = None
