@@ -189,7 +189,8 @@ def test_a_closed_terminal_stops_the_job_as_ctrl_c_does(desk: Desk) -> None:
     mark, (ours, theirs) = uuid.uuid4().hex, pty.openpty()
     command = [*desk.command, "launch", "--hosts", str(desk.inventory(mark, FOREVER))]
     environment = {**desk.environment, "TERM": "xterm", MARK: mark}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, text=True)
+    with _on_hangup(signal.SIG_DFL):
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, text=True)
     desk.launches.append(launch := Launch(desk, process, mark))
     os.close(theirs)
     with _read(ours):
@@ -200,6 +201,16 @@ def test_a_closed_terminal_stops_the_job_as_ctrl_c_does(desk: Desk) -> None:
     (job,) = desk.json("jobs")["jobs"]
     assert (job["state"], job["exit_code"]) == ("interrupted", 130)
     launch.assert_clean()
+
+
+@contextlib.contextmanager
+def _on_hangup(handler: signal.Handlers) -> Iterator[None]:
+    """Within, how processes that are started take SIGHUP, however these tests were started."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @contextlib.contextmanager
@@ -222,9 +233,8 @@ def _read(terminal: int) -> Iterator[None]:
 
 
 def test_a_launch_under_nohup_outlives_its_terminal(desk: Desk) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    launch = desk.launch(story={"*": "wait"})
-    signal.signal(signal.SIGHUP, before)
+    with _on_hangup(signal.SIG_IGN):
+        launch = desk.launch(story={"*": "wait"})
     launch.wait_until_running()
     launch.process.send_signal(signal.SIGHUP)
     (launch.directory / "go").touch()
