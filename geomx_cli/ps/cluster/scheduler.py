@@ -175,7 +175,8 @@ class Scheduler:
             self.node.fail(
                 TimedOut(
                     f"waited {self.node.timeout:g} s for {self._missing()}",
-                    "check that they have been started and have this scheduler's address and the same counts",
+                    "see their logs: a script may not have got as far as to join; a process that was started by hand"
+                    " needs this scheduler's address and the same counts",
                 )
             )
 
