@@ -182,7 +182,8 @@ def test_a_killed_worker_that_is_no_member_fails_the_job_by_name(tmp_path: Path)
     os.kill(victim, signal.SIGKILL)
     result = job.end()
     assert result["status"] == "failed" and job.process.returncode == 1, (job.errors, job.logs)
-    assert "A/worker:1 was killed by SIGKILL" in job.errors, job.errors
+    found = result["failure"]
+    assert (found["process"], found["cause"]) == ("A/worker:1", "was killed by SIGKILL"), job.errors
     said = re.findall(r"^PeerLost: (.*) \|", job.logs, re.MULTILINE)
     assert any(line.startswith("another worker of party A has ended") for line in said), job.logs
 
