@@ -295,6 +295,7 @@ def test_modules_are_looked_for_where_processes_look(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path / "here")
     inventory, wanted = this_machine(defaults(), range(5000, 5012)), defaults()
     check_user_modules({**wanted, "network": "mine:net"}, inventory)
+    check_user_modules({**wanted, "network": "__main__:net", "data": "numpy.own:data"}, inventory)
     with pytest.raises(InvalidSettings, match="no module 'own'"):
         check_user_modules({**wanted, "data": "own:data"}, inventory)
     for change in ({"env": {"PYTHONPATH": str(tmp_path / "path/there")}}, {"python": "/opt/other/bin/python"}):

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings
@@ -28,8 +29,9 @@ def check_user_modules(options: Mapping[str, Value], inventory: Inventory) -> No
 def _check(option: str, value: str, host: Host) -> None:
     module = value.partition(":")[0]
     top, folder = module.partition(".")[0], Path(host.workdir or Path.cwd())
-    places = [str(folder), *host.env.get("PYTHONPATH", "").split(":"), *sys.path]
-    if PathFinder.find_spec(top, places) is None:
+    places = [str(folder), *host.env.get("PYTHONPATH", "").split(":")]
+    # sys.meta_path too, which util.find_spec asks: it has the finders of packages installed with pip install -e
+    if PathFinder.find_spec(top, places) is None and top not in sys.modules and find_spec(top) is None:
         close = did_you_mean(top, (near.stem for near in folder.glob("*.py")))
         hint = close or f"correct its name, or start from the folder of {top}.py"
         raise InvalidSettings(f"{option} {value}: there is no module {module!r} in {folder}", hint)
