@@ -171,8 +171,9 @@ def _installed(kind: Kind) -> Iterable[Any]:
     return metadata.entry_points(group=_GROUPS[kind])
 
 
+@cache
 def _may_register(place: Path) -> bool:
-    """Whether a distribution in this folder registers plug-ins; true of an archive."""
+    """Whether a distribution in this folder registers plug-ins of any kind; true of an archive."""
     if place.is_file():
         return True
     for path in (path for suffix in ("dist", "egg") for path in place.glob(f"*.{suffix}-info/entry_points.txt")):
