@@ -13,6 +13,7 @@ from cluster import Cluster, clean_environment, free_ports
 from workers import SCRIPTS, Workers
 
 pytestmark = pytest.mark.processes
+WITH_GLOO = [str(SCRIPTS / "with_gloo.py")]
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def gloo(tmp_path: Path) -> Iterator[Any]:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
         for rank in range(count):
             env = {**shared, "RANK": str(rank), "PYTHONPATH": clean_environment()["PYTHONPATH"]}
-            cluster.start(f"w{rank}", [sys.executable, str(SCRIPTS / script), *arguments], env)
+            cluster.start(f"w{rank}", [sys.executable, *WITH_GLOO, str(SCRIPTS / script), *arguments], env)
         cluster.finish(250)
         return folder
 
@@ -135,7 +136,7 @@ def test_an_example_for_torchrun_runs_unchanged_under_launch(tmp_path: Path, exa
     script, *options = example.split()
     arguments = [str(SCRIPTS / script), *options]
     (port,) = free_ports(1)
-    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), *WITH_GLOO]
     launch = ["geomx_cli", "launch", "--local", "--parties", "2", "--workers", "1", "--", "python"]
     found = []
     for command in (torchrun, launch):
