@@ -7,10 +7,11 @@ PyTorch 2.13), and destroy_process_group does not end these threads.
 import os
 import runpy
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
     sys.argv = sys.argv[1:]
-    sys.path[0] = os.path.dirname(sys.argv[0])
+    sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.stdout.flush()
     sys.stderr.flush()
