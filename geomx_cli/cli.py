@@ -4,7 +4,6 @@ Command modules are imported on use, so that `geomx --help` is fast. Only this m
 stderr, or with --json into an object on stdout, and an exit status.
 """
 
-import errno
 import importlib
 import json
 import os
@@ -96,8 +95,9 @@ def geomx() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `geomx` with `arguments`, by default those of the process; return the exit status (see errors.py).
 
-    A command that fails under --json before it has printed its object prints an object with the error. If stdout is
-    closed (a pipe to `head`), exits silently with status 1. Messages that stderr refuses are lost.
+    A command that fails under --json before it has printed its object prints an object with the error. What is written
+    to a closed pipe (as to `head`) or terminal is dropped, without a status of its own; so are all messages that stderr
+    refuses.
     """
     if instruction := os.environ.get("_GEOMX_COMPLETE"):
         return _complete(instruction)
@@ -109,8 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             output.flush()
             return status
         except OSError as error:
-            if error.errno == errno.EPIPE:
-                return 1
             why = os.strerror(error.errno) if error.errno else str(error)
             return _say(CheckFailed(f"stdout cannot be written: {why}", "make room, or send the output elsewhere"))
         finally:
@@ -128,6 +126,8 @@ def _complete(instruction: str) -> int:
 def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
     """Run a command, report its error, and return the exit status. Raises OSError if stdout cannot be written."""
     try:
+        if given[-1:] == ["--"]:
+            raise UsageError("nothing follows --", "write the script's command after it, or leave it out")
         status = geomx.main(list(given), prog_name="geomx", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.exceptions.NoArgsIsHelpError as wrong:
@@ -167,6 +167,9 @@ def _usage_error(wrong: click.ClickException, given: Sequence[str]) -> UsageErro
         name = _as_typed(wrong.option_name, given)
         close = did_you_mean(name, (name for name in known if name.startswith("-")))
         return UsageError(f"there is no option {name}", " ".join(filter(None, (close, usage))))
+    if isinstance(wrong, click.MissingParameter) and wrong.param and isinstance(wrong.param.type, click.Choice):
+        choices = ", ".join(map(str, wrong.param.type.choices))
+        return UsageError(f"{wrong.param.human_readable_name} is missing", f"choose one of {choices}")
     if isinstance(wrong, click.BadParameter) and wrong.param and isinstance(wrong.param.type, click.Choice):
         word = wrong.message.partition(" is not one of ")[0].strip("'")
         flag = f"{wrong.param.opts[0]}: " if isinstance(wrong.param, click.Option) else ""

@@ -9,7 +9,7 @@ from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["OutputLog"]
 
-_TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
+_TAIL_LINES, _TAIL_BYTES, _LINE_CHARS = 15, 1 << 14, 400
 _MOST, _KEPT = 64 << 20, 32 << 20  # bytes: maximum size of a log; size kept on truncation
 
 
@@ -20,12 +20,14 @@ class OutputLog:
         self.path = path
 
     def tail(self) -> list[str]:
-        """Return its last lines; of a progress bar, whose states are separated by "\\r", the last state."""
+        """Return its last lines, of long ones the beginning; of a progress bar, whose states are separated by "\\r",
+        the last state.
+        """
         try:
             with open_record(self.path) as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = log.read().decode(errors="replace").rstrip("\n").split("\n")
-                return [line.rstrip("\r").rpartition("\r")[2] for line in lines if line][-_TAIL_LINES:]
+                return [_shown(line.rstrip("\r").rpartition("\r")[2]) for line in lines if line][-_TAIL_LINES:]
         except (OSError, CheckFailed):
             return []
 
@@ -45,3 +47,7 @@ class OutputLog:
                 os.truncate(self.path, 0)
         except (OSError, CheckFailed):  # not created yet, disk full, or not a regular file
             return
+
+
+def _shown(line: str) -> str:
+    return line if len(line) <= _LINE_CHARS else f"{line[:_LINE_CHARS]} ..."

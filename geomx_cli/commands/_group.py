@@ -17,6 +17,8 @@ class SuggestingGroup(click.Group):
         """See click.Group.resolve_command. Raises UsageError."""
         known = self.list_commands(ctx)
         if not (ctx.resilient_parsing or args[0].startswith("-") or args[0] in known):
-            hint = f"{nearest(args[0], known)} {ctx.command_path} --help explains the commands"
-            raise UsageError(f"there is no command {args[0]!r}", hint)
+            hidden = {name for name, command in self.commands.items() if command.hidden}
+            hint = nearest(args[0], (name for name in known if name not in hidden))
+            how = f"{ctx.command_path} --help explains the commands"
+            raise UsageError(f"there is no command {args[0]!r}", f"{hint}{' ' if hint.endswith('?') else '; '}{how}")
         return super().resolve_command(ctx, args)

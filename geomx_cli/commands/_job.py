@@ -11,6 +11,8 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["Duration", "chosen", "folder_option", "job_argument", "ParentCommand"]
@@ -55,6 +57,16 @@ class ParentCommand(click.Command):
         if args and (other := self.commands.get(args[0])) is not None:
             return other.make_context(f"{self.name} {args[0]}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
+        """Return the matching commands beside this one, and its options."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=command.get_short_help_str())
+            for name, command in self.commands.items() if name.startswith(incomplete)
+        ]  # fmt: skip
+        return [*found, *super().shell_complete(ctx, incomplete)]
 
 
 def job_argument(function: Callable[..., Any]) -> Callable[..., Any]:

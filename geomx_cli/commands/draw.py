@@ -19,8 +19,10 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
 
     name = "pair"
 
-    def __init__(self, *, ascending: bool = False, least: float = -math.inf, most: float = math.inf) -> None:
-        self._ascending, self._least, self._most = ascending, least, most
+    def __init__(
+        self, *, ascending: bool = False, least: float = -math.inf, most: float = math.inf, unit: str = ""
+    ) -> None:
+        self._ascending, self._least, self._most, self._unit = ascending, least, most, unit
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
         """See click.ParamType.convert."""
@@ -31,13 +33,13 @@ class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
         if not first - first == second - second == 0 or (self._ascending and first >= second):
             self.fail(f"{value!r} is not a low and a higher number", param, ctx)
         if not self._least <= min(first, second) <= max(first, second) <= self._most:
-            self.fail(f"{value!r} is not from {self._least:g} to {self._most:g}", param, ctx)
+            self.fail(f"{value!r} is not from {self._least:g} to {self._most:g} {self._unit}".rstrip(), param, ctx)
         return first, second
 
 
 _LIMITS = _Pair(ascending=True)
 # The largest still takes less than a GB of memory to draw.
-_INCHES = _Pair(least=1, most=50)
+_INCHES = _Pair(least=1, most=50, unit="inches")
 _FILES_ONLY = ("folder", "form", "size", "font_size", "logx", "logy")
 
 

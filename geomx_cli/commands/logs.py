@@ -1,7 +1,5 @@
 """`geomx logs`: the output of a job's processes; `geomx logs collect`: all logs in one folder."""
 
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from geomx_cli.commands._job import ParentCommand, chosen, folder_option, job_ar
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
 from geomx_cli.core.errors import DoneInPart, Interrupted, UsageError
+from geomx_cli.core.standard_streams import has_reader
 from geomx_cli.core.units import counted, format_bytes, some_of
 
 if TYPE_CHECKING:
@@ -68,10 +67,9 @@ def _print(name: str, which: tuple[str, str, str, int | None], count: int, *, fo
         for line in reader.follow(count) if follow else reader.read(count):
             is_empty = False
             click.echo(f"{click.style(f'{line.process} |', fg=colours[line.process])} {line.text}")
+            if not has_reader():
+                return
         problems = dict(reader.problems)
-    except BrokenPipeError:  # the reader has closed the pipe
-        problems = {}
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         reader.close()
     if problems:

@@ -11,8 +11,8 @@ from geomx_cli.core.option import Group, Option, Value, check, decode, encode, t
 from geomx_cli.core.option_kinds import Kind
 
 __all__ = [
-    "OPTIMIZERS", "OPTIONS", "USUAL", "Option", "Value", "check", "decode", "defaults", "encode", "text_of",
-    "with_usual_rate",
+    "OPTIMIZERS", "OPTIONS", "USUAL", "USUAL_OF_CODEC", "Option", "Value", "check", "decode", "defaults", "encode",
+    "text_of", "with_usual_rate",
 ]  # fmt: skip
 
 
@@ -48,6 +48,8 @@ USUAL: Mapping[str, Mapping[str, Value]] = {
     "gpt": {"framework": "torch", "data": "austen", "optimizer": "adamw", "schedule": "cosine", "batch_size": 16},
 }
 """Defaults of the command line that a network changes."""
+USUAL_OF_CODEC: Mapping[str, Mapping[str, Value]] = {"sparseloco": {"outer_lr": 1.0, "outer_momentum": 0.0}}
+"""Those that a codec changes, of what parties exchange: its residual takes the role of the outer momentum."""
 
 OPTIONS: tuple[Option, ...] = (
     _cluster("parties", "int", 2, "GEOMX_PARTIES", "Participating parties (data centres).", minimum=1, maximum=1024),

@@ -1,20 +1,27 @@
-"""Wrappers around stdout and stderr: stdout's records writes and errors, stderr's drops what cannot be written."""
+"""Wrappers around stdout and stderr: they drop what has no reader any more, stderr's all that cannot be written."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
-__all__ = ["Stdout", "lossy_stderr", "watched"]
+__all__ = ["Stdout", "has_reader", "lossy_stderr", "watched"]
+
+
+NO_READER = (errno.EPIPE, errno.EIO)
+"""Errors of a pipe whose reader has ended, and of a terminal that was closed."""
 
 
 class Stdout:
-    """Delegates to a stream; records whether text was written (`used`) and the last write error (`broken`)."""
+    """Delegates to a stream. used: text was written. lost: nobody reads the stream any more, and what is written is
+    dropped. broken: the last other error of writing.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.used = False
+        self.used = self.lost = False
         self.broken: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -22,25 +29,30 @@ class Stdout:
 
     def write(self, text: str) -> int:
         """See TextIO.write."""
-        try:
-            written = self._stream.write(text)
-        except OSError as error:
-            self.broken = error
-            raise
-        self.used = self.used or written > 0
-        return written
+        with self._checked():
+            self._stream.write(text)
+        self.used = self.used or len(text) > 0
+        return len(text)
 
     def flush(self) -> None:
         """See TextIO.flush."""
-        try:
+        with self._checked():
             self._stream.flush()
-        except OSError as error:
-            self.broken = error
-            raise
 
     def give_up(self) -> None:
         """Redirect the descriptor to /dev/null, so that Python's flush at exit does not fail."""
         _to_nowhere(self._stream)
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in NO_READER:
+                self.broken = error
+                raise
+            self.lost = True
+            self.give_up()
 
 
 class _LossyStderr:
@@ -71,6 +83,11 @@ def _to_nowhere(stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def has_reader() -> bool:
+    """Whether somebody reads what is written to stdout, as far as known."""
+    return not getattr(sys.stdout, "lost", False)
 
 
 @contextmanager

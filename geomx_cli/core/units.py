@@ -108,13 +108,14 @@ def format_duration(seconds: float, like: float | None = None) -> str:
     """Format a duration: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"; in the units of the duration `like`, if given.
     """
     scale = seconds if like is None else like
-    if scale < 1:
+    if scale < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
-    if scale < 60:
+    if scale < 59.95:
         return f"{seconds:.1f} s"
-    if scale < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    seconds = round(seconds)
+    if scale < 3599.5:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
 
 
 def format_bytes(count: float, like: float | None = None) -> str:

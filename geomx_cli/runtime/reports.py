@@ -4,6 +4,7 @@ So a step waits neither for a disk nor for a device: scalars of a framework, whi
 and converted by that thread. Outside a job that geomx launched nothing is kept.
 """
 
+import math
 import os
 import re
 import sys
@@ -179,6 +180,9 @@ class Reporter:
         seconds, step, samples, loss, accuracy, metrics = entry
         if loss is not None:
             self._on_loss(loss)
+            if not math.isfinite(loss):
+                why = "does the learning rate fit the optimizer and the data?"
+                self._warn("loss", f"the loss is {loss}: {why}", affects_result=True)
         if samples != self._counted[1]:
             self._counted = seconds, samples
         events.write(
@@ -226,7 +230,7 @@ class Reporter:
             self._warn("names", f"{name!r} and later metrics are ignored: there are {MAX_METRICS} others already")
         return known
 
-    def _warn(self, about: str, message: str) -> None:
+    def _warn(self, about: str, message: str, *, affects_result: bool = False) -> None:
         """Warn in the log of the process and in the job's messages; once for each subject."""
         with self._lock:
             if not self._enabled or about in self._warned:
@@ -234,7 +238,7 @@ class Reporter:
             self._warned.add(about)
         print(f"warning: {message}", file=sys.stderr, flush=True)
         if self._events is not None:
-            self._events.write(WarningRaised(message=message))
+            self._events.write(WarningRaised(message=message, affects_result=affects_result))
 
     def _run(self) -> None:
         while not self._over.wait(INTERVAL):

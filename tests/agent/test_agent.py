@@ -163,13 +163,14 @@ def test_process_gets_its_own_session_environment_and_log(agents: Any) -> None:
 
 
 def test_failure_carries_cause_and_end_of_log(agents: Any) -> None:
-    agent = agents(one="for i in range(40): print(i)\nraise KeyError('batch')", two=SLEEP)
+    agent = agents(one="for i in range(40): print(i)\nprint('x' * 5000)\nraise KeyError('batch')", two=SLEEP)
     agent.send(type="start")
     said = agent.until("done")
     failure = next(message["failure"] for message in said if message["type"] == "failure")
     assert (failure["process"], failure["peer"]) == ("one", "")
     assert failure["cause"] == "exited with status 1: KeyError: 'batch'"
     assert len(failure["tail"]) == 15 and failure["tail"][-1] == "KeyError: 'batch'"
+    assert max(map(len, failure["tail"])) < 500, "of long lines the beginning"
     assert {(m["process"], m["status"]) for m in said if m["type"] == "ended"} == {("one", 1), ("two", -15)}
     assert "one exited" in said[-1]["why"]
     agent.assert_clean()

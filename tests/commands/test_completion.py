@@ -73,6 +73,7 @@ OFFERED: Mapping[str, str] = {
     "geomx man st": "plain,status plain,stop",
     "geomx man logs ": "plain,collect",
     "geomx status ": "plain,20260102 plain,20260101",
+    "geomx jobs ": "plain,prune",
     "geomx logs ": "plain,collect plain,20260102 plain,20260101",
     "geomx logs collect ": "plain,20260102 plain,20260101",
     "geomx logs --party ": "plain,P1",

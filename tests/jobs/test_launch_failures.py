@@ -197,7 +197,7 @@ def test_a_closed_terminal_stops_the_job_as_ctrl_c_does(desk: Desk) -> None:
         launch.wait_until_running()
     os.close(ours)
     process.send_signal(signal.SIGHUP)
-    process.wait(90)
+    assert process.wait(90) == 130
     (job,) = desk.json("jobs")["jobs"]
     assert (job["state"], job["exit_code"]) == ("interrupted", 130)
     launch.assert_clean()

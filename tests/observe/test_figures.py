@@ -17,7 +17,7 @@ from geomx_cli.observe.report.drawing import figures_of, to_files
 from geomx_cli.observe.report.figures import Bars, Curves, Figures, Matrix, Series, Timeline
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.modes import MODES, title
-from geomx_cli.observe.report.plots import Page
+from geomx_cli.observe.report.plots import Page, draw
 from geomx_cli.observe.report.plots import _explain as explain
 from geomx_cli.observe.report.plots import _mark as mark
 from geomx_cli.observe.report.run_folders import runs_in
@@ -168,6 +168,13 @@ def test_a_legend_that_would_cover_small_axes_is_below_them(size: tuple[float, f
         box, axes, page = legend.get_window_extent(), plot.get_tightbbox(), canvas.bbox
         assert box.y1 <= axes.y0 and box.x0 >= 0 and box.x1 <= page.x1, "below the axes, on the page"
         assert axes.height > page.height / 3 and len(legend.get_texts()) == count
+
+
+def test_a_page_without_room_is_refused(tmp_path: Path) -> None:
+    matrix = Matrix("matrix", "Traffic between parties", ["A", "B"], [[0.0, 1.5], [2.5, 0.0]])
+    with pytest.raises(InvalidSettings, match="matrix has no room on 1 x 1 inches with font size 40"):
+        draw(matrix, tmp_path, Page(size=(1, 1), font_size=40))
+    assert draw(matrix, tmp_path, Page(size=(12, 5))).stat().st_size > 1000
 
 
 def test_each_algorithm_has_a_look_of_its_own() -> None:

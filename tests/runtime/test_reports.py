@@ -57,6 +57,20 @@ def test_what_is_written(log: EventLog, tmp_path: Path) -> None:
     assert len(written(tmp_path)) == 4, "nothing after the end"
 
 
+def test_a_loss_that_is_not_finite_is_told_once(
+    log: EventLog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter()
+    reporter.begin(log)
+    for loss in (0.5, math.nan, math.nan):
+        report(reporter, loss=loss)
+    reporter.close()
+    events = [parse(json.loads(line)) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    (warning,) = (event for event in events if isinstance(event, WarningRaised))
+    assert warning.affects_result and warning.message.startswith("the loss is nan: ")
+    assert capsys.readouterr().err == f"warning: {warning.message}\n"
+
+
 @pytest.mark.parametrize(
     ("values", "error"),
     [

@@ -128,4 +128,7 @@ def test_no_units(parse: object, text: str) -> None:
 
 def test_readable_units() -> None:
     assert [units.format_duration(x) for x in (0.85, 4.2, 185, 3720)] == ["850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"]
+    assert [units.format_duration(x) for x in (0.9996, 59.96, 179.6, 3599.7)] == [
+        "1.0 s", "1 min 00 s", "3 min 00 s", "1 h 00 min"
+    ]  # fmt: skip
     assert [units.format_bytes(x) for x in (12, 715_000, 46.8e6, 2e9)] == ["12 B", "715 kB", "46.8 MB", "2 GB"]

@@ -16,7 +16,7 @@ _KEYLESS = (
 def result_warnings(rows: Iterable[ProcessState]) -> list[str]:
     """Return why a job may not have trained one model on all its data, by its processes' ends and own warnings."""
     known = list(rows)
-    return list(filter(None, (_no_contribution(known), *(row.result_warning for row in known))))
+    return list(dict.fromkeys(filter(None, (_no_contribution(known), *(row.result_warning for row in known)))))
 
 
 def _no_contribution(rows: Iterable[ProcessState]) -> str:

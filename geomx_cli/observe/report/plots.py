@@ -1,6 +1,7 @@
 """Draws figures to files with matplotlib."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +35,8 @@ class Page:
 
 
 def draw(figure: Figure, folder: Path, page: Page) -> Path:
-    """Write a figure to `folder`/NAME.FORM; return the path. Raises InvalidSettings without matplotlib, CheckFailed
-    if the file cannot be written.
+    """Write a figure to `folder`/NAME.FORM; return the path. Raises InvalidSettings without matplotlib and for a page
+    that has no room, CheckFailed if the file cannot be written.
     """
     try:
         from matplotlib import rc_context
@@ -44,18 +45,26 @@ def draw(figure: Figure, folder: Path, page: Page) -> Path:
         raise InvalidSettings("figures need matplotlib", "pip install 'geomx-cli[draw]'") from None
     path = folder / f"{figure.name}.{page.form}"
     # Type 42 fonts: journals refuse matplotlib's usual Type 3.
-    with rc_context({"font.size": page.font_size, "axes.titlesize": "medium", "pdf.fonttype": 42}):
+    with (
+        rc_context({"font.size": page.font_size, "axes.titlesize": "medium", "pdf.fonttype": 42}),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("error", "constrained_layout not applied")
         canvas = Canvas(figsize=page.size, layout="constrained")
         plot = canvas.add_subplot()
         plot.set_title(figure.title)
-        for kind, paint in _PAINTERS.items():
-            if isinstance(figure, kind):
-                paint(plot, figure, page)
         try:
+            for kind, paint in _PAINTERS.items():
+                if isinstance(figure, kind):
+                    paint(plot, figure, page)
             folder.mkdir(parents=True, exist_ok=True)
             canvas.savefig(path, dpi=DPI)
         except OSError as error:
             raise CheckFailed(f"cannot write {path}: {error.strerror}", "free space or fix permissions") from None
+        except UserWarning:
+            width, height = page.size
+            what = f"{figure.name} has no room on {width:g} x {height:g} inches with font size {page.font_size:g}"
+            raise InvalidSettings(what, "choose a larger --size or a smaller --font-size") from None
     return path
 
 
@@ -182,7 +191,7 @@ def _matrix(plot: "Plot", figure: Matrix, _: Page) -> None:
 
     count = len(figure.parties)
     most = max(max(row) for row in figure.megabytes) or 1.0
-    image = plot.imshow(figure.megabytes, cmap=colormaps["cividis"], vmin=0, vmax=most)
+    image = plot.imshow(figure.megabytes, cmap=colormaps["cividis"], vmin=0, vmax=most, aspect="auto")
     plot.figure.colorbar(image, ax=plot, label="MB")
     for row in range(count):
         for column in range(count):

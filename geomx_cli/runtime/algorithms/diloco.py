@@ -40,12 +40,14 @@ options = (
         minimum=1, maximum=1_000_000,
     ),
     Option(
-        "outer_lr", "float", 0.7, "GEOMX_OUTER_LR", "Learning rate of the outer step (diloco).", "synchronisation",
+        "outer_lr", "float", 0.7, "GEOMX_OUTER_LR",
+        "Learning rate of the outer step (diloco); with --compress sparseloco by default 1.", "synchronisation",
         minimum=1e-6, maximum=100,
     ),
     Option(
-        "outer_momentum", "float", 0.9, "GEOMX_OUTER_MOMENTUM", "Nesterov momentum of the outer step (diloco).",
-        "synchronisation", minimum=0, below=1,
+        "outer_momentum", "float", 0.9, "GEOMX_OUTER_MOMENTUM",
+        "Nesterov momentum of the outer step (diloco); with --compress sparseloco by default 0, as the codec's residual"
+        " takes its role.", "synchronisation", minimum=0, below=1,
     ),
     Option(
         "fragments", "int", 1, "GEOMX_FRAGMENTS",

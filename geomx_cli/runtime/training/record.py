@@ -82,8 +82,8 @@ class Record:
             self._client.report(accuracy=score.accuracy)
 
     def warn(self, message: str) -> None:
-        """Record a warning for the user."""
-        self._client.events.write(WarningRaised(message=message))
+        """Record a warning for the user, that the result may be of no use."""
+        self._client.events.write(WarningRaised(message=message, affects_result=True))
 
     def _progress(self, steps: int) -> float:
         by_time = self.elapsed / self._time_limit if self._time_limit else 0.0

@@ -37,5 +37,5 @@ export const whole = number => number == null ? "" : Math.round(number).toLocale
 // A figure of a chart; null stands for one that is not a number.
 export function figure(number, digits) {
   if (number == null) return "";
-  return Math.abs(number) >= 10 ** digits ? whole(number) : number.toPrecision(digits);
+  return Math.abs(number) >= 10 ** Math.min(3, digits) ? whole(number) : number.toPrecision(digits);
 }

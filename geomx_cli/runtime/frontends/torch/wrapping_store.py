@@ -76,6 +76,9 @@ class WrappingStore(ABC):
         """See geomx_cli.torch.wrap."""
         if self._finished:
             raise InvalidSettings("this worker has finished", "wrap all optimizers before geomx.finish")
+        if not hasattr(model, "named_parameters") or not hasattr(optimizer, "param_groups"):
+            given = f"wrap takes a model and its optimizer, not {type(model).__name__} and {type(optimizer).__name__}"
+            raise InvalidSettings(given, "write geomx.wrap(model, optimizer)")
         if optimizer in self._optimizers:
             raise InvalidSettings("this optimizer is wrapped already", "wrap each optimizer once")
         if self._wrapped and self.option("algo") == "esync":
