@@ -154,13 +154,19 @@ def test_an_explanation_of_a_cut_does_not_say_that_an_agent_or_a_process_failed(
     assert lines[0] == "A/worker:1 (worker 1 of party A, on host A) was not heard"
 
 
-def test_a_module_that_a_host_lacks_is_named(planned: Plan) -> None:
+def test_a_module_that_a_host_lacks_is_named(
+    planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cause = "exited with status 1: the script raised ModuleNotFoundError: No module named 'pandas.io'"
     assert told(planned, {"cause": cause})[-1] == "install pandas on host A (python -m pip install pandas)"
     shared = {"cause": cause, "also": ["central/worker:0"]}
     assert told(planned, shared)[-1].startswith("install pandas on hosts A, central (")
     far = replace(planned, job_dirs=dict.fromkeys(planned.job_dirs, "/elsewhere"))
     assert told(far, {"cause": cause})[-1].endswith("or if it is your own, send it: --sync pandas.py")
+    (tmp_path / "pandas").mkdir()
+    (tmp_path / "pandas" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)  # as pip install -e does
+    assert told(far, {"cause": cause})[-1] == f"send it to the hosts: --sync {tmp_path}/pandas"
 
 
 def test_a_file_that_only_this_machine_has_is_to_be_sent(

@@ -1,6 +1,8 @@
 """Failure messages for users: process, host, cause, end of the log, and hint."""
 
+import importlib.util
 import re
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,10 +55,24 @@ def _missing_module(failure: Failure, python: str, plan: Plan) -> str:
     install = f"install {name} on {where} ({python} -m pip install {name})"
     if is_here(plan):
         return install
-    own = next((path for path in (name, f"{name}.py") if Path(path).exists()), "")
-    if own:
+    if own := _own_source(name):
         return f"send it to the hosts: --sync {own}"
     return f"{install}, or if it is your own, send it: --sync {name}.py"
+
+
+def _own_source(name: str) -> str:
+    """The user's module `name` on this machine, in the current folder or as pip install -e has left it; "" for others."""
+    if here := next((path for path in (name, f"{name}.py") if Path(path).exists()), ""):
+        return here
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return ""
+    if found is None or not found.has_location or found.origin is None:
+        return ""
+    path = Path(found.origin).parent if found.submodule_search_locations else Path(found.origin)
+    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return "" if any(path.is_relative_to(folder) for folder in installed) else str(path)
 
 
 def _missing_file(failure: Failure, plan: Plan) -> str:
