@@ -5,8 +5,10 @@ stderr, or with --json into an object on stdout, and an exit status.
 """
 
 import importlib
+import itertools
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "ERROR_VERSION", "geomx", "main"]
 
 ERROR_VERSION = 1
+_ONE_DASH = re.compile(r"-[a-z][a-z-]+(=.*)?", re.DOTALL)
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "attach": ("geomx_cli.commands.attach", "Attach to a job that is detached or whose launch has exited."),
@@ -128,6 +131,7 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
     try:
         if given[-1:] == ["--"]:
             raise UsageError("nothing follows --", "write the script's command after it, or leave it out")
+        _check_dashes(given)
         status = geomx.main(list(given), prog_name="geomx", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.exceptions.NoArgsIsHelpError as wrong:
@@ -158,6 +162,30 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
     return failed.exit_code
 
 
+def _check_dashes(given: Sequence[str]) -> None:
+    """Refuse a long option with one dash, which click reads as several of one letter. Raises UsageError."""
+    words = list(itertools.takewhile(lambda word: word != "--", given))
+    single = [word for word in words if _ONE_DASH.fullmatch(word)]
+    if not single:
+        return
+    command: click.Command = geomx
+    context = click.Context(command)
+    path = "geomx"
+    for word in words:
+        if isinstance(command, click.Group):
+            found = command.get_command(context, word)
+        else:
+            found = getattr(command, "commands", {}).get(word)
+        if found is not None:
+            command, context, path = found, click.Context(found, context), f"{path} {word}"
+    known = {name for each in command.get_params(context) for name in (*each.opts, *each.secondary_opts)}
+    for word in single:
+        name = word.partition("=")[0]
+        if f"-{name}" in known:
+            hint = f"did you mean -{name}? {path} --help explains its usage"
+            raise UsageError(f"there is no option {name}", hint)
+
+
 def _usage_error(wrong: click.ClickException, given: Sequence[str]) -> UsageError:
     """Return click's error about the words `given` as one of ours."""
     context = wrong.ctx if isinstance(wrong, click.UsageError) else None
@@ -175,6 +203,7 @@ def _usage_error(wrong: click.ClickException, given: Sequence[str]) -> UsageErro
         flag = f"{wrong.param.opts[0]}: " if isinstance(wrong.param, click.Option) else ""
         return UsageError(f"{flag}there is no {word!r}", nearest(word, map(str, wrong.param.type.choices)))
     message = wrong.format_message().strip().removesuffix(".").replace("a valid integer range", "a whole number")
+    message = message.replace("a valid float range", "a number")
     return UsageError(message[:1].lower() + message[1:], usage)
 
 

@@ -73,7 +73,9 @@ _FILES_ONLY = ("folder", "form", "size", "font_size", "logx", "logy")
 @click.option(
     "--format", "form", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="File format."
 )
-@click.option("--size", type=_INCHES, default="7.2,4.4", show_default=True, metavar="W,H", help="In inches.")
+@click.option(
+    "--size", type=_INCHES, default="7.2,4.4", show_default=True, metavar="W,H", help="In inches, each from 1 to 50.",
+)  # fmt: skip
 @click.option(
     "--font-size", type=click.FloatRange(4, 40), default=10.0, show_default=True, metavar="POINTS",
     help="Size of all text.",

@@ -113,7 +113,7 @@ def prune(
                 pruner.measure(one)
         if not json:
             _print_sizes(chosen)
-        agreed = bool(chosen) and not dry_run and (yes or click.confirm("Remove them?", err=True))
+        agreed = bool(chosen) and not dry_run and (yes or _confirmed(len(chosen)))
         if agreed:
             with waiting("removing jobs") as set_status:
                 for number, one in enumerate(chosen, 1):
@@ -180,3 +180,9 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 jobs.commands["prune"] = prune
+
+
+def _confirmed(count: int) -> bool:
+    """Ask whether to remove so many jobs; only "y" and "yes" agree."""
+    click.echo(f"Remove {'it' if count == 1 else 'them'}? [y/N]: ", nl=False, err=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -248,7 +248,9 @@ def _report(cells: "Sequence[Cell]", folder: Path, target: float, *, json: bool)
     for sentence in found.unreadable:
         _note(f"warning: {sentence}")
     if left and not any(cell.state in ("done", "collected in part") for cell in cells):
-        raise TrainingFailed(f"none of {counted(len(cells), 'job')} is done", "geomx logs JOB shows what they printed")
+        running = any(cell.state == "running" for cell in cells)
+        hint = "they are not over: look again later" if running else "geomx logs JOB shows what they printed"
+        raise TrainingFailed(f"none of {counted(len(cells), 'job')} is done", hint)
     if left or found.unreadable:
         what = f"{len(left)} of {counted(len(cells), 'job')} not done" if left else "some records cannot be read"
         raise DoneInPart(what, "repeat the command to run or collect what is missing")

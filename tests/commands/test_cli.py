@@ -274,12 +274,15 @@ def test_an_option_that_the_job_has_no_use_for_is_told(arguments: list[str], war
     [
         ("--network=mine:net", "there is no module 'mine' in ", "did you mean mime?"),
         ("--data=pictures.small:data", "there is no module 'pictures.small' in ", "correct its name, or start from"),
+        ("--network=mime:resnett", "mime has no function 'resnett'", "did you mean resnet?"),
+        ("--network=wrong:net", "", "correct it"),
     ],
 )
 def test_a_module_that_is_not_there_is_refused_before_anything_starts(
     command: list[str], option: str, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mime.py").touch()
+    (tmp_path / "mime.py").write_text("if True:\n    def resnet(): ...\n")
+    (tmp_path / "wrong.py").write_text("def net(:")
     monkeypatch.chdir(tmp_path)
     done = geomx(*command, option, PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout) == (3, "")
@@ -290,7 +293,7 @@ def test_a_module_that_is_not_there_is_refused_before_anything_starts(
 def test_modules_are_looked_for_where_processes_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("here", "path/there"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "here" / "mine.py").touch()
+    (tmp_path / "here" / "mine.py").write_text("from other import *")
     (tmp_path / "path" / "there" / "own.py").touch()
     monkeypatch.chdir(tmp_path / "here")
     inventory, wanted = this_machine(defaults(), range(5000, 5012)), defaults()
@@ -338,6 +341,15 @@ def test_a_duration_out_of_range(words: list[str]) -> None:
         (
             ["data", "list"],
             "error: there is no command 'list'\n  choose one of fetch, push; geomx data --help explains the commands\n",
+        ),
+        (["-help"], "error: there is no option -help\n  did you mean --help? geomx --help explains its usage\n"),
+        (
+            ["logs", "collect", "-to", "x"],
+            "error: there is no option -to\n  did you mean --to? geomx logs collect --help explains its usage\n",
+        ),
+        (
+            ["draw", "-b", "x", "-network=cnn"],
+            "error: there is no option -network\n  did you mean --network? geomx draw --help explains its usage\n",
         ),
         (["jobs", "-x"], "error: there is no option -x\n  geomx jobs --help explains its usage\n"),
     ],

@@ -412,6 +412,21 @@ def test_a_shared_folder_stays_while_a_host_runs_or_is_silent(tmp_path: Path, mo
     assert one.removed and not one.problems and not tmp_path.exists()
 
 
+def test_an_ended_job_is_removed_though_a_full_disk_has_kept_its_end_from_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**planned().to_json(), "here": []}))
+    job_state.JobState("running", 1, 1, "boot", "here", 0.0).write(tmp_path)
+    idle = {"bytes": 7000, "place": "/home/x 5", "left": ""}
+    hosts = [Answering(name, {**idle, "running": 1}, idle, idle) for name in ("central", "A", "B")]
+    monkeypatch.setattr(Pruner, "_hosts", lambda *_: {host.name: host for host in hosts})
+    one = Pruned(KnownJob("job-1", tmp_path, 0.0), 0.0)
+    Pruner().remove(one)
+    assert not one.removed and "processes of it still run there" in one.problems[0]
+    Pruner().remove(one)
+    assert one.removed and not one.problems and not tmp_path.exists()
+
+
 def test_a_damaged_job_is_removed_here_and_blocks_no_other(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "plan.json").write_text('{"job": "jo')

@@ -139,7 +139,8 @@ class Pruner:
     def _remove(self, one: Pruned) -> None:
         one.problems.clear()
         state = JobState.read(one.job.directory)
-        if state is not None and not state.over:
+        # a full disk may have kept that it is over from being saved; then the hosts know
+        if state is not None and not state.over and state.followed:
             one.problems.append("it runs again")
             return
         asked = self._everywhere(one, "--dry-run")
