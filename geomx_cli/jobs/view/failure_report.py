@@ -61,7 +61,7 @@ def _missing_module(failure: Failure, python: str, plan: Plan) -> str:
 
 
 def _own_source(name: str) -> str:
-    """The user's module `name` on this machine, in the current folder or as pip install -e has left it; "" for others."""
+    """The user's module `name` on this machine, here or as pip install -e has left it; "" for others."""
     if here := next((path for path in (name, f"{name}.py") if Path(path).exists()), ""):
         return here
     try:

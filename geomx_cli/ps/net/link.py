@@ -23,7 +23,6 @@ __all__ = ["MAX_FUSED", "Lend", "Link", "LinkTransport"]
 
 CREDIT_STEP = 1024 * 1024
 SMALL = 32 * 1024
-SLACK = 1.0
 MAX_FUSED = 64
 
 
@@ -76,7 +75,7 @@ class Link:
         self.sent = self.received = 0
         self.health = LinkHealth()
         self.lanes = Lanes(transport.job, transport.counters, greeting)
-        self.window = Window(transport.slice_bytes, transport.window_bytes, SLACK if wide_area else 0.0)
+        self.window = Window(transport.slice_bytes, transport.window_bytes, wide_area=wide_area)
         self._transport = transport
         self._queue = SendQueue()
         self._restarting = False

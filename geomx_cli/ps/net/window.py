@@ -18,11 +18,11 @@ class Window:
     """Counts the bytes sent on a link in two ways, and limits both. One message may always be sent.
 
     `held`: sent, and credit has not been returned; they may occupy the receiver's memory. `size` limits them to
-    1.5 x rate x round trip, at least 2 slices, and with `slack` at least to what the rate carries in so many seconds,
-    up to 8 slices: members that share a wide-area link take turns at being ahead.
+    1.5 x rate x round trip, at least 2 slices: what one member is ahead of others waits at the receiver, and keeps the
+    other direction of a link that they share idle.
 
     `under_way`: sent, and not arrived. Nothing overtakes these bytes, so that an urgent slice waits for them. On a
-    wide-area link (`slack` > 0), `path` limits them to rate x round trip, what the rate carries in LATE seconds, the
+    link with `wide_area`, `path` limits them to rate x round trip, what the rate carries in LATE seconds, the
     largest message, as one counts until all of it has arrived, and one message more; elsewhere there is no queue to
     keep short.
 
@@ -31,11 +31,10 @@ class Window:
     (`fixed` > 0, bytes) limits both and never changes.
     """
 
-    def __init__(self, slice_bytes: int, fixed: int = 0, slack: float = 0.0) -> None:
-        self._slack = slack
+    def __init__(self, slice_bytes: int, fixed: int = 0, *, wide_area: bool = False) -> None:
         self._most = LARGEST
         self.size = fixed or START_SLICES * slice_bytes
-        self.path: float = self.size if slack else math.inf
+        self.path: float = self.size if wide_area else math.inf
         self._least = 0 if fixed else 2 * slice_bytes
         self.under_way = self.held = 0
         self._sent = self._arrived = self._largest = 0
@@ -102,9 +101,8 @@ class Window:
             self._rate = max(0.9 * self._rate, self._span_bytes / (now - self._span_start))
             self._span_start, self._span_bytes = now, 0
             if self._round_trip < math.inf:
-                path = self._rate * self._round_trip
-                size = min(self._most, int(1.5 * path))
-                self.size = max(self._least, size, min(4 * self._least, int(self._slack * self._rate)))
+                on_the_way = self._on_the_way if self._on_the_way < math.inf else self._round_trip
+                path = self._rate * max(self._round_trip, on_the_way)  # the route may have become longer
+                self.size = max(self._least, min(self._most, int(1.5 * path)))
                 if self.path < math.inf:
-                    on_the_way = self._on_the_way if self._on_the_way < math.inf else self._round_trip
                     self.path = self._largest + (on_the_way + LATE) * self._rate
