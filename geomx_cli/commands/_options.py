@@ -13,7 +13,7 @@ from geomx_cli.core.options import Option, Value, decode
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["GroupedCommand", "add_options", "option_sections", "unused", "values"]
+__all__ = ["GroupedCommand", "add_options", "doubtful", "option_sections", "unused", "values"]
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
@@ -134,3 +134,11 @@ def unused(
     training = ", ".join(option.flag for option in written if option.group == "training")
     if script and training:
         yield f"{training}: these are for the bundled training; a script knows them only if it asks kv.option"
+
+
+def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:
+    """Yield a sentence for options that work together, but are better chosen otherwise."""
+    codec, algorithm = str(values["compress"]).partition(":")[0].partition(",")[0], values["algo"]
+    sparse = codec in ("topk", "sparseloco") and algorithm in ("fsa", "sync")
+    if sparse and values["optimizer_on"] == "server" and not script:
+        yield f"--compress {codec} with --algo {algorithm} trains better with --optimizer-on worker: see docs/codecs.md"

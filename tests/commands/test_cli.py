@@ -254,6 +254,12 @@ def test_a_mistyped_variable_is_told() -> None:
     ("arguments", "warning"),
     [
         (["--k1", "40"], "--k1 is for --algo hfa, and this job runs fsa"),
+        (
+            ["--compress", "topk:0.01"],
+            "--compress topk with --algo fsa trains better with --optimizer-on worker: see docs/codecs.md",
+        ),
+        (["--compress", "topk:0.01", "--optimizer-on", "worker"], ""),
+        (["--compress", "sparseloco", "--algo", "hfa"], ""),
         (["--algo", "diloco", "--weight", "samples", "--k2=4"], "--k2 is for --algo hfa, and this job runs diloco"),
         (["--algo", "async", "--max-staleness", "3"], ""),
         (["--epochs=9", "--lr=1", "--", "python3", str(STAND_IN)],
