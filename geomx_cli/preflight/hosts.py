@@ -1,6 +1,7 @@
 """Checks of a host's facts against a job. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from geomx_cli import __version__
 from geomx_cli.core.units import format_bytes, format_duration
@@ -12,7 +13,7 @@ from geomx_cli.preflight.requirements import Requirements
 from geomx_cli.probe.facts import code_digest
 from geomx_cli.ps.net.addresses import is_loopback
 
-__all__ = ["check_clock", "check_hardware", "check_host", "check_memory", "check_torch"]
+__all__ = ["check_clock", "check_hardware", "check_host", "check_memory", "check_torch", "names_gpus", "warn_of_gpus"]
 
 _SKEW = 2.0
 _LITTLE_DISK, _LOW_DISK = 100e6, 1e9
@@ -51,6 +52,19 @@ def check_memory(facts: Mapping[str, Facts], required: Mapping[str, Requirements
             continue
         what = f"{count} processes need at least {format_bytes(memory)} of memory, and there are {format_bytes(free)}"
         yield Check(", ".join(hosts), "memory", "problem", what, "take fewer parties, workers or servers there")
+
+
+def names_gpus(host: Host) -> bool:
+    """Whether the inventory gives workers of this host a GPU."""
+    return any(device.startswith("gpu") for device in host.devices)
+
+
+def warn_of_gpus(hosts: Iterable[Host], facts: Mapping[str, Facts]) -> Iterator[Check]:
+    """Check the GPUs named in the inventory before a launch: only warn, as others than NVIDIA's are not seen."""
+    for host in hosts:
+        if host.name in facts and names_gpus(host):
+            found = _gpus(host, facts[host.name])
+            yield found if found.level == "ok" else replace(found, level="warning")
 
 
 def check_hardware(

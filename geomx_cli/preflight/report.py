@@ -122,7 +122,6 @@ class _Examination:
         common = {
             "modules": modules,
             "distributions": DISTRIBUTIONS,
-            "gpus": self._full,
         }
         return self._probes.collect_facts({name: common | self._questions(host) for name, host in hosts.items()})
 
@@ -136,6 +135,7 @@ class _Examination:
             "temp": temp,
             "binds": [listening(host), ALL],
             "ports": list(host.ports),
+            "gpus": self._full or checks_of_hosts.names_gpus(host),
         }
 
     def _check_hosts(self, facts: Mapping[str, Facts]) -> None:
@@ -148,6 +148,8 @@ class _Examination:
         self._checks += checks_of_hosts.check_torch(facts, required)
         if self._full:
             self._checks += checks_of_hosts.check_hardware(self._inventory.hosts, facts, required)
+        else:
+            self._checks += checks_of_hosts.warn_of_gpus(self._inventory.hosts, facts)
 
     def _check_network(self, facts: Mapping[str, Facts]) -> None:
         planned = plan(self._inventory, self._spec)

@@ -142,6 +142,9 @@ def test_gpus() -> None:
     assert check.what == "there is gpu0 (NVIDIA A100, 40960 MiB), and the inventory wants gpu3"
     [check] = wrong(list(hosts.check_hardware([host], {"alpha": changed(gpus=[])}, {"alpha": NEED})))
     assert check.what == "there is no GPU, and the inventory wants gpu0, gpu3"
+    others = [HOST.model_copy(update={"name": name}) for name in ("beta", "gamma")]
+    [check] = hosts.warn_of_gpus([host, *others], {"alpha": changed(gpus=[]), "beta": changed(gpus=[])})
+    assert (check.level, check.what) == ("warning", "there is no GPU, and the inventory wants gpu0, gpu3")
 
 
 @pytest.mark.parametrize(
