@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from geomx_cli.core.errors import UsageError
-from geomx_cli.core.options import USUAL, USUAL_OF_CODEC, Value
+from geomx_cli.core.options import USUAL, USUAL_OF_CODEC, Value, codec_name
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _usual(values: Mapping[str, Value], in_file: Collection[str]) -> dict[str, V
     """Return the defaults that the network and the codec have instead of the table's, where neither the user nor the
     file has a value.
     """
-    codec = str(values.get("compress", "")).partition(":")[0].partition(",")[0]
+    codec = codec_name(str(values.get("compress", "")))
     usual = {**USUAL.get(str(values.get("network", "")), {}), **USUAL_OF_CODEC.get(codec, {})}
     return {name: value for name, value in usual.items() if not _written(name) and name not in in_file}
 

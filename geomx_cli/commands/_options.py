@@ -8,7 +8,7 @@ from click.core import ParameterSource
 
 from geomx_cli.core import plugins
 from geomx_cli.core.option_kinds import KINDS
-from geomx_cli.core.options import Option, Value, decode
+from geomx_cli.core.options import Option, Value, codec_name, decode
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -138,7 +138,7 @@ def unused(
 
 def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:
     """Yield a sentence for options that work together, but are better chosen otherwise."""
-    codec, algorithm = str(values["compress"]).partition(":")[0].partition(",")[0], values["algo"]
+    codec, algorithm = codec_name(str(values["compress"])), values["algo"]
     sparse = codec in ("topk", "sparseloco") and algorithm in ("fsa", "sync")
     if sparse and values["optimizer_on"] == "server" and not script:
         yield f"--compress {codec} with --algo {algorithm} trains better with --optimizer-on worker: see docs/codecs.md"

@@ -11,8 +11,8 @@ from geomx_cli.core.option import Group, Option, Value, check, decode, encode, t
 from geomx_cli.core.option_kinds import Kind
 
 __all__ = [
-    "OPTIMIZERS", "OPTIONS", "USUAL", "USUAL_OF_CODEC", "Option", "Value", "check", "decode", "defaults", "encode",
-    "text_of", "with_usual_rate",
+    "OPTIMIZERS", "OPTIONS", "USUAL", "USUAL_OF_CODEC", "Option", "Value", "check", "codec_name", "decode", "defaults",
+    "encode", "text_of", "with_usual_rate",
 ]  # fmt: skip
 
 
@@ -254,6 +254,11 @@ OPTIONS: tuple[Option, ...] = (
 def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
     """Return the default value of every option."""
     return {option.name: option.default for option in table}
+
+
+def codec_name(spec: str) -> str:
+    """The NAME of a codec's SPEC, which is NAME or NAME:ARGUMENT."""
+    return spec.partition(":")[0]
 
 
 def with_usual_rate(options: Mapping[str, Value]) -> Mapping[str, Value]:

@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.events import WarningRaised
+from geomx_cli.core.options import codec_name
 from geomx_cli.ps.aggregation.codec import parse_codec
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class MomentumCheck:
         if self._warned or not 0 < self._momentum < 1:
             return
         for spec in self._specs.values():
-            codec, name = parse_codec(spec), spec.partition(":")[0]
+            codec, name = parse_codec(spec), codec_name(spec)
             if codec is not None and codec.momentum:
                 times = 1 / (1 - codec.momentum) / (1 - self._momentum)
                 self._warn(
