@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NoReturn
 
@@ -46,7 +47,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.interruption: Interrupted | None = None
-        self._noticed = threading.Event()
+        self._noticed: SimpleQueue[None] = SimpleQueue()  # an Event's lock could stop a handler within a handler
         self._interrupt: Callable[[KeyboardInterrupt], None] | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -68,7 +69,7 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Signal handler; runs in the main thread once it executes Python code."""
-        self._noticed.set()
+        self._noticed.put(None)
         signalled = _Signalled(number)
         self.interruption = interrupted(signalled)
         if self._interrupt is None:
@@ -79,12 +80,21 @@ class Signals:
         """Watcher thread: the wakeup socket receives each signal's number, whatever the main thread executes."""
         while number := near.recv(1):
             # A script may have replaced our handler, or handle other signals.
-            if signal.getsignal(number[0]) == self._handle and not self._noticed.wait(_NOTICE):
+            if signal.getsignal(number[0]) == self._handle and not self._handled(_NOTICE):
                 self.interruption = interrupted(_Signalled(number[0]))
                 notify(self.interruption)
-                if not self._noticed.wait(_RETURN):
+                if not self._handled(_RETURN):
                     _die(self.interruption)
-            self._noticed.clear()
+
+    def _handled(self, limit: float) -> bool:
+        """Whether the handler has run since the last call, or does within `limit` seconds."""
+        try:
+            self._noticed.get(timeout=limit)
+        except Empty:
+            return False
+        while not self._noticed.empty():
+            self._noticed.get()
+        return True
 
 
 def _forget() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reentry import reentered
 from sshd import Person, Sshd, make_key
 
 from benchmarks.netns import Namespaces, call
@@ -414,6 +415,12 @@ def test_interrupt_ends_the_copying_of_files(tmp_path: Path, machines: Callable[
     assert site.pool.close() == []
     assert not large.exists() and not (site.folder / "keys").exists()
     site.close()
+
+
+def test_an_interrupt_within_another(start: Start) -> None:
+    site = start(local=True)
+    assert reentered(site.pool.interrupt)
+    assert site.pool.interrupted
 
 
 def test_letting_go_of_an_agent_that_is_stopped(start: Start) -> None:

@@ -47,7 +47,7 @@ class AgentPool:
         self._begun: set[str] = set()  # hosts that may hold files of the job
         self.interrupted = False
         self._started = False  # agents may start their processes
-        self._copied = threading.Event()  # set when copying is done or interrupted
+        self._copied: SimpleQueue[None] = SimpleQueue()  # has an item when copying is done or interrupted
         self._ending: dict[str, threading.Thread] = {}
         self._problems: list[str] = []
         self._closing = threading.Event()
@@ -74,9 +74,11 @@ class AgentPool:
         self.broadcast({"type": "start"})
 
     def interrupt(self) -> None:
-        """End `start` while it copies files; otherwise only note it. Safe to call from a signal handler."""
+        """End `start` while it copies files; otherwise only note it. Safe to call from a signal handler, even within
+        itself: an Event would wait for its own lock then.
+        """
         self.interrupted = True
-        self._copied.set()
+        self._copied.put(None)
 
     def follow(self, hosts: Iterable[str]) -> bool:
         """Take over the running agents of `hosts`; one that was killed produces a Gone. Return False if one has ended
@@ -173,7 +175,7 @@ class AgentPool:
         over = threading.Event()
 
         def let_go() -> None:
-            self._copied.wait()
+            self._copied.get()
             while not over.is_set():  # repeatedly: a host may have been about to reconnect
                 everywhere(lambda connection: connection.host.close(), self._connections.values())
                 over.wait(_AGAIN)
@@ -187,7 +189,7 @@ class AgentPool:
                 raise
         finally:
             over.set()
-            self._copied.set()
+            self._copied.put(None)
             thread.join()
         if self.interrupted:
             raise Interrupted("interrupted while files were copied", "nothing was started")
