@@ -221,9 +221,19 @@ def test_a_decay_is_above_zero_and_at_most_one(argument: str) -> None:
 
 
 @pytest.mark.parametrize("rest", ["warmup=x", "warmup=-1", "warmup", "min=4"])
-def test_what_sparseloco_does_not_take(rest: str) -> None:
+@pytest.mark.parametrize("name", ["sparseloco", "1bit"])
+def test_what_codecs_with_a_warm_up_do_not_take(name: str, rest: str) -> None:
     with pytest.raises(InvalidSettings, match=f"'{rest}'"):
-        parse_codec(f"sparseloco:0.9,{rest}")
+        parse_codec(f"{name}:0.9,{rest}")
+
+
+@pytest.mark.parametrize("spec", ["1bit:warmup=2", "1bit:0,warmup=2", "1bit:0+warmup=2"])
+def test_1bit_begins_as_q4(spec: str) -> None:
+    array = np.random.default_rng(1).standard_normal(3000).astype(np.float32)
+    for round_, name in enumerate(["q4", "q4", "1bit", "1bit"], 1):
+        codec, rule = codec_at(parse_codec(complete_spec(spec, 1000)), 3000, round_), parse_codec(name)
+        assert codec is not None and rule is not None
+        assert bytes(codec.encode(array)) == bytes(rule.encode(array))
 
 
 @pytest.mark.parametrize("spec", ["sparseloco:warmup=6", "sparseloco:1,warmup=6", "sparseloco:1+warmup=6"])
@@ -332,18 +342,25 @@ def test_what_is_lost_comes_with_later_rounds(spec: str, optimizer: bool) -> Non
         assert found[-1].tobytes() == tree.last((0, 0)).tobytes()
 
 
-def test_rounds_of_a_warm_up_of_sparseloco() -> None:
-    size, kept = 5000, [256, 128, 64, 64]
-    given = np.random.default_rng(4).standard_normal((len(kept), 2, size)).astype(np.float32)
-    tree = Tree([1, 1], lambda _, __: FsaServer(), size=size, compress="sparseloco:1,warmup=2")
+WARMING: dict[str, list[Callable[[Array], Array]]] = {
+    "sparseloco:1,warmup=2": [keeping(256), keeping(128), keeping(64), keeping(64)],
+    "1bit:0.25,warmup=2": [by_blocks(q4, 256)] * 2 + [by_blocks(two_means, 1024)] * 2,
+}
+
+
+@pytest.mark.parametrize("spec", WARMING)
+def test_rounds_of_a_warm_up(spec: str) -> None:
+    size, rules = 5000, WARMING[spec]
+    given = np.random.default_rng(4).standard_normal((len(rules), 2, size)).astype(np.float32)
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=size, compress=spec)
     residuals, down, wanted = [np.zeros(size, np.float32)] * 2, np.zeros(size, np.float32), []
-    for number, (round_, count) in enumerate(zip(given, kept, strict=True), 1):
+    for number, (round_, rule) in enumerate(zip(given, rules, strict=True), 1):
         for party, own in enumerate(round_):
             tree.push((party, 0), number, own)
         owed = [residual + own for residual, own in zip(residuals, round_, strict=True)]
-        sent = [keeping(count)(array) for array in owed]
+        sent = [rule(array) for array in owed]
         residuals = [array - part for array, part in zip(owed, sent, strict=True)]
-        wanted.append(keeping(count)(down + (sent[0] + sent[1])))
+        wanted.append(rule(down + (sent[0] + sent[1])))
         down = down + (sent[0] + sent[1]) - wanted[-1]
     for party in (0, 1):
         found = [result.value for result in tree.got((party, 0)) if result.round]

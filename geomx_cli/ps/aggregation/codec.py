@@ -17,6 +17,7 @@ from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, DamagedPayload, Form, H
 __all__ = [
     "LARGEST", "Codec", "Encoded", "SliceRound", "bears_momentum", "codec_at", "complete_lan_spec", "complete_spec",
     "encoded", "exact_dtype", "has_momentum", "no_argument", "parse_codec", "received", "sends_union",
+    "with_warmup",
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
@@ -102,6 +103,19 @@ def no_argument(name: str, argument: str) -> None:
     """Raise InvalidSettings if there is an argument, for a codec that takes none."""
     if argument:
         raise InvalidSettings(f"{name}:{argument}: {name} takes no argument", f"write {name}")
+
+
+def with_warmup(name: str, argument: str) -> tuple[str, int]:
+    """The parts of an argument FIRST[,warmup=N], each of which may be left out: FIRST, and the rounds, by default 0. A
+    plus may replace the comma. Raises InvalidSettings.
+    """
+    first, _, rest = argument.replace("+", ",").partition(",")
+    if "=" in first:
+        first, rest = "", argument
+    what, _, rounds = rest.partition("=")
+    if rest and not (what == "warmup" and rounds.isascii() and rounds.isdigit()):
+        raise InvalidSettings(f"{name}:{argument}: it does not take {rest!r}", f"write {name}:warmup=3")
+    return first, int(rounds or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,11 @@
-"""1bit:T: one bit per element and two values per block, with error feedback.
+"""1bit[:T][,warmup=N]: one bit per element and two values per block, with error feedback.
 
 In blocks of 1024 elements those above T, by default 0, are sent as the mean of those above, and the others as the mean
 of the others: the least square error that one bit allows (Seide, Fu, Droppo, Li and Yu, "1-bit stochastic gradient
 descent", Interspeech 2014). Means are computed in float64 and sent in fp32. The loss is added to the next contribution.
+
+warmup: in the first N rounds of a tensor its elements are encoded by the codec q4, as 1-bit Adam (arXiv:2102.02888)
+begins without compression: training is least stable then, and what one bit adds to it is largest.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.codec import Codec
+from geomx_cli.ps.aggregation.codec import Codec, with_warmup
+from geomx_cli.ps.codecs.q4 import Q4
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -25,15 +29,16 @@ _CACHED = 32 * BLOCK
 
 
 def codec(argument: str) -> "OneBit":
-    """The threshold, by default 0. Raises InvalidSettings."""
+    """The threshold, by default 0, and the rounds of warm-up, see with_warmup. Raises InvalidSettings."""
+    first, warmup = with_warmup(name, argument)
     try:
         with np.errstate(over="ignore"):  # refused below
-            threshold = np.float32(argument or 0)
+            threshold = np.float32(first or 0)
     except ValueError:
         threshold = np.float32(np.nan)
     if not np.isfinite(threshold):
-        raise InvalidSettings(f"1bit:{argument}: {argument!r} is no threshold", "write 1bit:0")
-    return OneBit(threshold)
+        raise InvalidSettings(f"1bit:{argument}: {first!r} is no threshold", "write 1bit:0")
+    return OneBit(threshold, warmup)
 
 
 class OneBit(Codec):
@@ -46,8 +51,18 @@ class OneBit(Codec):
     results = "changes"
     ratio = 30.0
 
-    def __init__(self, threshold: "np.float32") -> None:
+    def __init__(self, threshold: "np.float32", warmup: int) -> None:
         self._threshold = threshold
+        self._warmup = warmup
+        self._first = Q4()
+
+    def completed(self, spec: str, smallest: int) -> str:
+        """See SizedCodec."""
+        return spec
+
+    def at(self, size: int, round_: int) -> Codec:
+        """See SizedCodec."""
+        return self if round_ > self._warmup else self._first
 
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""

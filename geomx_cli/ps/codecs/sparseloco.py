@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.codec import Codec
+from geomx_cli.ps.aggregation.codec import Codec, with_warmup
 from geomx_cli.ps.codecs._sparse import SelectingCodec, largest, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
 from geomx_cli.ps.codecs.int8 import Int8
@@ -38,20 +38,15 @@ _LEVEL = np.dtype("<f2")
 
 
 def codec(argument: str) -> "SparseLoCo":
-    """DECAY, above 0, at most 1, and the rounds of warm-up; a plus may replace the comma. Raises InvalidSettings."""
-    first, _, rest = argument.replace("+", ",").partition(",")
-    if "=" in first:
-        first, rest = "", argument
+    """DECAY, above 0, at most 1, and the rounds of warm-up, see with_warmup. Raises InvalidSettings."""
+    first, warmup = with_warmup(name, argument)
     try:
         decay = float(first or 0.95)
     except ValueError:
         decay = math.nan
     if not 0 < decay <= 1:
         raise InvalidSettings(f"{name}:{argument}: {first!r} is no decay", f"write {name}:0.95; above 0, at most 1")
-    what, _, rounds = rest.partition("=")
-    if rest and not (what == "warmup" and rounds.isascii() and rounds.isdigit()):
-        raise InvalidSettings(f"{name}:{argument}: it does not take {rest!r}", f"write {name}:0.95,warmup=3")
-    return SparseLoCo(decay, int(rounds or 0))
+    return SparseLoCo(decay, warmup)
 
 
 class SparseLoCo(SelectingCodec):
@@ -63,7 +58,7 @@ class SparseLoCo(SelectingCodec):
     results = "changes"
     ratio = 200.0
 
-    def __init__(self, decay: float, warmup: int = 0) -> None:
+    def __init__(self, decay: float, warmup: int) -> None:
         self.decay = decay
         self._warmup = warmup
         self._doubled = 0
