@@ -140,6 +140,7 @@ CODECS: Mapping[str, Mapping[str, Mapping[str, Value]]] = {
     "sparseloco": _ON_WORKERS,
     "sparseloco:1": {"fsa": {"optimizer_on": "worker"}},
     "1bit:0": {"fsa": {"lr": 0.4, "momentum": 0.0}},
+    "1bit:0,warmup=200": {"fsa": {"lr": 0.4, "momentum": 0.0}},
     "2bit:0.01": _SPARSE,
     "2bit:0.002": {"fsa": {"lr": 0.4, "momentum": 0.0}},
 }

@@ -155,7 +155,8 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
     options, topology = spec.options, inventory.topology
     if topology == "flat" and inventory.central.workers:
         raise InvalidSettings(
-            "--topology flat has no central workers", "leave them out, or add a party (--parties)"
+            "--topology flat has no central workers",
+            "use --central-workers 0, or list no devices under [central]",
         )
     if topology == "flat" and inventory.local_servers > 1:
         raise InvalidSettings("--topology flat has no local servers", "share the model with --global-servers")

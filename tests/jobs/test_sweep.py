@@ -20,7 +20,7 @@ from geomx_cli.core.plugins import table
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.jobs.actions.sweep import Runner, sweep, unfinished
 from geomx_cli.jobs.actions.sweep_jobs import SweepJobs
-from geomx_cli.jobs.store.job_state import JobState
+from geomx_cli.jobs.store.job_state import JobState, begin, finish
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.sweep_manifest import Cell, SweepManifest, SweepSettings
 from geomx_cli.jobs.view.conclusion import Conclusion
@@ -134,6 +134,24 @@ def test_a_killed_sweep_continues_with_its_job(jobs: Jobs) -> None:
         jobs.run("fsa")
     assert jobs.attached == [manifest.cells[0].job] * 2 and jobs.launched == [("fsa", 1), ("fsa", 2)]
     assert set(jobs.run("fsa").values()) == {"done"} and jobs.launched[2:] == [("fsa", 2)]
+
+
+def test_a_job_stopped_after_its_sweep_was_killed_runs_again(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.ends[("fsa", 1)] = SystemExit()
+    with pytest.raises(SystemExit):
+        jobs.run("fsa", seeds=1)
+    stopped = Conclusion({"status": "interrupted"}, Stopped("stopped by geomx stop"))
+    monkeypatch.setattr(jobs, "attach", lambda job: stopped)
+    with pytest.raises(Stopped):  # while the second sweep followed it
+        jobs.run("fsa", seeds=1)
+    manifest = SweepManifest.read(jobs.folder)
+    assert manifest is not None
+    manifest.cells[0].state = "running"
+    manifest.write(jobs.folder)
+    begin(jobs_folder() / manifest.cells[0].job)
+    finish(jobs_folder() / manifest.cells[0].job, {"status": "interrupted"})
+    assert jobs.run("fsa", seeds=1) == {"fsa, seed 1": "done"}
+    assert jobs.launched == [("fsa", 1)] * 2
 
 
 def test_ctrl_c_after_the_end_of_a_job_collects_it(jobs: Jobs) -> None:

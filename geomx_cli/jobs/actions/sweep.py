@@ -157,6 +157,7 @@ class _Sweep:
             return Conclusion()
         if cell.state != "running":
             return None
+        over = job.state is not None and job.state.over  # by geomx stop, perhaps
         self.runner.note(f"{title}: job {cell.job} was left by an earlier sweep")
         try:
             end = self.runner.attach(job)
@@ -168,7 +169,8 @@ class _Sweep:
             return None
         if not end.result and end.error is None:  # Ctrl-C has detached, or another geomx has taken over
             raise Interrupted(f"job {job.id} continues without this sweep", _RESUME)
-        return end if end.result.get("status") == "done" or isinstance(end.error, Interrupted) else None
+        interrupted = isinstance(end.error, Interrupted) and not over
+        return end if end.result.get("status") == "done" or interrupted else None
 
     def _launched(self, cell: Cell, title: str) -> Conclusion:
         _refuse_changes(self.folder, self.manifest, self.runner.settings())
