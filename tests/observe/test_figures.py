@@ -1,6 +1,7 @@
 """The data of the figures, and that every figure is drawn in every format."""
 
 import itertools
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,13 @@ def test_accuracy_over_time_and_bytes_is_that_of_raw_points(base: Path) -> None:
     assert set(over_bytes) == {of("hfa"), of("hfa-niid")}, "the others' bytes are unknown"
     low, high = Axes(ylim=None).y_limits(over_time)
     assert low > 0.1 and high < 1, "as the data"
+
+
+@pytest.mark.parametrize("value", [0.05, -3.0, 1e-30])
+def test_values_that_differ_by_their_rounding_only_are_drawn_as_equal(value: float) -> None:
+    points = curve((0.0, value), (1.0, math.nextafter(value, math.inf)))
+    low, high = Axes().y_limits(Curves("lr", "lr", "step", "lr", {of("hfa"): points}))
+    assert low < value < high and high - low > 0.04 * abs(value)
 
 
 def test_time_is_in_minutes_where_there_are_many(base: Path) -> None:

@@ -8,6 +8,7 @@ from geomx_cli.observe.report.figures import Curves
 __all__ = ["Axes"]
 
 _ROOM = 0.025  # of an axis, beside the first and last points
+_ROUNDING = 1e-9  # of a value: by less do means of equal ones differ
 
 
 @dataclass(frozen=True)
@@ -81,5 +82,6 @@ class Axes:
         low, high = min(ys, default=0.1), max(ys, default=1.0)
         if self.logy:
             return self.ylim or (low / 1.2, high * 1.2)
-        room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
+        span = high - low if high - low > _ROUNDING * abs(high) else abs(high)
+        room = 0.05 * span or 0.5
         return self.ylim or (max(low - room, 0.0) if low >= 0 else low - room, high + room)
