@@ -143,5 +143,7 @@ CODECS: Mapping[str, Mapping[str, Mapping[str, Value]]] = {
     "1bit:0,warmup=200": {"fsa": {"lr": 0.4, "momentum": 0.0}},
     "2bit:0.01": _SPARSE,
     "2bit:0.002": {"fsa": {"lr": 0.4, "momentum": 0.0}},
+    "2bit:0.004": {"fsa": {"lr": 0.6, "momentum": 0.0}},
+    "2bit:0.03": {},
 }
 """The codecs of --codecs, with the options that differ from ROUNDS, by algorithm."""
