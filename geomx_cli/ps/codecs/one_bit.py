@@ -56,6 +56,11 @@ class OneBit(Codec):
         self._warmup = warmup
         self._first = Q4()
 
+    def prepare(self) -> None:
+        """See Codec."""
+        if self._warmup:
+            self._first.prepare()
+
     def completed(self, spec: str, smallest: int) -> str:
         """See SizedCodec."""
         return spec
