@@ -12,7 +12,7 @@ from desk import Desk
 from idx import write_data
 
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import CheckFailed, InvalidSettings, TrainingFailed
+from geomx_cli.core.errors import CheckFailed, HostUnreachable, InvalidSettings, TrainingFailed
 from geomx_cli.core.errors import Interrupted as Stopped
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.lock import locked_folder
@@ -95,6 +95,17 @@ def test_a_failed_job_does_not_stop_the_others(jobs: Jobs) -> None:
     jobs.launched.clear()
     jobs.run("fsa", "hfa", "diloco", seeds=3)
     assert jobs.launched == [("diloco", 1), ("diloco", 2), ("fsa", 3), ("hfa", 3), ("diloco", 3)]
+
+
+def test_errors_of_a_refused_launch_are_shown_in_full(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs.ends[("fsa", 1)] = HostUnreachable("2 problems:\n  h0: refuses\n    is sshd running?\n  h1: refuses")
+    jobs.ends[("hfa", 1)] = HostUnreachable("h0: refuses", "is sshd running?")
+    assert set(jobs.run("fsa", "hfa", seeds=1).values()) == {"failed"}
+    said = capsys.readouterr().out
+    assert "error: 2 problems:\n  h0: refuses\n    is sshd running?\n  h1: refuses\n" in said
+    assert said.count("h0: refuses (is sshd running?)") == 1
+    manifest = SweepManifest.read(jobs.folder)
+    assert manifest is not None and [cell.why for cell in manifest.cells] == ["2 problems", "h0: refuses (is sshd running?)"]
 
 
 def test_a_job_collected_in_part_is_not_run_again(jobs: Jobs) -> None:

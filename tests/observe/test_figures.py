@@ -88,6 +88,14 @@ def test_values_that_differ_by_their_rounding_only_are_drawn_as_equal(value: flo
     assert low < value < high and high - low > 0.04 * abs(value)
 
 
+def test_a_deviation_above_the_mean_adds_no_axis_below_zero() -> None:
+    points = Curve([0.0, 1.0], [0.2, 2.0], sd=[1.0, 0.1], n=3)
+    low, high = Axes().y_limits(Curves("loss", "loss", "step", "loss", {of("hfa"): points}))
+    assert low == 0.0 and high > 2.1
+    points = Curve([0.0, 1.0], [-0.2, 2.0], sd=[1.0, 0.1], n=3)
+    assert Axes().y_limits(Curves("loss", "loss", "step", "loss", {of("hfa"): points}))[0] < -1.2
+
+
 def test_time_is_in_minutes_where_there_are_many(base: Path) -> None:
     write(base / "cnn" / "esync" / "cloud3" / "gpu0", 3, {**esync_record(3, 3, evaluator=True), "total_time": 600.0})
     found = drawn(base)["accuracy"]

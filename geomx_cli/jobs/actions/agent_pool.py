@@ -152,16 +152,21 @@ class AgentPool:
 
     def _unanswered(self) -> str:
         names = ", ".join(name for name, connection in self._connections.items() if not connection.answered)
-        return f"waiting for the agent on {names} to answer, for {ANSWER_LIMIT:g} s at most"
+        return f"waiting for the agent on {names} to answer, for {ANSWER_LIMIT:g} s at most" if names else ""
 
     def _unended(self) -> str:
         names = ", ".join(name for name, ending in self._ending.items() if ending.is_alive())
-        return f"waiting for {names}, to end what is left there"
+        return f"waiting for {names}, to end what is left there" if names else ""
 
     @contextmanager
     def _telling(self, what: Callable[[], str]) -> Iterator[None]:
-        """Report `what` is being waited for, once the wait is long."""
-        timer = threading.Timer(_PATIENCE, lambda: self._note(what()))
+        """Report `what` is being waited for, once the wait is long. "" is not reported: the wait has just ended."""
+
+        def tell() -> None:
+            if text := what():
+                self._note(text)
+
+        timer = threading.Timer(_PATIENCE, tell)
         timer.start()
         try:
             yield

@@ -137,7 +137,7 @@ class _Sweep:
             self._collect(cell)
         else:
             state: State = status if status in ("done in part", "interrupted") else "failed"
-            self._set(cell, state, first_line(conclusion.error))
+            self._set(cell, state, first_line(conclusion.error).removesuffix(":"))
         took = format_duration(time.monotonic() - began)
         accuracy = conclusion.result.get("accuracy")
         why = cell.why.removeprefix(f"job {cell.job} was ")  # which is named before
@@ -182,6 +182,8 @@ class _Sweep:
         except (Interrupted, KeyboardInterrupt) as error:
             raise self._interrupted(cell, error) from None
         except GeomxError as error:
+            if "\n" in error.message:  # of which the line of a failed job shows the first one only
+                self.runner.note(f"{title}: error: {error.message}")
             return Conclusion(error=error)
 
     def _interrupted(self, cell: Cell, error: BaseException) -> Interrupted:

@@ -71,12 +71,16 @@ class Axes:
         return ""
 
     def y_limits(self, figure: Curves) -> tuple[float, float]:
-        """Return the limits of y: those of the points within the limits of x, with some room, and of the lines."""
+        """Return the limits of y: those of the points within the limits of x, with some room, and of the lines. Not
+        below 0 for values that are not, even where their mean less the standard deviation is.
+        """
         low_x, high_x = self.x_limits(figure)
         ys: list[float] = [level for level in (figure.level, self.target) if level is not None]
+        lowest = min(ys, default=0.0)
         for curve in figure.curves.values():
             sds = curve.sd or [0.0] * len(curve.y)
             within = [(y, sd) for x, y, sd in zip(curve.x, curve.y, sds, strict=True) if low_x <= x <= high_x]
+            lowest = min((lowest, *(y for y, _ in within)))
             ys += [y + side * sd for y, sd in within for side in (-1, 1)]
         ys = [y for y in ys if y > 0] if self.logy else ys
         low, high = min(ys, default=0.1), max(ys, default=1.0)
@@ -84,4 +88,4 @@ class Axes:
             return self.ylim or (low / 1.2, high * 1.2)
         span = high - low if high - low > _ROUNDING * abs(high) else abs(high)
         room = 0.05 * span or 0.5
-        return self.ylim or (max(low - room, 0.0) if low >= 0 else low - room, high + room)
+        return self.ylim or (max(low - room, 0.0) if lowest >= 0 else low - room, high + room)
