@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +11,12 @@ from pathlib import Path
 from geomx_cli.agent import processes
 from geomx_cli.agent.event_tail import EventTail
 from geomx_cli.agent.full_disk import full_disk
-from geomx_cli.agent.host_spec import Task
+from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.outputs import folder_of
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.stop_detector import StopDetector
+from geomx_cli.core.job_clock import JobClock
 from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, describe_status, exception_line
 
 __all__ = ["Child"]
@@ -27,11 +27,12 @@ _TELLING = 500  # maximum length of a forwarded message or exception line
 class Child:
     """Starts a task in its own session and tracks its state. Not thread-safe.
 
-    `silence`: seconds that the process may be stopped. An ended process stays a zombie until `close`, so its pid,
+    `clock`: of all its times. An ended process stays a zombie until `close`, so its pid,
     which is also its process group id, cannot be reused, and group signals reach only its leftovers.
     """
 
-    def __init__(self, task: Task, job_dir: Path, host: str, silence: float) -> None:
+    def __init__(self, task: Task, host_spec: HostSpec, clock: JobClock) -> None:
+        job_dir = Path(host_spec.job_dir)
         self.task = task
         self.name = task.name
         self.status: int | None = None
@@ -40,13 +41,14 @@ class Child:
         self.failed = False
         self.asked = False  # its end was requested
         self.lacked_room = False  # it failed, by itself, while a disk was full
-        self.ended: float | None = None  # when its end was detected, Unix seconds
+        self.ended: float | None = None  # when its end was detected
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
         self.events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
-        self._host = host
+        self._host = host_spec.host
+        self._clock = clock
         self._job_dir = job_dir
         self._working_dir = job_dir
-        self._stops = StopDetector(silence)
+        self._stops = StopDetector(host_spec.silence)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
@@ -85,7 +87,7 @@ class Child:
             if result is not None:
                 exited = result.si_code == os.CLD_EXITED
                 self.status = result.si_status if exited else -result.si_status
-                self.ended = time.time()
+                self.ended = self._clock.time()
         return self.status is not None
 
     def failure(self, *, memory: bool) -> Failure | None:
@@ -108,11 +110,11 @@ class Child:
             elsewhere = "--job-dir; of a host in hosts.toml state_dir, workdir or TMPDIR"
             hint = f"make room on that disk, or write elsewhere ({elsewhere}), and launch again"
         when = words.get("time")
-        when = float(when) if isinstance(when, int | float) else time.time()
+        when = float(when) if isinstance(when, int | float) else self._clock.time()
         return Failure(self.name, self._host, cause, when, hint, "" if peer == self.name else peer, tail)
 
     def failed_before(self, when: float) -> bool:
-        """Whether it reported its failure before `when` (time.time()), even if it ended much later."""
+        """Whether it reported its failure before `when`, even if it ended much later."""
         written = (self.events.failure or {}).get("time")
         return isinstance(written, int | float) and written < when
 
@@ -122,7 +124,7 @@ class Child:
         if not self._stops.check(stopped=stopped) or self.failed:
             return None
         hint = "find out who sent it SIGSTOP; a debugger does, for example"
-        when = time.time() - self._stops.limit
+        when = self._clock.time() - self._stops.limit
         return Failure(self.name, self._host, "was stopped (SIGSTOP)", when, hint, "", self.log.tail())
 
     def stop_notice(self) -> str:

@@ -58,6 +58,7 @@ class HostSpec:
     `job_dir` contains events/ and logs/; `sockets` is a short folder shared by the agents of the machine; `socket` is
     this agent's listening socket in it. `clear`: variables that tasks do not inherit. `lease`: seconds that the agent
     keeps running without the control machine, 0 for no limit; `silence`: seconds that a process may be stopped.
+    `clock_ahead`: see JobClock.
     `files`: digests, by path, of the files copied to the host for this job.
     """
 
@@ -71,6 +72,7 @@ class HostSpec:
     tasks: tuple[Task, ...]
     lease: float = 300.0
     silence: float = 300.0
+    clock_ahead: float = 0.0
     files: Mapping[str, FileDigest] = field(default_factory=dict)
 
     @property

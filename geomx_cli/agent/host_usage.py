@@ -3,12 +3,12 @@
 import os
 import shutil
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
+from geomx_cli.core.job_clock import JobClock
 
 __all__ = ["HostUsageMeter", "parse_cpu", "parse_gpus", "parse_memory"]
 
@@ -25,7 +25,8 @@ class HostUsageMeter:
     row it is not started again. What cannot be read is left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: JobClock) -> None:
+        self._clock = clock
         self.newest: dict[str, Any] = {}
         self._machine = processes.boot_id()
         self._next = 0.0
@@ -54,8 +55,8 @@ class HostUsageMeter:
             self._peak = max(self._peak, memory[0])
             share = min(1.0, max(0.0, busy / total)) if total > 0 else 0.0
             self.newest = {
-                "time": time.time(), "machine": self._machine, "cpu": round(share, 3), "cores": os.cpu_count() or 1,
-                "memory": list(memory), "peak": self._peak, "gpus": self._gpus,
+                "time": self._clock.time(), "machine": self._machine, "cpu": round(share, 3),
+                "cores": os.cpu_count() or 1, "memory": list(memory), "peak": self._peak, "gpus": self._gpus,
             }  # fmt: skip
         self._begin_query(now)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from enum import IntEnum
 
 from geomx_cli.agent.child import Child
+from geomx_cli.core.job_clock import JobClock
 
 __all__ = ["KILL", "TERMINATE", "Lifecycle", "Stage"]
 
@@ -30,14 +31,15 @@ class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
     SIGTERM and SIGKILL go to whole process groups. `why`: the reason of the stop; `terminated_at`: when SIGTERM was
-    sent, in Unix seconds; `on_change` is called after each change of `stage`.
+    sent, by `clock`; `on_change` is called after each change of `stage`.
     """
 
-    def __init__(self, children: Sequence[Child], on_change: Callable[[], None]) -> None:
+    def __init__(self, children: Sequence[Child], clock: JobClock, on_change: Callable[[], None]) -> None:
         self.stage = Stage.WAITING
         self.why = ""
         self.terminated_at = 0.0
         self._children = children
+        self._clock = clock
         self._on_change = on_change
         self._deadline = time.monotonic() + _CONNECT
         self._patience = TERMINATE
@@ -87,7 +89,7 @@ class Lifecycle:
             case Stage.WAITING:
                 self.stop(f"the control machine did not send start within {_CONNECT:g} s", 0)
             case Stage.GRACE:
-                self.terminated_at = time.time()
+                self.terminated_at = self._clock.time()
                 self._signal(signal.SIGTERM)
                 self._enter(Stage.TERMINATING, self._patience)
             case Stage.TERMINATING:

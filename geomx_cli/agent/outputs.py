@@ -124,9 +124,9 @@ def find(folder: Path) -> Iterator[tuple[str, int, str]]:
             yield os.path.relpath(wrong.filename, folder), 0, f"cannot be read: {wrong.strerror}"
 
 
-def record(task: Task, events: Path) -> dict[str, Any] | None:
-    """At a process's end: append an event "outputs" with its files, as many as are found within a second, to its event
-    log, or remove its empty folder. Return the event if the log cannot take it, as on a full disk.
+def record(task: Task, events: Path, when: float) -> dict[str, Any] | None:
+    """At a process's end: append an event "outputs" of the time `when` with its files, as many as are found within a
+    second, to its event log, or remove its empty folder. Return the event if the log cannot take it, as on a full disk.
     """
     folder = folder_of(task)
     if folder is None or not folder.is_dir():
@@ -141,7 +141,7 @@ def record(task: Task, events: Path) -> dict[str, Any] | None:
     named = [item for item in found if len(item[0]) <= _LONGEST][:_NAMED]
     event = {
         "schema_version": 1,
-        "time": time.time(),
+        "time": when,
         "party": task.env.get("GEOMX_PARTY", ""),
         "role": task.env.get("DMLC_ROLE_GLOBAL") or task.env.get("DMLC_ROLE", ""),
         "rank": int(task.env.get("GEOMX_RANK", "-1")),

@@ -1,6 +1,6 @@
 """The agent's status file, `status.json`: what it knows of its part of the job, readable with a plain `cat`.
 
-One line of JSON. Times are Unix seconds of this host. `uptime` counts seconds since boot, so that a reader who reads
+One line of JSON. Times are those of JobClock. `uptime` counts seconds since boot, so that a reader who reads
 /proc/uptime with the file can compute the file's age independently of clocks.
 """
 
@@ -16,6 +16,7 @@ from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.host_usage import HostUsageMeter
 from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, FailureFields, ProcessStatus
 from geomx_cli.core.atomic import write_atomic
+from geomx_cli.core.job_clock import JobClock
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.root_cause import Failure
 
@@ -46,7 +47,10 @@ class StatusFile:
     its reader detects, and the control machine gets one "warning" through `warn`.
     """
 
-    def __init__(self, directory: Path, host_spec: HostSpec, warn: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, directory: Path, host_spec: HostSpec, clock: JobClock, warn: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._clock = clock
         self._warn = warn
         self._warned = False
         self._path = directory / FILE_NAME
@@ -54,7 +58,7 @@ class StatusFile:
         self._newest: dict[str, dict[str, dict[str, Any]]] = {task.name: {} for task in host_spec.tasks}
         self._failures: list[FailureFields] = []
         self._next = 0.0
-        self.usage = HostUsageMeter()
+        self.usage = HostUsageMeter(clock)
 
     def note(self, process: str, event: Mapping[str, Any]) -> None:
         """Record an event of a process."""
@@ -72,7 +76,7 @@ class StatusFile:
             self._newest[process].setdefault("first round", kept)
 
     def fail(self, failure: Failure) -> None:
-        """Record a failure of a process; its time is by this host's clock."""
+        """Record a failure of a process; its time is by the job's clock."""
         if len(self._failures) < _FAILURES:
             fields = failure.to_message()
             self._failures.append({**fields, "tail": [line[:_TEXT] for line in failure.tail]})
@@ -92,7 +96,7 @@ class StatusFile:
             "schema_version": _SCHEMA_VERSION,
             "job": self._host_spec.job,
             "host": self._host_spec.host,
-            "time": time.time(),
+            "time": self._clock.time(),
             "uptime": processes.uptime(),
             "boot": processes.boot_id(),
             "machine": os.uname().nodename,

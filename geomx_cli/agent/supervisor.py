@@ -20,6 +20,7 @@ from geomx_cli.agent.partial_stop import PartialStop
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.core.agent_status import AgentStatus
+from geomx_cli.core.job_clock import JobClock
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]
@@ -41,16 +42,16 @@ class Supervisor:
     def __init__(self, directory: Path, host_spec: HostSpec) -> None:
         self._directory = directory
         self._host_spec = host_spec
-        job_dir = Path(host_spec.job_dir)
-        self._children = [Child(task, job_dir, host_spec.host, host_spec.silence) for task in host_spec.tasks]
+        self._clock = JobClock(host_spec.clock_ahead)
+        self._children = [Child(task, host_spec, self._clock) for task in host_spec.tasks]
         self._selector = selectors.DefaultSelector()
         self._control = Control(host_spec.socket, self._selector)
         self._next_look = 0.0
         self._asked_by = ""  # the requester, if a user stopped the job
         self._ordered = False  # the control machine stopped the job for its own reasons
         self._suspended = False  # the control machine announced a pause in its heartbeats
-        self._status = StatusFile(directory, host_spec, self._control.send_durable)
-        self._lifecycle = Lifecycle(self._children, self._status.change)
+        self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
+        self._lifecycle = Lifecycle(self._children, self._clock, self._status.change)
         self._ending = PartialStop()
         self._memory = OomWatcher()
         self._wakeup, self._signals = socket.socketpair()
@@ -146,7 +147,7 @@ class Supervisor:
                 child.start(inherited, self._host_spec.working_dir)
             except OSError as error:
                 what = f"could not be started: {error.strerror}: {error.filename}"
-                self._fail(child, Failure(child.name, self._host_spec.host, what, time.time()))
+                self._fail(child, Failure(child.name, self._host_spec.host, what, self._clock.time()))
                 break
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
             self._control.send_durable({"type": "started", "process": child.name})
@@ -190,7 +191,7 @@ class Supervisor:
     def _report(self, child: Child, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
             written = event.get("time")  # untrusted: written by a script
-            age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
+            age = max(0.0, self._clock.time() - written) if isinstance(written, int | float) else 0.0
             self._status.note(child.name, event)
             if not self._control.outbox.full:  # else the next hello's status has the newest of each kind
                 self._control.send_durable({"type": "event", "process": child.name, "age": age, "event": event})
@@ -199,7 +200,7 @@ class Supervisor:
         if not child.check_end():
             return
         self._selector.unregister(child.pidfd)
-        unwritten = outputs.record(child.task, child.events.path)
+        unwritten = outputs.record(child.task, child.events.path, self._clock.time())
         self._forward(child)
         if unwritten is not None:
             self._report(child, [unwritten])
@@ -220,7 +221,7 @@ class Supervisor:
         """Report a failure and terminate the other processes after a grace period."""
         child.failed = True
         self._status.fail(failure)
-        age = max(0.0, time.time() - failure.when)
+        age = max(0.0, self._clock.time() - failure.when)
         self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
         self._lifecycle.stop(f"{failure.process} {failure.cause}", _GRACE)
 

@@ -12,6 +12,7 @@ from typing import TextIO
 import msgspec
 
 from geomx_cli.core.events import SCHEMA_VERSION, Event, ProcessFailed
+from geomx_cli.core.job_clock import JobClock
 from geomx_cli.core.jsonlines import encode
 
 __all__ = ["EventLog"]
@@ -22,12 +23,15 @@ class EventLog:
 
     May be shared by threads (O_APPEND). Without a path, events are dropped: a process started by hand without a job
     directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
-    when it is killed. A full disk is reported once on stderr, and later events are dropped.
+    when it is killed. A full disk is reported once on stderr, and later events are dropped. clock: for all times of
+    events, also those that callers give.
     """
 
     def __init__(
-        self, path: Path | None, *, party: str = "", role: str = "", rank: int = -1, talk: TextIO | None = None
+        self, path: Path | None, *, party: str = "", role: str = "", rank: int = -1, talk: TextIO | None = None,
+        clock: JobClock | None = None,
     ) -> None:
+        self.clock = clock or JobClock()
         self._who = {"party": party, "role": role, "rank": rank}
         self._talk = talk
         self._path = path
@@ -65,7 +69,7 @@ class EventLog:
 
     def _line(self, event: Event) -> bytes:
         fields = msgspec.to_builtins(event)
-        when = round(event.time or time.time(), 6)
+        when = round(event.time or self.clock.time(), 6)
         fields |= {"schema_version": SCHEMA_VERSION, "number": next(self._numbers), "time": when}
         return encode({**self._who, **fields})
 

@@ -58,6 +58,7 @@ class Host(_Frozen):
     sockets: str = Field(default="", description="how paths of folders for unix sockets begin; empty: the job's own")
     env: Mapping[str, str] = Field(default_factory=dict, description="variables for each of its processes")
     ports: tuple[int, ...] = Field(default=(), description="for its schedulers and servers, in this order")
+    clock_ahead: float = Field(default=0.0, description="seconds that its clock is ahead of ours; known at launch")
     reachable_from: tuple[str, ...] | None = Field(default=None, description="parties that dial it; None: all others")
     runs: tuple[Role, ...] = Field(default=(), description="roles that run here; empty: by rule")
 

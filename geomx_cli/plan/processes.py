@@ -186,6 +186,7 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
         links=tuple(link.text for link in layout.links),
         wan_share=1 / len(carriers) if node.name in carriers else 1.0,
         device=node.device if node.device.startswith("gpu") else "",
+        clock_ahead=node.host.clock_ahead,
         options=spec.options,
     )
 

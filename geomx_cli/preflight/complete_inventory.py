@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, is_ip
 from geomx_cli.plan import ports
-from geomx_cli.preflight.probe_pool import Facts
+from geomx_cli.preflight.probe_pool import Facts, Skew
 
-__all__ = ["ALL", "complete_inventory", "listening"]
+__all__ = ["ALL", "complete_inventory", "listening", "with_clocks"]
 
 ALL = "::"
 """Wildcard address for both IP versions."""
@@ -28,6 +28,14 @@ def complete_inventory(inventory: Inventory, facts: Mapping[str, Facts]) -> Inve
         return ports.choose(completed, free)
     except InvalidSettings as error:
         raise InvalidSettings(error.message + _holders(inventory, facts), error.hint) from None
+
+
+def with_clocks(inventory: Inventory, skews: Mapping[str, Skew]) -> Inventory:
+    """Return the inventory with the offsets of its hosts' clocks."""
+    return inventory.with_hosts(
+        host.model_copy(update={"clock_ahead": round(skews[host.name].certain, 6)}) if host.name in skews else host
+        for host in inventory.hosts
+    )
 
 
 def listening(host: Host) -> str:

@@ -16,6 +16,7 @@ from geomx_cli.ps.net.addresses import is_loopback
 __all__ = ["check_clock", "check_hardware", "check_host", "check_memory", "check_torch", "names_gpus", "warn_of_gpus"]
 
 _SKEW = 2.0
+_CLOCK = "times of records are corrected by that, but not those in logs; synchronise it with NTP (chrony, timesyncd)"
 _LITTLE_DISK, _LOW_DISK = 100e6, 1e9
 _OLDEST_TORCH = (2, 4)
 _EXTRAS = {"mxnet": "geomx-cli[mxnet]", "torch": "geomx-cli[torch]", "zmq": "pyzmq"}
@@ -34,12 +35,14 @@ def check_host(host: Host, facts: Facts, skew: Skew, required: Requirements) -> 
 
 
 def check_clock(host: str, skew: Skew) -> Check:
-    """Warn if a host's clock is off by more than two seconds with certainty, which breaks the order of events."""
+    """Warn if a host's clock is off by more than two seconds with certainty. Times of events are corrected by that, but
+    not what a script prints, times of files, or what other programs check, such as certificates.
+    """
     if abs(skew.ahead) - skew.uncertainty <= _SKEW:
         return Check(host, "clock")
     way = "ahead of" if skew.ahead > 0 else "behind"
     what = f"its clock is {format_duration(abs(skew.ahead))} {way} that of this machine"
-    return Check(host, "clock", "warning", what, "synchronise both with NTP (chrony, systemd-timesyncd)")
+    return Check(host, "clock", "warning", what, _CLOCK)
 
 
 def check_memory(facts: Mapping[str, Facts], required: Mapping[str, Requirements]) -> Iterator[Check]:

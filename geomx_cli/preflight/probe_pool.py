@@ -92,6 +92,11 @@ class Skew:
         """Compute it from our Unix times of request and response and the host's `clock` in between."""
         return cls(clock - (sent + received) / 2, (received - sent) / 2)
 
+    @property
+    def certain(self) -> float:
+        """`ahead`, or 0 if the two clocks may agree."""
+        return self.ahead if abs(self.ahead) > self.uncertainty else 0.0
+
 
 class ProbePool:
     """A probe on each of `hosts`, running until `close`; also a context manager.

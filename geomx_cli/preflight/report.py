@@ -19,7 +19,7 @@ from geomx_cli.plan.ports import choose
 from geomx_cli.preflight import hosts as checks_of_hosts
 from geomx_cli.preflight import links
 from geomx_cli.preflight.check import REACHABLE, Check, exit_code, together
-from geomx_cli.preflight.complete_inventory import ALL, complete_inventory, listening
+from geomx_cli.preflight.complete_inventory import ALL, complete_inventory, listening, with_clocks
 from geomx_cli.preflight.connect import Dialled, dials
 from geomx_cli.preflight.diagnose import link_checks
 from geomx_cli.preflight.probe_pool import Facts, ProbePool
@@ -103,7 +103,7 @@ class _Examination:
         facts = self._facts()
         self._check_hosts(facts)
         try:
-            self._inventory = complete_inventory(self._inventory, facts)
+            self._inventory = with_clocks(complete_inventory(self._inventory, facts), self._probes.skews)
         except InvalidSettings as error:
             self._checks.append(Check("inventory", "settings", "problem", error.message, error.hint))
         else:

@@ -11,6 +11,7 @@ from geomx_cli.core.env_names import without_effect
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import WarningRaised
+from geomx_cli.core.job_clock import JobClock
 from geomx_cli.core.process_name import file_name
 from geomx_cli.runtime.settings import Settings
 
@@ -23,7 +24,8 @@ def event_log(settings: Settings) -> EventLog:
     path = Path(settings.job_dir, "events", f"{name}.jsonl") if settings.job_dir and name else None
     rank = -1 if settings.rank is None else settings.rank
     talk = None if settings.role == "worker" else sys.stderr
-    return EventLog(path, party=settings.party, role=settings.role, rank=rank, talk=talk)
+    clock = JobClock(settings.clock_ahead)
+    return EventLog(path, party=settings.party, role=settings.role, rank=rank, talk=talk, clock=clock)
 
 
 def warn_of_variables(events: EventLog, settings: Settings) -> None:

@@ -133,7 +133,7 @@ class Reporter:
         with self._writing:
             if self._events is None or self._began is None:
                 return
-            epoch = time.time() - (time.monotonic() - self._began)
+            epoch = self._events.clock.time() - (time.monotonic() - self._began)
             with self._lock:
                 entries = list(self._queue)
                 self._queue.clear()

@@ -35,8 +35,10 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       GEOMX_GROUP_SIZE, GEOMX_RENDEZVOUS      worker with GEOMX_REDUCE=torch: the size of its party's process group, and
                                               where that forms; all but its first worker have no DMLC_PS_... variables
       GEOMX_KEY_FILE, GEOMX_WAN_SHARE, GEOMX_LINKS
+      GEOMX_CLOCK_AHEAD                       seconds that the host's clock is ahead of that of the launching machine
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -135,7 +137,7 @@ def _decode(env: Mapping[str, str], name: str, default: object) -> Any:
         case tuple():
             return tuple(env[name].split())
         case float():
-            return _share(env, name)
+            return _share(env, name) if name == SETTINGS["wan_share"] else _seconds(env, name)
     return _int(env, name)
 
 
@@ -207,6 +209,16 @@ def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
         return int(text)
     except ValueError:
         raise InvalidSettings(f"{name}={text!r} is no whole number", f"set {name} to a number") from None
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float:
+    try:
+        seconds = float(env[name])
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise InvalidSettings(f"{name}={env[name]!r} is no number of seconds", "geomx launch sets it")
+    return seconds
 
 
 def _share(env: Mapping[str, str], name: str) -> float:

@@ -9,6 +9,7 @@ from cluster import until
 
 from geomx_cli.agent.host_usage import HostUsageMeter, parse_cpu, parse_gpus, parse_memory
 from geomx_cli.core.host_usage import HostUsage
+from geomx_cli.core.job_clock import JobClock
 
 GPUS = "NVIDIA H200, 93, 40960, 143771\nTesla, K80, [N/A], 0, 11441\nodd line\n"
 
@@ -29,7 +30,7 @@ def test_a_meter_measures_and_gives_up_on_a_broken_nvidia_smi(tmp_path: Path, mo
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{GPUS}END\n")
     program.chmod(0o755)
-    meter, now = HostUsageMeter(), itertools.count(0.0, 11.0)
+    meter, now = HostUsageMeter(JobClock()), itertools.count(0.0, 11.0)
 
     def gpus() -> list[object]:
         meter.measure(0.0 if meter._query is not None else next(now))  # time stands still until nvidia-smi has ended

@@ -75,7 +75,7 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
     for number in range(9):
         (folder / f"b{number}").write_text("12")
     (folder / "model.two").touch()
-    assert outputs.record(task, log) is None
+    assert outputs.record(task, log, 7.0) is None
     ((fields, _),) = read_objects(log)
     event = parse(fields)
     assert isinstance(event, OutputsWritten) and (event.count, event.bytes) == (13, 34)
@@ -83,7 +83,7 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
     assert _bounded(fields["files"]) == fields["files"], "status.json has them too"
     log.unlink()
     log.symlink_to(tmp_path / "secret")
-    unwritten = outputs.record(task, log)
+    unwritten = outputs.record(task, log, 7.0)
     assert unwritten is not None and unwritten["count"] == 13, "its agent reports it without the log"
     assert (tmp_path / "secret").read_text() == "secret"
 
@@ -91,7 +91,7 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
 def test_an_empty_folder_goes(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "A-worker-0"
     folder.mkdir(parents=True)
-    outputs.record(Task("A/worker:0", (), {"GEOMX_OUTPUT_DIR": str(folder)}), tmp_path / "log")
+    outputs.record(Task("A/worker:0", (), {"GEOMX_OUTPUT_DIR": str(folder)}), tmp_path / "log", 7.0)
     assert not list(tmp_path.iterdir())
 
 

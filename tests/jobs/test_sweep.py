@@ -105,7 +105,8 @@ def test_errors_of_a_refused_launch_are_shown_in_full(jobs: Jobs, capsys: pytest
     assert "error: 2 problems:\n  h0: refuses\n    is sshd running?\n  h1: refuses\n" in said
     assert said.count("h0: refuses (is sshd running?)") == 1
     manifest = SweepManifest.read(jobs.folder)
-    assert manifest is not None and [cell.why for cell in manifest.cells] == ["2 problems", "h0: refuses (is sshd running?)"]
+    assert manifest is not None
+    assert [cell.why for cell in manifest.cells] == ["2 problems", "h0: refuses (is sshd running?)"]
 
 
 def test_a_job_collected_in_part_is_not_run_again(jobs: Jobs) -> None:

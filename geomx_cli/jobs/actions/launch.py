@@ -112,7 +112,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             directory.write_plan(planned, inventory)
             _announce(planned, view, tee=options.tee)
             dirs = working_dirs(inventory, planned)
-            pool = AgentPool(reached, host_specs(planned, dirs, lease), view.warn)
+            pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease), view.warn)
             teed = _teed(view, directory, planned, stack) if options.tee else view
             watch = Watch(
                 planned, pool, progress, teed, observer=observer, on_listening=lock.release, warned=options.warned

@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.core import env_names
 from geomx_cli.hosts import File
+from geomx_cli.inventory import Inventory
 from geomx_cli.plan import Plan
 from geomx_cli.ps.net import security
 
 __all__ = ["host_specs", "key_files"]
 
 
-def host_specs(plan: Plan, working_dirs: Mapping[str, str], lease: float) -> dict[str, HostSpec]:
-    """Return each host's part of the plan. `working_dirs`: working directory of the processes per host; `lease`:
-    seconds that they continue without the control machine, 0 for unlimited.
+def host_specs(
+    plan: Plan, inventory: Inventory, working_dirs: Mapping[str, str], lease: float
+) -> dict[str, HostSpec]:
+    """Return each host's part of the plan, which was made of `inventory`. `working_dirs`: working directory of the
+    processes per host; `lease`: seconds that they continue without the control machine, 0 for unlimited.
     """
     clear = ("PORT", *env_names.of_options())
     return {
@@ -26,6 +29,7 @@ def host_specs(plan: Plan, working_dirs: Mapping[str, str], lease: float) -> dic
             working_dir=working_dirs[host],
             lease=lease,
             silence=float(plan.spec.options["silence"]),
+            clock_ahead=inventory.host(host).clock_ahead,
             clear=clear,
             tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),
         )

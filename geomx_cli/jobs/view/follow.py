@@ -75,15 +75,18 @@ class PlainView:
     def show(self, progress: Progress) -> None:
         """See View.show."""
         now = time.monotonic()
+        lines: list[tuple[float, str]] = []
+        for when, found in progress.evaluations[self._evaluations :]:
+            if found.accuracy is not None:
+                lines.append((when, f"test accuracy {found.accuracy:.4f}"))
+            if found.validation_loss is not None:
+                lines.append((when, f"validation loss {found.validation_loss:.4f}"))
         if progress.phase != self._phase:
             self._phase = progress.phase
             self._next_line = now + (_LINE_EVERY if self._phase in _TRAINING else _SLOW)
-            self._note(now, progress, self._phase)
-        for when, found in progress.evaluations[self._evaluations :]:
-            if found.accuracy is not None:
-                self._note(when, progress, f"test accuracy {found.accuracy:.4f}")
-            if found.validation_loss is not None:
-                self._note(when, progress, f"validation loss {found.validation_loss:.4f}")
+            lines.append((now, self._phase))  # after evaluations, which were before now
+        for when, text in lines:
+            self._note(when, progress, text)
         self._evaluations = len(progress.evaluations)
         if now < self._next_line:
             return

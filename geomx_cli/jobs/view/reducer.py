@@ -39,7 +39,7 @@ class ProcessState:
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
     algorithm's own metrics of its newest round. step, metrics: as its script has reported, and
     the validation loss; the newest of each.
-    trains_since: Unix seconds of its host, None before training. first_round: end of its first round, by `clock`, which
+    trains_since: by the job's clock, None before training. first_round: end of its first round, by `clock`, which
     is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
     work. outputs: what it has saved. result_warning: its first one that affects the result.
 
@@ -98,7 +98,7 @@ class ProcessState:
 
     @property
     def telemetry_time(self) -> float:
-        """When it wrote its newest telemetry, Unix seconds of its host; 0 before the first."""
+        """When it wrote its newest telemetry, by the job's clock; 0 before the first."""
         return self._newest.get("telemetry", (0, 0.0))[1]
 
     def take(self, event: Event, when: float) -> None:

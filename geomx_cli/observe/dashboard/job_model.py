@@ -66,7 +66,7 @@ class _Sender:
 class JobModel:
     """`take` adds an event, `snapshot` returns the current state. All methods are thread-safe.
 
-    Times are seconds since the job `began` (Unix seconds), by the clocks of its hosts; `clock` is this machine's. With
+    Times are seconds since the job `began` (Unix seconds), by the job's clock, as is `clock`. With
     `over` nothing of the job runs any more; `failed_first` is the process whose failure ended it, "" for none.
     """
 

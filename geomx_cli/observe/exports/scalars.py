@@ -11,7 +11,7 @@ NAMES = ("loss", "samples_per_s", "waiting")
 
 
 class Scalar(NamedTuple):
-    """step: a round of the bundled job, or a script's own step. when: Unix seconds of the process's host."""
+    """step: a round of the bundled job, or a script's own step. when: as JobClock."""
 
     tag: str
     value: float

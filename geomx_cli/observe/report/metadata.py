@@ -91,7 +91,7 @@ class Metadata(msgspec.Struct):
 
 
 def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
-    """Return `seconds` and `wan_bytes` of Metadata, summed over all processes. Assumes synchronized clocks."""
+    """Return `seconds` and `wan_bytes` of Metadata, summed over all processes."""
     begun = min((log.state.trains_since for log in logs if log.state.trains_since is not None), default=None)
     if begun is None or not any(log.counts_sent for log in logs):
         return [], []

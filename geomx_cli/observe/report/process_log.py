@@ -19,7 +19,7 @@ MOST_COUNTS = 4096
 
 @dataclass
 class ProcessLog:
-    """state: the process's state after all its events. sent: (Unix seconds, cumulative bytes sent to other parties)
+    """state: the process's state after all its events. sent: (time, cumulative bytes sent to other parties)
     each time that these had grown, subsampled for long logs. counts_sent: whether they were counted at all.
     problems: a sentence per damaged event.
 

@@ -33,7 +33,7 @@ class WanLog:
         """Note that bytes have just been sent."""
         if not self._events.is_kept:
             return
-        self._newest = time.time()
+        self._newest = self._events.clock.time()
         if not self._is_due:
             self._is_due = True
             self._loop.call_later(max(FINEST, PART * (time.monotonic() - self._began)), self._write)
