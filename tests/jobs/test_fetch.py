@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import threading
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -197,6 +198,38 @@ def test_a_broken_connection_is_made_again(job: Job, tmp_path: Path, monkeypatch
     broken = "host A: the connection broke; trying again, for 60 s at most"
     assert how == ["continued", "fetched", "fetched", "fetched", broken, broken], "each interruption is named once"
     assert [asked["offset"] > 0 for asked in host.asked if asked["name"] == "model.bin"] == [False, True, True]
+
+
+def test_an_interrupt_opens_no_connection_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, opened, opens, receive = job.hosts["A"], Host.open, [], Host.receive
+    receiving, closed, transfers = threading.Event(), threading.Event(), []
+    part = tmp_path / "here/job-1/outputs.part/A-worker-0/model.bin"
+
+    def stall(self: Host) -> bytes:
+        if not part.exists() or receiving.is_set():
+            return receive(self)
+        receiving.set()
+        assert closed.wait(30)
+        return b""  # its connection is closed
+
+    def open_(self: Host, argv: Any) -> Host:
+        opens.append(self.name)
+        return opened(self, argv)
+
+    def interrupted(do: Any, _: object) -> None:
+        transfers.append(threading.Thread(target=do, args=(host,), daemon=True))
+        transfers[0].start()
+        assert receiving.wait(30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Host, "receive", stall)
+    monkeypatch.setattr(Host, "open", open_)
+    monkeypatch.setattr("geomx_cli.jobs.actions.fetch.everywhere", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path / "here")
+    closed.set()
+    transfers[0].join(30)
+    assert not transfers[0].is_alive() and opens == ["A"]
 
 
 def test_a_broken_transfer_is_continued_and_a_changed_file_sent_anew(job: Job, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Collection
 from contextlib import closing as closing_one
 from contextlib import suppress
@@ -102,6 +103,7 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
     """
     folder = base / job.plan.job
     problems: list[dict[str, str]] = []
+    interrupted = threading.Event()
 
     def all_of(host: Connector, reconnects: Reconnects, got: list[Fetched], tried: set[str]) -> None:
         """Fetch what has not been tried; `tried`: the paths of files, and "" once the host's list is known."""
@@ -122,7 +124,7 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
 
     def one(host: Connector) -> list[Fetched]:
         got: list[Fetched] = []
-        reconnects = Reconnects(progress.warn)
+        reconnects = Reconnects(progress.warn, interrupted)
         tried: set[str] = set()
         try:
             reconnects.repeat(lambda: all_of(host, reconnects, got, tried))
@@ -137,6 +139,9 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
     with locked_folder(base), closing(job.open_hosts()) as hosts:
         try:
             found = [entry for entries in everywhere(one, hosts.values()) for entry in entries]
+        except BaseException:
+            interrupted.set()
+            raise
         finally:
             _remove_empty(folder / PARTIAL)
     return {
