@@ -6,8 +6,8 @@ import io
 import json
 import os
 import shutil
-import threading
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -201,6 +201,7 @@ def test_a_broken_connection_is_made_again(job: Job, tmp_path: Path, monkeypatch
 
 
 def test_an_interrupt_opens_no_connection_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("geomx_cli.jobs.actions.reconnects._LIMIT", 60)
     host, opened, opens, receive = job.hosts["A"], Host.open, [], Host.receive
     receiving, closed, transfers = threading.Event(), threading.Event(), []
     part = tmp_path / "here/job-1/outputs.part/A-worker-0/model.bin"
