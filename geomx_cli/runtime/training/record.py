@@ -25,7 +25,7 @@ class Record:
         self._steps = steps
         self._time_limit = time_limit
         self._started = self._last = time.monotonic()
-        self._rate = self._waiting = 0.0
+        self._recent = [0.0, 0.0, 0.0]
         self._bytes = self._count_bytes()
         client.events.write(StateChanged(state="training"))
 
@@ -60,16 +60,17 @@ class Record:
             )
         )
         now = time.monotonic()
-        seconds, self._last = max(now - self._last, 1e-9), now
-        weight = _SMOOTHING if self._rate else 1.0
-        self._rate += (samples / seconds - self._rate) * weight
-        self._waiting += (wait / seconds - self._waiting) * weight
+        # Samples, waits and seconds are smoothed, not their ratios: rounds that cross no WAN are much shorter than others.
+        recent = (samples, wait, max(now - self._last, 1e-9))
+        self._recent = [old * (1 - _SMOOTHING) + new for old, new in zip(self._recent, recent, strict=True)]
+        self._last = now
+        rate, waiting = self._recent[0] / self._recent[2], self._recent[1] / self._recent[2]
         progress = self._progress(steps)
         left = self.elapsed * (1 - progress) / progress if progress else 0.0
         figures = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
         self._client.report(
-            state="training", round=number, samples_per_s=round(self._rate, 1),
-            waiting=round(min(1.0, self._waiting), 4), progress=round(progress, 4), left_s=round(left, 1), **figures,
+            state="training", round=number, samples_per_s=round(rate, 1),
+            waiting=round(min(1.0, waiting), 4), progress=round(progress, 4), left_s=round(left, 1), **figures,
         )  # fmt: skip
 
     def evaluation(self, round_: int, score: Score, seconds: float) -> None:

@@ -1,0 +1,36 @@
+"""The telemetry of a training worker."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from geomx_cli.runtime.training import record
+
+
+class Client:
+    """Keeps what is reported."""
+
+    def __init__(self) -> None:
+        self.events = SimpleNamespace(write=lambda event: None)
+        self.reported: dict[str, Any] = {}
+
+    def traffic(self) -> SimpleNamespace:
+        return SimpleNamespace(lan=(0, 0), wan=(0, 0))
+
+    def report(self, **values: Any) -> None:
+        self.reported |= values
+
+
+def test_rates_are_those_over_all_recent_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, client = [100.0], Client()
+    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
+    training = record.Record(client, steps=1000, time_limit=0)  # type: ignore[arg-type]
+    for number in range(1, 201):  # three of four rounds do not cross the WAN
+        seconds = 1.0 if number % 4 == 0 else 0.02
+        now[0] += seconds
+        training.round(
+            number, [{}], samples=64, loss=1.0, steps=number, communicate=0, wait=seconds - 0.01, accuracy=None
+        )
+    assert client.reported["samples_per_s"] == pytest.approx(4 * 64 / 1.06, rel=0.1)
+    assert client.reported["waiting"] == pytest.approx(1.02 / 1.06, rel=0.05)
