@@ -60,7 +60,7 @@ class Record:
             )
         )
         now = time.monotonic()
-        # Samples, waits and seconds are smoothed, not their ratios: rounds that cross no WAN are much shorter than others.
+        # Smoothed one by one, not as ratios: rounds that cross no WAN are much shorter than others.
         recent = (samples, wait, max(now - self._last, 1e-9))
         self._recent = [old * (1 - _SMOOTHING) + new for old, new in zip(self._recent, recent, strict=True)]
         self._last = now
