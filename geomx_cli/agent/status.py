@@ -33,6 +33,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("round", "accuracy", "validation_loss"),
     "finished": ("contribution",),
     "outputs": ("files", "count", "bytes"),
+    "warning": ("message", "affects_result"),
 }
 """Event kinds of which the newest is kept, and the fields kept: all that the reducer reads."""
 _FAILURES = 8  # per host; the first ones are the most informative
@@ -69,6 +70,10 @@ class StatusFile:
         kept = {name: _bounded(event[name]) for name in names if name in event}
         if kind == "reported":
             kept = _merged(self._newest[process].get(kind, {}), kept)
+        if kind == "warning":
+            if event.get("affects_result") is True:  # of these the first one matters
+                self._newest[process].setdefault(kind, kept)
+            return
         self._newest[process][kind] = kept
         if kind == "state":
             self.change()

@@ -76,7 +76,8 @@ def _print(name: str, which: tuple[str, str, str, int | None], count: int, *, fo
         texts = "; ".join(f"host {host}: {problem}" for host, problem in problems.items())
         raise DoneInPart(f"not all logs could be read: {texts}", "the output of the others is above")
     if is_empty and count:
-        click.echo("nothing has been written yet", err=True)
+        over = job.state is not None and job.state.over
+        click.echo("the processes have printed nothing" + ("" if over else " yet"), err=True)
 
 
 @click.command()

@@ -15,7 +15,7 @@ _QUIET = 5.0  # seconds after which a silent agent is reported
 
 def lost(host: str, how: str) -> Failure:
     """The failure of an agent that hangs, died, or breaks the protocol."""
-    hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory)"
+    hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory, a reboot)"
     return Failure("", host, how, time.monotonic(), hint)
 
 

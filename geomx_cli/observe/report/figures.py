@@ -120,7 +120,8 @@ def of(what: str, groups: Sequence[RunGroup], metrics: Sequence[str] = ()) -> Fi
     for name, which, data in (("accuracy", alike, "i.i.d."), ("accuracy-niid", unlike, "non-i.i.d.")):
         if which and scored:
             unit, scale = ("minutes", 60.0) if _longest(which) > SHORT else ("seconds", 1.0)
-            title, x = f"Test accuracy of {what} on {data} data", f"time ({unit})"
+            of_scripts = any(run.metadata and run.metadata.script for group in which for run in group.runs)
+            title, x = f"Test accuracy of {what}" + ("" if of_scripts else f" on {data} data"), f"time ({unit})"
             curves = _curves(which, lambda run, seconds, scale=scale: seconds / scale)
             figures.add(name, _accuracy(name, title, x, curves, _standalone(which)), which)
     x = "between parties (MB, both ways)"

@@ -85,5 +85,5 @@ function why(known, name, axis) {
   if (name === "accuracy") return ended ? "The job ended before its first evaluation." : "The first evaluation is yet to come (--eval-every).";
   if (name === "waiting" && script) return "For how long a script waits is not known.";
   if (name === "loss" && script) return "The script has reported no loss.";
-  return ended ? "The job ended before a worker reported any." : "No worker has reported any yet.";
+  return ended ? "No worker has reported a finite number." : "No worker has reported a finite number yet.";
 }
