@@ -106,8 +106,8 @@ class Progress:
         known = [_PHASES.index(row.state) for row in self.training_rows if row.state in _PHASES]
         phase = _PHASES[min(known, default=0)]
         # Workers that ended without joining have not finished the job: its schedulers still wait for them.
-        absent = phase == "finished" and any(row.process.role == "scheduler" and row.state == "waiting" for row in rows)
-        return "waiting" if absent else phase
+        joining = [row for row in rows if row.process.role == "scheduler" and row.state in ("starting", "waiting")]
+        return "waiting" if phase == "finished" and joining else phase
 
     @property
     def over(self) -> bool:

@@ -36,7 +36,7 @@ def report_of(cells: Sequence[Cell], folder: Path, target: float, on_progress: O
     done = [cell for cell in cells if cell.state in ("done", "collected in part")]
     found = read([folder / cell.records for cell in done if cell.records], on_progress)
     if not found.runs:
-        notes = ["there is nothing to compare: no job has recorded anything"] if done else []
+        notes = ["there is nothing to compare: no records of jobs have been collected"] if done else []
         return SweepReport(notes=notes, unreadable=found.unreadable)
     figure, notes = _drawn(found.runs, folder / "figures")
     groups = in_order(grouped(found.runs), list(dict.fromkeys(cell.algo for cell in cells)))
