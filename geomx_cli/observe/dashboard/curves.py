@@ -44,6 +44,7 @@ class Curves:
         self._metrics: dict[str, dict[str, Series]] = {}
         self._sent: dict[str, Flow] = {}
         self._sent_in_all = Flow()
+        self._not_finite: set[str] = set()
 
     def telemetry(self, process: str, event: Telemetry, seconds: float, *, trains: bool) -> None:
         """Add what a training worker reports. Of one that evaluates or has finished, only what is new: the last round,
@@ -55,25 +56,25 @@ class Curves:
         values = {"loss": event.loss, "rounds": event.round or None} if trains or is_new else {}
         values |= {"speed": event.samples_per_s, "waiting": event.waiting} if trains else {}
         for name, value in values.items():
-            self._add(self._series[name], process, value, seconds, summed=name == "speed")
+            self._add(name, self._series[name], process, value, seconds, summed=name == "speed")
 
     def reported(self, process: str, event: Reported, seconds: float) -> None:
         """Add what a training worker's script reports."""
         if process not in self._processes:
             return
-        self._add(self._series["loss"], process, event.loss, seconds)
-        self._add(self._series["speed"], process, event.samples_per_s, seconds, summed=True)
-        self._add(self._series["steps"], process, event.step, seconds)
+        self._add("loss", self._series["loss"], process, event.loss, seconds)
+        self._add("speed", self._series["speed"], process, event.samples_per_s, seconds, summed=True)
+        self._add("steps", self._series["steps"], process, event.step, seconds)
         self.accuracy(self._processes[process], event.accuracy, seconds)
         for name, number in event.metrics.items():
             self.metric(process, name, number, seconds)
 
     def metric(self, process: str, name: str, value: float, seconds: float) -> None:
         """Add a metric of a training worker."""
-        if process not in self._processes or not math.isfinite(value):
+        if process not in self._processes:
             return
         if name in self._metrics or len(self._metrics) < MOST_METRICS:
-            self._add(self._metrics.setdefault(name, {}), process, value, seconds)
+            self._add(name, self._metrics.setdefault(name, {}), process, value, seconds)
 
     def accuracy(self, process: Process, value: float | None, seconds: float) -> None:
         """Add a test accuracy; those of other processes than the evaluator, as known so far, are dropped."""
@@ -92,7 +93,8 @@ class Curves:
     def snapshot(self) -> dict[str, Any]:
         """Return, for JSON, the `curves`, and whether those of workers are `averaged` over several; scripts' `metrics`
         by name and group; and the `axes` over which curves can be drawn instead of time: the `rounds` and scripts'
-        `steps` of each group, and the total of `bytes` between parties.
+        `steps` of each group, and the total of `bytes` between parties. `not_finite`: kinds and metrics of which values
+        are not drawn, as they were NaN or infinite.
         """
         found = {name: _points(known) for name, known in self._series.items()}
         accuracy = self._accuracies.points()
@@ -105,6 +107,7 @@ class Curves:
                 "wan": {party: flow.points() for party, flow in sorted(self._sent.items())},
             },
             "metrics": {name: _points(known) for name, known in sorted(self._metrics.items())},
+            "not_finite": sorted(self._not_finite),
             "axes": {**axes, "bytes": self._sent_in_all.totals()},
         }
 
@@ -117,10 +120,16 @@ class Curves:
         return {"averaged": not self._single, "curves": shown, "axes": {**axes, "bytes": self._sent_in_all.totals()}}
 
     def _add(
-        self, known: dict[str, Series], process: str, value: float | None, seconds: float, *, summed: bool = False
-    ) -> None:
-        """Add a value to the curve of its worker or party in `known`, and to that of the whole job."""
-        if value is None or not math.isfinite(value):
+        self, name: str, known: dict[str, Series], process: str, value: float | None, seconds: float, *,
+        summed: bool = False,
+    ) -> None:  # fmt: skip
+        """Add a value to the curve of its worker or party in `known`, and to that of the whole job. `name`: of the kind
+        or the metric.
+        """
+        if value is None:
+            return
+        if not math.isfinite(value):
+            self._not_finite.add(name)
             return
         for group in {self._groups.get(process, ALL), ALL}:
             if group == process or self._single:

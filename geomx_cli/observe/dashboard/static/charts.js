@@ -13,6 +13,7 @@ const KINDS = [
 ];
 
 const MEANS = "Means over workers and time; the newest of their newest values.";
+const NOT_FINITE = "Numbers that are not finite are not drawn.";
 const UNKNOWN = {
   bytes: "Nothing was sent between parties yet: choose time or rounds.",
   rounds: "No round is known: choose time.",
@@ -34,13 +35,15 @@ export class Charts {
 
   // The validation loss, and what scripts report of their own: {metric: {process: [[seconds, value], ...]}}.
   showMetrics(known, axis, weight) {
-    const how = known.averaged ? MEANS : "";
     for (const [metric, processes] of Object.entries(known.metrics || {})) {
       if (!this.metrics.has(metric)) {
         this.metrics.set(metric, new Chart(get("charts"), `metric-${this.metrics.size}`, metric, { digits: 4 }));
       }
       const found = Object.entries(processes).slice(0, MOST_LINES).map(([name, points]) => ({ name, points, axes: known.axes }));
-      this.metrics.get(metric).show(found, axis, weight, UNKNOWN[axis] || "the script has not reported it yet", how);
+      const isFinite = !(known.not_finite || []).includes(metric);
+      const how = [isFinite ? "" : NOT_FINITE, known.averaged ? MEANS : ""].filter(Boolean).join(" ");
+      const nothing = isFinite ? "The script has not reported it yet." : NOT_FINITE;
+      this.metrics.get(metric).show(found, axis, weight, UNKNOWN[axis] || nothing, how);
     }
   }
 }
@@ -65,6 +68,11 @@ function within(_, low, high) {
 
 // Which values are none that a worker has measured.
 function how(known, name) {
+  if ((known.not_finite || []).includes(name)) return [NOT_FINITE, averages(known, name)].filter(Boolean).join(" ");
+  return averages(known, name);
+}
+
+function averages(known, name) {
   if (name === "wan") return "Means over each second or longer, of all processes: from the job's start, before workers train, to its end.";
   const others = Object.values(known.others).filter(other => other.curves);
   const averaged = others.length ? [known.overall, ...others].some(one => one.averaged) : known.averaged;
