@@ -117,7 +117,7 @@ def sweep(
     deviation) is printed, and one figure drawn to DIR/figures. --json prints one object instead: "schema_version",
     "folder", "target", "jobs" ("algo", "seed", "job", "state", "why", "records"), "groups" as in geomx compare --json,
     "figure" (its path, or null) and "problems". Exit code 7: some jobs are not done, or their records
-    incomplete; 1: none is done.
+    not all collected; 1: none is done.
 
     \b
     Examples:
@@ -135,6 +135,8 @@ def sweep(
         manifest = SweepManifest.read(folder)
         if manifest is None:
             raise InvalidSettings(f"{folder} has no sweep", "name the folder of one with --to")
+        if click.get_current_context().get_parameter_source("target") is not ParameterSource.COMMANDLINE:
+            target = manifest.target
         return _report(manifest.cells, folder, target, json=json)
     names = _checked(algo)
     _warn(script, names)
@@ -152,7 +154,7 @@ def sweep(
     where = inventory_path(hosts, local=local) or "this machine"
     _note(f"{counted(len(names) * seeds, 'job')}, one after another, on {where}; records go to {folder}")
     runner = running.Runner(jobs.launch, jobs.attach, lambda job: _collect(job, folder), jobs.settings, _note)
-    cells = running.sweep(folder, names, range(first, first + seeds), runner, restart=restart)
+    cells = running.sweep(folder, names, range(first, first + seeds), runner, target=target, restart=restart)
     try:
         return _report(cells, folder, target, json=json)
     except KeyboardInterrupt:
@@ -252,6 +254,7 @@ def _report(cells: "Sequence[Cell]", folder: Path, target: float, *, json: bool)
         hint = "they are not over: look again later" if running else "geomx logs JOB shows what they printed"
         raise TrainingFailed(f"none of {counted(len(cells), 'job')} is done", hint)
     if left or found.unreadable:
-        what = f"{len(left)} of {counted(len(cells), 'job')} not done" if left else "some records cannot be read"
+        what = f"{len(left)} of {counted(len(cells), 'job')} not done or not collected"
+        what = what if left else "some records cannot be read"
         raise DoneInPart(what, "repeat the command to run or collect what is missing")
     return 0

@@ -105,17 +105,19 @@ def some_of(texts: Sequence[str], most: int) -> str:
 
 
 def format_duration(seconds: float, like: float | None = None) -> str:
-    """Format a duration: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"; in the units of the duration `like`, if given.
+    """Format a duration: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"; to the precision of the duration `like`, if
+    given: "5 s" with minutes.
     """
     scale = seconds if like is None else like
     if scale < 0.9995:
         return f"{seconds * 1e3:.0f} ms"
     if scale < 59.95:
         return f"{seconds:.1f} s"
-    seconds = round(seconds)
     if scale < 3599.5:
-        return f"{seconds // 60} min {seconds % 60:02d} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    hours, rest = divmod(round(seconds) // 60, 60)
+    return f"{hours} h {rest:02d} min" if hours else f"{rest} min"
 
 
 def format_bytes(count: float, like: float | None = None) -> str:

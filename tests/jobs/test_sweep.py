@@ -68,7 +68,7 @@ class Jobs:
             return SweepSettings(["python", "train.py"], {"lr": 0.1, **options}, self.script)
 
         runner = Runner(self.launch, self.attach, self.collect, settings, print)
-        cells = sweep(self.folder, list(algorithms), range(1, 1 + seeds), runner, restart=restart)
+        cells = sweep(self.folder, list(algorithms), range(1, 1 + seeds), runner, target=0.8, restart=restart)
         return {cell.name: cell.state for cell in cells}
 
 
@@ -269,11 +269,11 @@ def test_restart_waits_for_the_job_that_runs(jobs: Jobs) -> None:
 def test_from_the_command_to_table_and_figure(desk: Desk, tmp_path: Path) -> None:
     data, folder = write_data(tmp_path / "data"), tmp_path / "runs"
     words = ["sweep", "--algo", "local", "--seeds", "2", "--to", str(folder), "--local", "--network", "linear"]
-    words += ["--data-dir", str(data), "--batch-size", "16", "--epochs", "2"]
+    words += ["--data-dir", str(data), "--batch-size", "16", "--epochs", "2", "--target", "0.3"]
     done = desk.geomx(*words)
     assert done.returncode == 0, done.stderr
     heading, row, figure = done.stdout.splitlines()
-    assert heading.split()[:2] == ["training", "n"] and row.split()[:3] == ["linear", "Local", "2"], row
+    assert "0.3" in heading and heading.split()[:2] == ["training", "n"] and row.split()[:3] == ["linear", "Local", "2"], row
     assert figure == str(folder / "figures" / "accuracy.png") and Path(figure).exists()
     cells = json.loads((folder / "sweep.json").read_text())["cells"]
     metadata = [json.loads((folder / cell["records"] / "job.json").read_text()) for cell in cells]
@@ -289,7 +289,7 @@ def test_from_the_command_to_table_and_figure(desk: Desk, tmp_path: Path) -> Non
     assert all(Path(job["records"]).is_dir() for job in found["jobs"]) and found["figure"] == figure
     assert [(group["n"], group["accuracy"]["n"]) for group in found["groups"]] == [(2, 2)]
     refused = desk.geomx(*words, "--lr", "0.5")
-    assert refused.returncode == 3 and "--lr was 0.0 and is 0.5" in refused.stderr
+    assert refused.returncode == 3 and "--lr was not given and is 0.5" in refused.stderr
     assert desk.geomx("sweep", "--report", "--seeds", "3").returncode == 2
     assert desk.geomx("sweep", "--seeds", "3").returncode == 2
     (desk.folder / "file").write_text("")

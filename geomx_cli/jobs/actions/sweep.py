@@ -39,18 +39,18 @@ class Runner:
 
 
 def sweep(
-    folder: Path, algorithms: list[str], seeds: range, runner: Runner, *, restart: bool = False
+    folder: Path, algorithms: list[str], seeds: range, runner: Runner, *, target: float, restart: bool = False
 ) -> list[Cell]:
     """Run all jobs that are not done yet, and return the cells. Call it from the main thread.
 
     sweep.json is written before and after each job, so that the same command continues after any end, even that of the
     machine. Failed jobs do not stop the others; they run again in the next sweep of the folder. Raises InvalidSettings
     if the sweep of the folder has other settings, unless `restart` is set, or if they change while it runs (the script
-    is edited), CheckFailed if another process runs it, and Interrupted.
+    is edited), CheckFailed if another process runs it, and Interrupted. target: accuracy, for later reports.
     """
     settings = runner.settings()
     with locked_folder(folder, _LOCK):
-        manifest = _opened(folder, settings, restart=restart)
+        manifest = _opened(folder, settings, target, restart=restart)
         cells = manifest.wanted(algorithms, seeds)
         manifest.write(folder)
         one = _Sweep(folder, manifest, runner)
@@ -59,13 +59,14 @@ def sweep(
     return cells
 
 
-def _opened(folder: Path, settings: SweepSettings, *, restart: bool) -> SweepManifest:
+def _opened(folder: Path, settings: SweepSettings, target: float, *, restart: bool) -> SweepManifest:
     if restart:
         _set_aside(folder)
     manifest = SweepManifest.read(folder)
     if manifest is None:
-        return SweepManifest(settings)
+        return SweepManifest(settings, target)
     _refuse_changes(folder, manifest, settings)
+    manifest.target = target
     return manifest
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.plugins import table
 
 __all__ = ["FILE_NAME", "Cell", "State", "SweepManifest", "SweepSettings"]
 
@@ -38,7 +39,10 @@ class SweepSettings(msgspec.Struct):
         for name in sorted({*self.options, *new.options}):
             if self.options.get(name) != new.options.get(name):
                 flag = "--" + name.replace("_", "-")
-                found.append(f"{flag} was {self.options.get(name)!r} and is {new.options.get(name)!r}")
+                usual = next((option.default for option in table() if option.name == name), None)
+                values = (settings.options.get(name) for settings in (self, new))
+                old, now = ("not given" if value == usual else repr(value) for value in values)
+                found.append(f"{flag} was {old} and is {now}")
         return found
 
 
@@ -61,9 +65,12 @@ class Cell(msgspec.Struct):
 
 
 class SweepManifest(msgspec.Struct):
-    """The file's content. Cells are never removed; a sweep may be extended by algorithms and seeds."""
+    """The file's content. Cells are never removed; a sweep may be extended by algorithms and seeds. target: accuracy
+    of the newest report.
+    """
 
     settings: SweepSettings
+    target: float
     cells: list[Cell] = []
     schema_version: int = 1
 

@@ -44,7 +44,7 @@ export class Chart {
     this.note.hidden = !known.length || !note;
     setText(this.note, note);
     if (!known.length) return;
-    const names = JSON.stringify([known.map(line => line.name), axis, weight > 0]);
+    const names = JSON.stringify([known.map(line => [line.name, isPoint(line)]), axis, weight > 0]);
     const [xs, ...rows] = aligned(known);
     const scaled = rows.map(row => row.map(value => value == null ? null : value * this.scale));
     Object.assign(this, { lines: known, axis, weight, data: [xs, ...scaled] });
@@ -62,7 +62,8 @@ export class Chart {
     const series = kinds.flatMap(kind => this.lines.map((line, index) => ({
       label: line.name, spanGaps: true, show: !this.hidden.has(line.name), alpha: kind === "raw" ? 0.25 : 1,
       width: kind === "raw" ? 1 : 1.5, stroke: () => colour(`curve-${index % COLOURS}`),
-      dash: line.dashed || index >= COLOURS ? [6, 4] : [], points: kind === "raw" && this.weight ? { show: false } : { size: 4 },
+      dash: line.dashed || index >= COLOURS ? [6, 4] : [],
+      points: kind === "raw" && this.weight ? { show: false } : isPoint(line) ? { show: true, size: 6 } : { size: 4 },
     })));
     const { title, steps, marks } = AXES[this.axis], axis = { stroke: () => colour("soft"), grid: { stroke: () => colour("grid"), width: 1 },
                                                  ticks: { stroke: () => colour("grid"), width: 1 }, font: "11px system-ui" };
@@ -122,6 +123,11 @@ export class Chart {
     const width = this.canvas.clientWidth;
     if (this.plot && width && width !== this.plot.width) this.plot.setSize(sizeAt(width));
   }
+}
+
+// A curve of one point is seen only if that is marked.
+function isPoint(line) {
+  return line.points.length === 1;
 }
 
 function lastOf(row, index) {
