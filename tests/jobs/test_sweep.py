@@ -273,7 +273,8 @@ def test_from_the_command_to_table_and_figure(desk: Desk, tmp_path: Path) -> Non
     done = desk.geomx(*words)
     assert done.returncode == 0, done.stderr
     heading, row, figure = done.stdout.splitlines()
-    assert "0.3" in heading and heading.split()[:2] == ["training", "n"] and row.split()[:3] == ["linear", "Local", "2"], row
+    assert "0.3" in heading and heading.split()[:2] == ["training", "n"]
+    assert row.split()[:3] == ["linear", "Local", "2"], row
     assert figure == str(folder / "figures" / "accuracy.png") and Path(figure).exists()
     cells = json.loads((folder / "sweep.json").read_text())["cells"]
     metadata = [json.loads((folder / cell["records"] / "job.json").read_text()) for cell in cells]
