@@ -5,7 +5,8 @@ The residual e decays (e = DECAY e + difference), by default by 0.95 as in the p
 of largest magnitude are sent: a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean
 of the 64 have their mean as level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps
 in Rice code with 5 low bits. The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than
-4096 elements are encoded by int8. In the residual of results that are sums nothing decays.
+4096 elements send half of them: these are biases and the like, which would come too late. In the residual of results
+that are sums nothing decays.
 
 warmup: in round r of the first N a chunk sends 2^(N - r + 1) times as many elements, at most 2048, and an index has as
 many low bits fewer: what is left out of a model's first, large changes is what it lacks most.
@@ -22,7 +23,6 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import Codec, with_warmup
 from geomx_cli.ps.codecs._sparse import SelectingCodec, largest, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
-from geomx_cli.ps.codecs.int8 import Int8
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class SparseLoCo(SelectingCodec):
         self.decay = decay
         self._warmup = warmup
         self._doubled = 0
-        self._fp16, self._int8 = Fp16(), Int8()
+        self._fp16 = Fp16()
 
     def completed(self, spec: str, smallest: int) -> str:
         """See SizedCodec."""
@@ -76,12 +76,15 @@ class SparseLoCo(SelectingCodec):
         warming._doubled = min(_MOST, self._warmup - max(round_, 1) + 1)
         return warming
 
+    def _doubled_for(self, length: int) -> int:
+        return self._doubled if length >= _CHUNK else _MOST
+
     def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
         """See SelectingCodec."""
-        if len(array) < _CHUNK:
-            payload = self._int8.encode(array)
-            return payload, np.arange(len(array)), self._int8.decode(payload, len(array))
-        chunks, low_bits = _chunks_of(len(array), _KEPT << self._doubled), _LOW_BITS - self._doubled
+        if not len(array):
+            return memoryview(b""), np.arange(0), np.zeros(0, np.float32)
+        doubled = self._doubled_for(len(array))
+        chunks, low_bits = _chunks_of(len(array), _KEPT << doubled), _LOW_BITS - doubled
         indices = chunks.largest(array)
         places = chunks.starts + indices
         values = array[places].astype(np.float32, copy=False)
@@ -104,9 +107,10 @@ class SparseLoCo(SelectingCodec):
 
     def decode(self, payload: memoryview, length: int) -> "Array":
         """See Codec."""
-        if length < _CHUNK:
-            return self._int8.decode(payload, length)
-        chunks, low_bits = _chunks_of(length, _KEPT << self._doubled), _LOW_BITS - self._doubled
+        if not length and not len(payload):
+            return np.zeros(0, np.float32)
+        doubled = self._doubled_for(length)
+        chunks, low_bits = _chunks_of(length, _KEPT << doubled), _LOW_BITS - doubled
         count, place = len(chunks.starts), 2 * 2 * len(chunks.counts) + 2
         sizes = [-(-low_bits * count // 8), -(-count // 8), -(-count // 8)]
         if not place + sum(sizes) < len(payload) <= place + sum(sizes) - (-length // 8):
@@ -143,7 +147,7 @@ class _Chunks:
     def __init__(self, length: int, kept: int) -> None:
         self._kept = kept
         whole, rest = divmod(length, _CHUNK)
-        lengths = np.array([_CHUNK] * whole + [rest] * (rest > 0))
+        lengths = np.array([_CHUNK] * whole + [rest] * (rest > 0), np.int64)
         self.counts = -(-lengths * kept // _CHUNK)
         self.first = np.cumsum(self.counts) - self.counts
         self.numbers = np.repeat(np.arange(len(lengths)), self.counts)
