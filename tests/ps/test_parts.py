@@ -164,7 +164,7 @@ def test_by_itself_a_partition_of_a_small_model_is_balanced_too(servers: int) ->
         assert {piece.root for piece in slices[:servers]} == set(range(servers)), "all have work from the start"
 
 
-@pytest.mark.parametrize(("ratio", "scale"), [(0.5, 1), (1.0, 1), (2.0, 2), (200.0, 4)])
+@pytest.mark.parametrize(("ratio", "scale"), [(0.5, 1), (1.0, 1), (2.0, 2), (8.0, 4), (29.0, 4), (30.0, 8), (200.0, 8)])
 def test_slices_are_longer_where_a_codec_shortens_them(ratio: float, scale: int) -> None:
     slices = Partition(0, 2, ratio).declare(Tensor("large", 4_194_304, "float32")).slices
     assert [piece.length for piece in slices] == [262_144 * scale] * (16 // scale)
