@@ -192,7 +192,7 @@ def two_levels(array: Array) -> Array:
 def keeping(kept: int) -> Callable[[Array], Array]:
     """The rule of sparseloco if a chunk sends `kept` elements."""
     chunks = by_blocks(top(lambda size: math.ceil(size * kept / 4096), two_levels), 4096)
-    short = top(lambda size: math.ceil(size / 2), two_levels)
+    short = by_blocks(top(lambda size: math.ceil(size / 2), two_levels), 256)
     return lambda array: (chunks if len(array) >= 4096 else short)(array)
 
 

@@ -5,7 +5,7 @@ The residual e decays (e = DECAY e + difference), by default by 0.95 as in the p
 of largest magnitude are sent: a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean
 of the 64 have their mean as level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps
 in Rice code with 5 low bits. The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than
-4096 elements send half of them: these are biases and the like, which would come too late. In the residual of results
+4096 elements, biases and the like, send half of them, in chunks of 256. In the residual of results
 that are sums nothing decays.
 
 warmup: in round r of the first N a chunk sends 2^(N - r + 1) times as many elements, at most 2048, and an index has as
@@ -32,6 +32,7 @@ __all__ = ["codec"]
 
 name = "sparseloco"
 _CHUNK, _KEPT, _LOW_BITS = 4096, 64, 5
+_SMALL = 256
 _MOST = 5
 """Times that the number of elements is doubled, at most."""
 _LEVEL = np.dtype("<f2")
@@ -76,15 +77,17 @@ class SparseLoCo(SelectingCodec):
         warming._doubled = min(_MOST, self._warmup - max(round_, 1) + 1)
         return warming
 
-    def _doubled_for(self, length: int) -> int:
-        return self._doubled if length >= _CHUNK else _MOST
+    def _chunks(self, length: int) -> "tuple[_Chunks, int]":
+        """The chunks of a slice, and the number of low bits of their gaps."""
+        if length < _CHUNK:
+            return _chunks_of(length, _SMALL, _SMALL // 2), 0
+        return _chunks_of(length, _CHUNK, _KEPT << self._doubled), _LOW_BITS - self._doubled
 
     def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
         """See SelectingCodec."""
         if not len(array):
             return memoryview(b""), np.arange(0), np.zeros(0, np.float32)
-        doubled = self._doubled_for(len(array))
-        chunks, low_bits = _chunks_of(len(array), _KEPT << doubled), _LOW_BITS - doubled
+        chunks, low_bits = self._chunks(len(array))
         indices = chunks.largest(array)
         places = chunks.starts + indices
         values = array[places].astype(np.float32, copy=False)
@@ -109,8 +112,7 @@ class SparseLoCo(SelectingCodec):
         """See Codec."""
         if not length and not len(payload):
             return np.zeros(0, np.float32)
-        doubled = self._doubled_for(length)
-        chunks, low_bits = _chunks_of(length, _KEPT << doubled), _LOW_BITS - doubled
+        chunks, low_bits = self._chunks(length)
         count, place = len(chunks.starts), 2 * 2 * len(chunks.counts) + 2
         sizes = [-(-low_bits * count // 8), -(-count // 8), -(-count // 8)]
         if not place + sum(sizes) < len(payload) <= place + sum(sizes) - (-length // 8):
@@ -140,24 +142,25 @@ class SparseLoCo(SelectingCodec):
 
 
 class _Chunks:
-    """The chunks of a slice: how many elements of each are sent, `kept` of a whole one, and the position of the first
-    of these among all sent elements. For each sent element: the number of its chunk, and the chunk's offset and length.
+    """The chunks of a slice, of `size` elements: how many of each are sent, `kept` of a whole one, and the position of
+    the first of these among all sent elements. For each sent element: the number of its chunk, and the chunk's offset
+    and length.
     """
 
-    def __init__(self, length: int, kept: int) -> None:
-        self._kept = kept
-        whole, rest = divmod(length, _CHUNK)
-        lengths = np.array([_CHUNK] * whole + [rest] * (rest > 0), np.int64)
-        self.counts = -(-lengths * kept // _CHUNK)
+    def __init__(self, length: int, size: int, kept: int) -> None:
+        self._size, self._kept = size, kept
+        whole, rest = divmod(length, size)
+        lengths = np.array([size] * whole + [rest] * (rest > 0), np.int64)
+        self.counts = -(-lengths * kept // size)
         self.first = np.cumsum(self.counts) - self.counts
         self.numbers = np.repeat(np.arange(len(lengths)), self.counts)
-        self.starts = self.numbers * _CHUNK
+        self.starts = self.numbers * size
         self.limits = lengths[self.numbers]
 
     def largest(self, array: "Array") -> "Array":
         """The index within its chunk of each sent element, ascending; ties go to the first."""
-        whole = len(array) // _CHUNK * _CHUNK
-        found = largest_of_rows(array[:whole].reshape(-1, _CHUNK), self._kept) % _CHUNK
+        whole = len(array) // self._size * self._size
+        found = largest_of_rows(array[:whole].reshape(-1, self._size), self._kept) % self._size
         if whole == len(array):
             return found
         return np.concatenate([found, largest(array[whole:], int(self.counts[-1]))])
@@ -171,6 +174,6 @@ def _values(levels: "Array", chunks: _Chunks, high: "Array", negative: "Array") 
 
 
 @lru_cache(16)
-def _chunks_of(length: int, kept: int) -> _Chunks:
+def _chunks_of(length: int, size: int, kept: int) -> _Chunks:
     """Slices of a tensor have two lengths at most."""
-    return _Chunks(length, kept)
+    return _Chunks(length, size, kept)
