@@ -27,7 +27,7 @@ _TELLING = 500  # maximum length of a forwarded message or exception line
 class Child:
     """Starts a task in its own session and tracks its state. Not thread-safe.
 
-    `clock`: of all its times. An ended process stays a zombie until `close`, so its pid,
+    `clock`: the job's, used for all times here. An ended process stays a zombie until `close`, so its pid,
     which is also its process group id, cannot be reused, and group signals reach only its leftovers.
     """
 

@@ -125,7 +125,7 @@ def find(folder: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def record(task: Task, events: Path, when: float) -> dict[str, Any] | None:
-    """At a process's end: append an event "outputs" of the time `when` with its files, as many as are found within a
+    """At a process's end: append an event "outputs" with time `when` and its files, as many as are found within a
     second, to its event log, or remove its empty folder. Return the event if the log cannot take it, as on a full disk.
     """
     folder = folder_of(task)

@@ -35,7 +35,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "outputs": ("files", "count", "bytes"),
     "warning": ("message", "affects_result"),
 }
-"""Event kinds of which the newest is kept, and the fields kept: all that the reducer reads."""
+"""Event kinds of which the newest is kept, of warnings the first, and the fields kept: all that the reducer reads."""
 _FAILURES = 8  # per host; the first ones are the most informative
 _TEXT = 500  # maximum characters of a string chosen by a process
 
@@ -66,14 +66,12 @@ class StatusFile:
         kind = event.get("event")
         if not isinstance(kind, str) or kind not in _FIELDS or not isinstance(event.get("time"), int | float):
             return
+        if kind == "warning" and (event.get("affects_result") is not True or kind in self._newest[process]):
+            return  # of those that affect the result the first one is kept
         names = ("schema_version", "number", "time", "event", *_FIELDS[kind])
         kept = {name: _bounded(event[name]) for name in names if name in event}
         if kind == "reported":
             kept = _merged(self._newest[process].get(kind, {}), kept)
-        if kind == "warning":
-            if event.get("affects_result") is True:  # of these the first one matters
-                self._newest[process].setdefault(kind, kept)
-            return
         self._newest[process][kind] = kept
         if kind == "state":
             self.change()

@@ -32,7 +32,7 @@ __all__ = [
 DEFAULT_FILE = "hosts.toml"
 _OF_THIS_MACHINE = ("parties", "workers", "central_workers")
 _HOSTFILE = "geomx.hostfile"
-_SAID = "geomx.notes"
+_PRINTED = "geomx.notes"
 _SHAPE = ("topology", "global_servers", "local_servers")
 
 
@@ -126,16 +126,16 @@ def machines(
         if name in given and _written(name):
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} applies to --local only; {path} defines the cluster", "add --local, or edit it")
-    _say_once(f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes)
+    _print_once(f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes)
     return with_job_options(read, given)
 
 
-def _say_once(*notes: str) -> None:
+def _print_once(*notes: str) -> None:
     """Print notes that this command has not printed before: a sweep reads the inventory for each algorithm."""
-    said = click.get_current_context().meta.setdefault(_SAID, set())
+    printed = click.get_current_context().meta.setdefault(_PRINTED, set())
     for note in notes:
-        if note not in said:
-            said.add(note)
+        if note not in printed:
+            printed.add(note)
             click.echo(note, err=True)
 
 

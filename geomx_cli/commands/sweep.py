@@ -130,13 +130,13 @@ def sweep(
     from geomx_cli.jobs.store.sweep_manifest import SweepManifest
 
     folder = folder.resolve()
+    manifest = None if restart else SweepManifest.read(folder)
+    if manifest is not None and not _target_is_given():
+        target = manifest.target
     if report:
         _refuse_beside_report()
-        manifest = SweepManifest.read(folder)
         if manifest is None:
             raise InvalidSettings(f"{folder} has no sweep", "name the folder of one with --to")
-        if click.get_current_context().get_parameter_source("target") is not ParameterSource.COMMANDLINE:
-            target = manifest.target
         return _report(manifest.cells, folder, target, json=json)
     names = _checked(algo)
     _warn(script, names)
@@ -183,6 +183,10 @@ def _checked(names: Sequence[str]) -> list[str]:
             raise UsageError(f"{name} is no algorithm", "the command of a script goes after --: -- python train.py")
         find("algorithm", name)
     return list(dict.fromkeys(names))
+
+
+def _target_is_given() -> bool:
+    return click.get_current_context().get_parameter_source("target") is ParameterSource.COMMANDLINE
 
 
 def _refuse_beside_report() -> None:
@@ -254,7 +258,7 @@ def _report(cells: "Sequence[Cell]", folder: Path, target: float, *, json: bool)
         hint = "they are not over: look again later" if running else "geomx logs JOB shows what they printed"
         raise TrainingFailed(f"none of {counted(len(cells), 'job')} is done", hint)
     if left or found.unreadable:
-        what = f"{len(left)} of {counted(len(cells), 'job')} not done or not collected"
-        what = what if left else "some records cannot be read"
+        unfinished_jobs = f"{len(left)} of {counted(len(cells), 'job')} not done or not collected"
+        what = unfinished_jobs if left else "some records cannot be read"
         raise DoneInPart(what, "repeat the command to run or collect what is missing")
     return 0

@@ -9,7 +9,7 @@ MAX_METRICS = 64
 
 
 class FailureFields(TypedDict):
-    """Serialized Failure; `when` is by the host's clock."""
+    """Serialized Failure; `when`: see JobClock."""
 
     process: str
     host: str

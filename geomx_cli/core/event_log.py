@@ -23,8 +23,8 @@ class EventLog:
 
     May be shared by threads (O_APPEND). Without a path, events are dropped: a process started by hand without a job
     directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
-    when it is killed. A full disk is reported once on stderr, and later events are dropped. clock: for all times of
-    events, also those that callers give.
+    when it is killed. A full disk is reported once on stderr, and later events are dropped. clock: of the times of
+    events; callers that set `Event.time` use it too.
     """
 
     def __init__(

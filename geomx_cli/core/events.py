@@ -67,7 +67,7 @@ class Traffic(msgspec.Struct):
 
 
 class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True):
-    """Fields of all kinds, set on write. `time`: Unix seconds by the clock of the process's host."""
+    """Fields of all kinds, set on write. `time`: Unix seconds, see JobClock."""
 
     time: Seconds = 0.0
     number: Count = 0

@@ -21,7 +21,7 @@ class _Gpu(msgspec.Struct):
 
 
 class HostUsage(msgspec.Struct):
-    """time: as JobClock. machine: its boot id, by which hosts on one machine are recognised. cpu: busy
+    """time: see JobClock. machine: its boot id, by which hosts on one machine are recognised. cpu: busy
     fraction of all `cores`. memory: bytes in use, and installed; peak: the most in use since the agent began.
     """
 

@@ -8,8 +8,8 @@ __all__ = ["JobClock"]
 class JobClock:
     """Unix seconds by the clock of the machine that launched the job, so that times of different hosts can be compared.
 
-    ahead: seconds that this host's clock was ahead of that one when the job was launched. Once this is created, setting
-    the host's clock has no effect on it. Thread-safe.
+    ahead: seconds that this host's clock was ahead of that one when the job was launched. Once this is created,
+    stepping the host's clock has no effect on it. Thread-safe.
     """
 
     def __init__(self, ahead: float = 0.0) -> None:

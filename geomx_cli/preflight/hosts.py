@@ -16,7 +16,7 @@ from geomx_cli.ps.net.addresses import is_loopback
 __all__ = ["check_clock", "check_hardware", "check_host", "check_memory", "check_torch", "names_gpus", "warn_of_gpus"]
 
 _SKEW = 2.0
-_CLOCK = "times of records are corrected by that, but not those in logs; synchronise it with NTP (chrony, timesyncd)"
+_CLOCK = "geomx corrects its records for this, but not times that scripts print; use NTP there (chrony, timesyncd)"
 _LITTLE_DISK, _LOW_DISK = 100e6, 1e9
 _OLDEST_TORCH = (2, 4)
 _EXTRAS = {"mxnet": "geomx-cli[mxnet]", "torch": "geomx-cli[torch]", "zmq": "pyzmq"}

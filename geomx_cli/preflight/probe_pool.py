@@ -1,5 +1,6 @@
 """Runs a probe on each host of an inventory (see probe/), with parallel requests to all."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -179,6 +180,9 @@ def _start(host: Connector) -> tuple[ProbeClient, Skew]:
         client.ask("clock", {}, _START_LIMIT)
         sent = time.time()
         clock = float(client.ask("clock", {}, _START_LIMIT)["clock"])
+        if not math.isfinite(clock):
+            client.close(release=False)
+            raise CheckFailed(f"host {host.name}: its clock is {clock}", "look at its time: date")
         return client, Skew.of(sent, clock, time.time())
     except HostUnreachable:
         client.close(release=False)

@@ -50,7 +50,9 @@ def test_a_job_of_hosts_with_wrong_clocks(desk: Desk, tmp_path: Path) -> None:
     for log in (desk.folder / "job" / "events").iterdir():
         times = [event["time"] for event, _ in read_objects(log)]
         assert times and began - 1 < min(times) and max(times) < ended + 1, log.name
-    for status in (desk.folder / "job" / "hosts").glob("*/status.json"):
+    statuses = list((desk.folder / "job" / "hosts").glob("*/status.json"))
+    assert len(statuses) == 3
+    for status in statuses:
         assert began < json.loads(status.read_bytes())["time"] < ended + 1, status
     records = desk.folder / "records"
     assert desk.geomx("logs", "collect", "--to", str(records)).returncode == 0

@@ -78,7 +78,7 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
     assert outputs.record(task, log, 7.0) is None
     ((fields, _),) = read_objects(log)
     event = parse(fields)
-    assert isinstance(event, OutputsWritten) and (event.count, event.bytes) == (13, 34)
+    assert isinstance(event, OutputsWritten) and (event.count, event.bytes, event.time) == (13, 34, 7.0)
     assert list(event.files)[:3] == ["model.bin", "model.two", "a"] and len(event.files) == 8
     assert _bounded(fields["files"]) == fields["files"], "status.json has them too"
     log.unlink()

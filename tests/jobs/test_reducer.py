@@ -156,6 +156,17 @@ def test_workers_that_end_without_joining_have_not_finished_the_job() -> None:
     assert progress.phase == "finished"
 
 
+@pytest.mark.parametrize(("round_", "phase"), [(0, "waiting"), (3, "finished")])
+def test_workers_that_end_before_anything_is_known_of_schedulers(round_: int, phase: str) -> None:
+    """With a full disk that is so to the end, after rounds too."""
+    progress = Progress.of(planned(), 0.0)
+    for row in progress.training_rows:
+        if round_:
+            progress.take(row.process.name, Telemetry(time=1.0, state="training", round=round_), 1.0)
+        progress.end(row.process.name, 0)
+    assert progress.phase == phase
+
+
 def test_a_root_that_saves_its_optimizer_is_waited_for() -> None:
     progress, linger = Progress.of(planned(), 0.0), Linger()
     assert not linger.is_over(progress, 0.0, 1e9), "the workers still train"

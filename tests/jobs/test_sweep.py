@@ -283,6 +283,10 @@ def test_from_the_command_to_table_and_figure(desk: Desk, tmp_path: Path) -> Non
     again = desk.geomx(*words)
     assert again.stdout == done.stdout and again.stderr.count("done already") == 2
     assert desk.geomx("sweep", "--report", "--to", str(folder)).stdout == done.stdout
+    other = desk.geomx("sweep", "--report", "--to", str(folder), "--target", "0.2")
+    assert "0.2" in other.stdout.splitlines()[0], "for this report only"
+    without = desk.geomx(*words[:-2])
+    assert without.stdout == done.stdout, "the target is that of the sweep"
     shown = desk.geomx("sweep", "--report", "-o", str(folder), "--json")
     found = json.loads(shown.stdout)
     assert (shown.returncode, found["schema_version"], found["folder"]) == (0, 1, str(folder))
@@ -290,7 +294,7 @@ def test_from_the_command_to_table_and_figure(desk: Desk, tmp_path: Path) -> Non
     assert all(Path(job["records"]).is_dir() for job in found["jobs"]) and found["figure"] == figure
     assert [(group["n"], group["accuracy"]["n"]) for group in found["groups"]] == [(2, 2)]
     refused = desk.geomx(*words, "--lr", "0.5")
-    assert refused.returncode == 3 and "--lr was not given and is 0.5" in refused.stderr
+    assert refused.returncode == 3 and "--lr was the default and is 0.5" in refused.stderr
     assert desk.geomx("sweep", "--report", "--seeds", "3").returncode == 2
     assert desk.geomx("sweep", "--seeds", "3").returncode == 2
     (desk.folder / "file").write_text("")

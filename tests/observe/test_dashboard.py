@@ -185,7 +185,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such() -> None:
     known = json.loads(json.dumps(model.snapshot(), allow_nan=False))
     row = next(row for row in known["processes"] if row["name"] == "A/worker:0")
     assert row["loss"] is None and known["curves"]["loss"] == {"A/worker:0": [[1.0, 2.0]]} and known["seconds"] == 3.0
-    assert known["not_finite"] == ["loss"]
+    assert known["not_finite"] == {"curves": ["loss"], "metrics": []}
 
 
 def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,7 @@ def test_a_table_with_deviations(tmp_path: Path) -> None:
     assert fsa["accuracy"] == "0.8200 ± 0.0100" and fsa["time_to_target"] == "4.0 s ± 0.0 s"
     assert hfa["accuracy"] == "0.7700" and hfa["time_to_target"] == "-" and hfa["wan_bytes"] == "-"
     (slow,) = compared(grouped([run(seed=1, rate=30.0), run(seed=2, rate=30.1)]), 0.81)
-    assert cells(slow, ["time_to_target"]) == ["2 min 00 s ± 0 s"], "both in the units of the mean"
+    assert cells(slow, ["time_to_target"]) == ["2 min 00 s ± 0 s"], "to the precision of the mean"
     assert (format_duration(0.7, 6.7), format_bytes(2670, 15.1e6)) == ("0.7 s", "0.0 MB")
     assert [format_bytes(x, 1.53e6) for x in (588, 73e3, 1.46e6)] == ["0.00 MB", "0.07 MB", "1.46 MB"]
     assert (format_bytes(3e6, 681e6), format_bytes(4, 12)) == ("3 MB", "4 B")

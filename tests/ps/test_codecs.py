@@ -238,7 +238,7 @@ def test_1bit_begins_as_q4(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["sparseloco:warmup=6", "sparseloco:1,warmup=6", "sparseloco:1+warmup=6"])
-@pytest.mark.parametrize("size", [1, 4096, 8191, 30_001])
+@pytest.mark.parametrize("size", [1, 300, 4095, 4096, 8191, 30_001])
 def test_sparseloco_sends_more_elements_in_its_first_rounds(spec: str, size: int) -> None:
     array = np.random.default_rng(size).standard_t(3, size).astype(np.float32)
     for round_, kept in enumerate([2048, 2048, 1024, 512, 256, 128, 64, 64], 1):

@@ -38,6 +38,8 @@ def read(env: dict[str, str]) -> Settings:
         ("GEOMX_INSECURE", "very"),
         ("GEOMX_WAN_SHARE", "half"),
         ("GEOMX_WAN_SHARE", "0"),
+        ("GEOMX_CLOCK_AHEAD", "nan"),
+        ("GEOMX_CLOCK_AHEAD", "an hour"),
         ("GEOMX_WAN", "fast"),
         ("GEOMX_WINDOW", "1MiBit"),
         ("GEOMX_HEARTBEAT", "0"),
@@ -78,7 +80,7 @@ def test_an_environment_reads_back() -> None:
         upper=PlaneSettings("10.0.0.1", 9001, 2, 4),
         job="j", job_dir="/tmp/j", process="A/global_server:0", party="A", party_index=0, host="A", rank=0,
         bind=("ipc:///tmp/a.sock", "tcp://0.0.0.0:1"), advertise=("ipc:///tmp/a.sock", "tcp://10.0.0.1:1"),
-        key_file="/tmp/k", wan_share=0.25,
+        key_file="/tmp/k", wan_share=0.25, clock_ahead=-3600.5,
         options={option.name: option.default for option in table} | {"window": 4096, "wan": "100mbit,30ms"},
     )  # fmt: skip
     assert read(settings.to_environment(table)) == settings

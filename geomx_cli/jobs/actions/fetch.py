@@ -107,6 +107,8 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
 
     def all_of(host: Connector, reconnects: Reconnects, got: list[Fetched], tried: set[str]) -> None:
         """Fetch what has not been tried; `tried`: the paths of files, and "" once the host's list is known."""
+        if interrupted.is_set():
+            return
         with closing_one(_Transfer(job, host, folder, progress, reconnects)) as transfer:
             files, left_out = transfer.listing()
             if "" not in tried:
@@ -114,7 +116,7 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
                 progress.begin(files)
             tried.add("")
             for listed in sorted(files, key=lambda one: one.size):  # an interrupt costs only the largest
-                if listed.path not in tried:
+                if listed.path not in tried and not interrupted.is_set():
                     try:
                         got.append(transfer.file(listed))
                         progress.end(got[-1])

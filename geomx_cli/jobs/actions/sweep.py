@@ -64,7 +64,7 @@ def _opened(folder: Path, settings: SweepSettings, target: float, *, restart: bo
         _set_aside(folder)
     manifest = SweepManifest.read(folder)
     if manifest is None:
-        return SweepManifest(settings, target)
+        return SweepManifest(settings, target=target)
     _refuse_changes(folder, manifest, settings)
     manifest.target = target
     return manifest
@@ -184,7 +184,7 @@ class _Sweep:
             raise self._interrupted(cell, error) from None
         except GeomxError as error:
             if "\n" in error.message:  # of which the line of a failed job shows the first one only
-                self.runner.note(f"{title}: error: {error.message}")
+                self.runner.note(f"{title}: error: {error}")
             return Conclusion(error=error)
 
     def _interrupted(self, cell: Cell, error: BaseException) -> Interrupted:

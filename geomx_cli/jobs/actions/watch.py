@@ -73,7 +73,7 @@ class Watch:
         self._view = view
         self._hosts = {process.name: process.host for process in plan.processes}
         self._running, self._started = set(plan.hosts), set[str]()
-        self._clocks: dict[str, float] = {}  # by host: what its Unix time lacks to our monotonic clock
+        self._clocks: dict[str, float] = {}  # by host: our monotonic clock less the job's clock there
         self._monitor = AgentMonitor(plan, pool, view)
         self._warned = set(warned)
         self._failures: list[Failure] = []

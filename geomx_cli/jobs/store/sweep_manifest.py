@@ -40,8 +40,8 @@ class SweepSettings(msgspec.Struct):
             if self.options.get(name) != new.options.get(name):
                 flag = "--" + name.replace("_", "-")
                 usual = next((option.default for option in table() if option.name == name), None)
-                values = (settings.options.get(name) for settings in (self, new))
-                old, now = ("not given" if value == usual else repr(value) for value in values)
+                values = (settings.options.get(name, usual) for settings in (self, new))
+                old, now = ("the default" if value == usual else repr(value) for value in values)
                 found.append(f"{flag} was {old} and is {now}")
         return found
 
@@ -65,13 +65,13 @@ class Cell(msgspec.Struct):
 
 
 class SweepManifest(msgspec.Struct):
-    """The file's content. Cells are never removed; a sweep may be extended by algorithms and seeds. target: accuracy
-    of the newest report.
+    """The file's content. Cells are never removed; a sweep may be extended by algorithms and seeds. target: the
+    accuracy given when it last ran.
     """
 
     settings: SweepSettings
-    target: float
     cells: list[Cell] = []
+    target: float = 0.8
     schema_version: int = 1
 
     @classmethod

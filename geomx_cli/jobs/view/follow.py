@@ -84,7 +84,7 @@ class PlainView:
         if progress.phase != self._phase:
             self._phase = progress.phase
             self._next_line = now + (_LINE_EVERY if self._phase in _TRAINING else _SLOW)
-            lines.append((now, self._phase))  # after evaluations, which were before now
+            lines.append((now, self._phase))  # after evaluations, which happened earlier
         for when, text in lines:
             self._note(when, progress, text)
         self._evaluations = len(progress.evaluations)

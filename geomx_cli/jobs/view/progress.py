@@ -106,8 +106,10 @@ class Progress:
         known = [_PHASES.index(row.state) for row in self.training_rows if row.state in _PHASES]
         phase = _PHASES[min(known, default=0)]
         # Workers that ended without joining have not finished the job: its schedulers still wait for them.
-        joining = [row for row in rows if row.process.role == "scheduler" and row.state in ("starting", "waiting")]
-        return "waiting" if phase == "finished" and joining else phase
+        trained = any(row.round or row.samples or row.finished for row in self.training_rows)
+        before = ("waiting",) if trained else ("starting", "waiting")  # events of a scheduler may be lost
+        incomplete = any(row.process.role == "scheduler" and row.state in before for row in rows)
+        return "waiting" if phase == "finished" and incomplete else phase
 
     @property
     def over(self) -> bool:

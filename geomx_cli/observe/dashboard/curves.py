@@ -44,7 +44,7 @@ class Curves:
         self._metrics: dict[str, dict[str, Series]] = {}
         self._sent: dict[str, Flow] = {}
         self._sent_in_all = Flow()
-        self._not_finite: set[str] = set()
+        self._not_finite: dict[str, set[str]] = {"curves": set(), "metrics": set()}
 
     def telemetry(self, process: str, event: Telemetry, seconds: float, *, trains: bool) -> None:
         """Add what a training worker reports. Of one that evaluates or has finished, only what is new: the last round,
@@ -82,8 +82,12 @@ class Curves:
             return
         if self._evaluator is None or precedence(process) < precedence(self._evaluator):
             self._evaluator, self._accuracies = process, MeasuredSeries()
-        if process.name == self._evaluator.name and math.isfinite(value):
+        if process.name != self._evaluator.name:
+            return
+        if math.isfinite(value):
             self._accuracies.add(seconds, value)
+        else:
+            self._not_finite["curves"].add("accuracy")
 
     def sent(self, party: str, begin: float, end: float, amount: float) -> None:
         """Add bytes that a party has sent to others in this time."""
@@ -93,8 +97,8 @@ class Curves:
     def snapshot(self) -> dict[str, Any]:
         """Return, for JSON, the `curves`, and whether those of workers are `averaged` over several; scripts' `metrics`
         by name and group; and the `axes` over which curves can be drawn instead of time: the `rounds` and scripts'
-        `steps` of each group, and the total of `bytes` between parties. `not_finite`: kinds and metrics of which values
-        are not drawn, as they were NaN or infinite.
+        `steps` of each group, and the total of `bytes` between parties. `not_finite`: names of curves and of
+        metrics of which values are not drawn, as they were NaN or infinite.
         """
         found = {name: _points(known) for name, known in self._series.items()}
         accuracy = self._accuracies.points()
@@ -107,7 +111,7 @@ class Curves:
                 "wan": {party: flow.points() for party, flow in sorted(self._sent.items())},
             },
             "metrics": {name: _points(known) for name, known in sorted(self._metrics.items())},
-            "not_finite": sorted(self._not_finite),
+            "not_finite": {kind: sorted(names) for kind, names in self._not_finite.items()},
             "axes": {**axes, "bytes": self._sent_in_all.totals()},
         }
 
@@ -129,7 +133,7 @@ class Curves:
         if value is None:
             return
         if not math.isfinite(value):
-            self._not_finite.add(name)
+            self._not_finite["metrics" if known is self._metrics.get(name) else "curves"].add(name)
             return
         for group in {self._groups.get(process, ALL), ALL}:
             if group == process or self._single:

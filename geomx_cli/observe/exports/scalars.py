@@ -11,7 +11,7 @@ NAMES = ("loss", "samples_per_s", "waiting")
 
 
 class Scalar(NamedTuple):
-    """step: a round of the bundled job, or a script's own step. when: as JobClock."""
+    """step: a round of the bundled job, or a script's own step. when: see JobClock."""
 
     tag: str
     value: float

@@ -71,8 +71,8 @@ class Axes:
         return ""
 
     def y_limits(self, figure: Curves) -> tuple[float, float]:
-        """Return the limits of y: those of the points within the limits of x, with some room, and of the lines. Not
-        below 0 for values that are not, even where their mean less the standard deviation is.
+        """Return the limits of y: those of the points within the limits of x, with some room, and of the lines. The
+        lower one is at least 0 if no mean is negative, even where mean less deviation is.
         """
         low_x, high_x = self.x_limits(figure)
         ys: list[float] = [level for level in (figure.level, self.target) if level is not None]

@@ -20,10 +20,10 @@ NEAR = 524_288
 """Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
 FAR, FAR_MIN = 262_144, 16_384
 """Elements in a slice elsewhere, at most and at least: the shorter, the sooner a slow link is busy both ways."""
-MAX_SCALE, FEW_BYTES, MAX_SCALE_OF_FEW = 4, 30.0, 8
-"""How many times longer a slice elsewhere may be if it is sent encoded, in at least FEW_BYTES times fewer bytes as the
-last: its bytes are few, and its cost is the same.
-"""
+MAX_SCALE = 4
+"""How many times longer a slice elsewhere may be if it is sent encoded: its bytes are few, and its cost is the same."""
+FEW_BYTES, MAX_SCALE_OF_FEW = 30.0, 8
+"""The same if its bytes are at least FEW_BYTES times fewer."""
 SLICES_PER_ROOT = 8
 """Slices of a tensor that each root should have elsewhere, within these limits: so they are loaded alike."""
 LEAST, LEAST_ENCODED = 256, 4096

@@ -57,7 +57,7 @@ def largest(array: "Array", count: int) -> "Array":
 
 def largest_of_rows(rows: "Array", count: int) -> "Array":
     """The indices in the flat array of the `count` elements of largest magnitude of each row, ascending; ties go to the
-    first. A row has many more elements than `count`.
+    first. A row has at least twice as many elements as `count`.
 
     At least `count` elements of a row reach the `count`th largest of the maxima of disjoint groups, and few more do.
     Ordering maxima and these elements takes less time than ordering the row.

@@ -5,8 +5,8 @@ The residual e decays (e = DECAY e + difference), by default by 0.95 as in the p
 of largest magnitude are sent: a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean
 of the 64 have their mean as level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps
 in Rice code with 5 low bits. The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than
-4096 elements, biases and the like, send half of them, in chunks of 256. In the residual of results
-that are sums nothing decays.
+4096 elements, biases and the like, have chunks of 256, of which half is sent, with no low bits, also in a warm-up. In
+the residual of results that are sums nothing decays.
 
 warmup: in round r of the first N a chunk sends 2^(N - r + 1) times as many elements, at most 2048, and an index has as
 many low bits fewer: what is left out of a model's first, large changes is what it lacks most.

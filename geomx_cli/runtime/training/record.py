@@ -60,7 +60,7 @@ class Record:
             )
         )
         now = time.monotonic()
-        # Smoothed one by one, not as ratios: rounds that cross no WAN are much shorter than others.
+        # Numerators and denominator are smoothed separately: rounds that cross no WAN are much shorter than others.
         recent = (samples, wait, max(now - self._last, 1e-9))
         self._recent = [old * (1 - _SMOOTHING) + new for old, new in zip(self._recent, recent, strict=True)]
         self._last = now

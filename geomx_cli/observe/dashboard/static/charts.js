@@ -40,9 +40,9 @@ export class Charts {
         this.metrics.set(metric, new Chart(get("charts"), `metric-${this.metrics.size}`, metric, { digits: 4 }));
       }
       const found = Object.entries(processes).slice(0, MOST_LINES).map(([name, points]) => ({ name, points, axes: known.axes }));
-      const isFinite = !(known.not_finite || []).includes(metric);
-      const how = [isFinite ? "" : NOT_FINITE, known.averaged ? MEANS : ""].filter(Boolean).join(" ");
-      const nothing = isFinite ? "The script has not reported it yet." : NOT_FINITE;
+      const allFinite = !lacks(known, "metrics", metric);
+      const how = [allFinite ? "" : NOT_FINITE, known.averaged ? MEANS : ""].filter(Boolean).join(" ");
+      const nothing = allFinite ? "The script has not reported it yet." : NOT_FINITE;
       this.metrics.get(metric).show(found, axis, weight, UNKNOWN[axis] || nothing, how);
     }
   }
@@ -68,8 +68,12 @@ function within(_, low, high) {
 
 // Which values are none that a worker has measured.
 function how(known, name) {
-  if ((known.not_finite || []).includes(name)) return [NOT_FINITE, averages(known, name)].filter(Boolean).join(" ");
-  return averages(known, name);
+  return [lacks(known, "curves", name) ? NOT_FINITE : "", averages(known, name)].filter(Boolean).join(" ");
+}
+
+// Whether values of a curve or a metric are not drawn, as they are NaN or infinite.
+function lacks(known, kind, name) {
+  return Boolean(known.not_finite) && known.not_finite[kind].includes(name);
 }
 
 function averages(known, name) {
@@ -86,6 +90,7 @@ function why(known, name, axis) {
   if (Object.keys(known.curves[name]).length) {
     return UNKNOWN[axis];
   }
+  if (lacks(known, "curves", name)) return NOT_FINITE;
   if (known.state === "orphaned" || !known.seconds) return "No event of the job has arrived yet.";
   if (name === "wan") return ended ? "Nothing was sent to other parties." : "Nothing has been sent to other parties yet.";
   if (!known.trained && !ended) return "Training has not begun: see the states of the processes.";
@@ -93,5 +98,5 @@ function why(known, name, axis) {
   if (name === "accuracy") return ended ? "The job ended before its first evaluation." : "The first evaluation is yet to come (--eval-every).";
   if (name === "waiting" && script) return "For how long a script waits is not known.";
   if (name === "loss" && script) return "The script has reported no loss.";
-  return ended ? "No worker has reported a finite number." : "No worker has reported a finite number yet.";
+  return ended ? "The job ended before a worker reported any." : "No worker has reported any yet.";
 }
