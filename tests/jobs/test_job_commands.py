@@ -445,7 +445,7 @@ def test_attach_takes_over_from_a_launch_that_was_killed(desk: Desk) -> None:
     attached.send_signal(signal.SIGINT)
     _, errors = attached.communicate(timeout=90)
     assert attached.returncode == 130 and f"job {launch.id} was stopped by Ctrl-C" in errors
-    launch.wait_for(lambda: not launch.pids(), limit=10)  # an agent ends a moment after it has said so
+    assert not launch.pids()
     assert in_jobs(desk) == [(launch.id, "interrupted", 130)]
 
 

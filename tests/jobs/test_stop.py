@@ -201,8 +201,7 @@ def test_one_party(desk: Desk) -> None:
     assert set(fates(report).values()) == {"stopped"}
     status = {process["name"]: process["state"] for process in desk.json("status")["processes"]}
     assert (status["A/worker:0"], status["central/worker:0"]) == ("stopped", "training")
-    # launch, agents and their relays, processes and their children; an agent ends a moment after it has said so
-    launch.wait_for(lambda: len(launch.pids()) == 1 + 2 + 4 + 4, limit=10)
+    assert len(launch.pids()) == 1 + 2 + 4 + 4  # launch, agents and their relays, processes and their children
     os.kill(launch.pid("central/worker:0"), signal.SIGKILL)  # like a process that misses the party
     assert launch.finish() == 1
     assert "central/worker:0 (worker 0 of party central, on host central) failed first" in launch.errors
