@@ -64,8 +64,8 @@ def pytest_sessionfinish() -> None:
 
 
 def _refuse_processes(event: str, given: tuple[object, ...]) -> None:
-    by_numpy = given[:1] == ("lscpu",)
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system") and not by_numpy:
+    by_library = given[:1] in (("lscpu",), ("fc-list",))  # numpy, and matplotlib's first import on a machine
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system") and not by_library:
         raise RuntimeError("a test that starts processes has to be marked: pytest.mark.processes")
 
 

@@ -139,6 +139,14 @@ def test_a_refusal_that_is_lost_with_a_connection_holds_up_nothing(
 
 
 @pytest.mark.parametrize("level", RELAYS)
+def test_a_relay_that_waits_in_vain_learns_so_when_it_asks(cluster: Cluster, tmp_path: Path, level: str) -> None:
+    """It was not told, or that was lost, that the contribution goes another way."""
+    launch(cluster, tmp_path, level, RELAY_FAULT=f"{RELAYS[level]} refused 20 -", LONGEST="1000")
+    cluster.finish()
+    check_results(tmp_path, expected(True, rounds=ROUNDS))
+
+
+@pytest.mark.parametrize("level", RELAYS)
 def test_a_link_between_peers_that_stays_cut_is_gone_around(cluster: Cluster, tmp_path: Path, level: str) -> None:
     """The one to the relay, with contributions on their way; the job needs it no more."""
     relay, sender = RELAYS[level], SENDERS[level]

@@ -166,12 +166,15 @@ class TsEngine(Direct):
         where = header.key, header.slice, header.round
         if self._relay is None or self.upstream is None:
             return
-        if self._peer_at(link) is not None:
-            self._relay.hurry(where)
-            return
-        for way, sent in self._via.values():
-            if (sent.key, sent.slice, sent.round) == where:
+        rank = self._peer_at(link)
+        ways = [way for way, sent in self._via.values() if (sent.key, sent.slice, sent.round) == where]
+        if rank is None:
+            for way in ways:
                 self.upstream.peers[way].request_slice(*where)
+            return
+        self._relay.hurry(where)
+        if rank not in ways and self._relay.has_sent(where):  # it was told so, and that was lost
+            link.control(TOPIC, {"skip": [where]})
 
     # Choosing.
 

@@ -32,9 +32,9 @@ MAX_GROUPS = 65_536
 """Slices that peers announce, and rounds that they are noted to send another way."""
 MISSES = 3
 """Rounds in a row in which a peer sends a slice another way, until it is no longer expected here."""
-ASK, LONGEST = 0.1, 5.0
+ASK, REPEAT, LONGEST = 0.1, 0.5, 5.0
 """Seconds for which the own contribution waits for others until these are asked, as windows may be full of other
-slices, and at most, as messages may be lost with a connection."""
+slices and messages may be lost with a connection; until they are asked again; and at most."""
 
 Up = Callable[[int, Header, memoryview | None, OnResult], None]
 _Where = tuple[int, int]
@@ -62,14 +62,14 @@ class _Own:
 @dataclass(slots=True)
 class _Group:
     """The contributions to one slice and round, by the peer's rank, that wait for others. skipped: the peers that send
-    theirs another way. since: when the own one came (time.monotonic seconds). asked: whether the others were asked.
+    theirs another way. since: when the own one came. ask: when to ask the others next. Times in time.monotonic seconds.
     """
 
     own: _Own | None = None
     clients: dict[int, _Client] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     since: float = 0.0
-    asked: bool = False
+    ask: float = 0.0
 
 
 class Relay:
@@ -105,6 +105,7 @@ class Relay:
         self._waiting.setdefault(where[:2], []).append(header.round)
         group = self._groups.setdefault(where, _Group())
         group.own, group.since = _Own(header, payload, on_result), time.monotonic()
+        group.ask = group.since + ASK
         self._check(where)
 
     def send_apart(self, header: Header) -> None:
@@ -185,6 +186,10 @@ class Relay:
             self._upstream.replace(request, own.header, own.payload)
             self._refuse(clients)
 
+    def has_sent(self, where: tuple[int, int, int]) -> bool:
+        """Whether this process has sent its contribution to this slice and round, whichever way."""
+        return where[2] <= self._last.get(where[:2], 0)
+
     def hurry(self, where: tuple[int, int, int]) -> None:
         """The server waits for a peer's contribution to this slice and round, which may wait here for the window."""
         if any(where[:2] == (key, index) and where[2] in rounds for (_, key, index), rounds in self._passing.items()):
@@ -217,10 +222,10 @@ class Relay:
             return
         expected = self._expected.get((key, index), {})
         missing = expected.keys() - group.clients.keys() - group.skipped
-        waited, coming = time.monotonic() - group.since, [rank for rank in missing if self._relays(rank)]
-        if coming and waited < LONGEST:
-            if waited > ASK and not group.asked:
-                group.asked = True
+        now, coming = time.monotonic(), [rank for rank in missing if self._relays(rank)]
+        if coming and now - group.since < LONGEST:
+            if now > group.ask:
+                group.ask = now + REPEAT
                 for rank in coming:
                     self._upstream.peers[rank].request_slice(*where)
             return

@@ -1,5 +1,5 @@
 """The two connections of a link, and the handshake by which a new connection replaces an old one: the dialling end says
-hello, the listening end welcomes it.
+hello, the listening end welcomes it, and the dialling end, which may send from then on, says that it is ready.
 """
 
 import secrets
@@ -31,7 +31,7 @@ class Lanes:
         self._greeting = greeting
         self._sockets: dict[Lane, tuple[Socket, bytes]] = {}
         self._hellos = 0
-        self._greeted: dict[Lane, int] = {}  # the number of the latest hello
+        self._greeted: dict[Lane, int] = {}  # the number of the latest hello, from whichever end dials
         self._connected: set[Lane] = set()
         self._up: set[Lane] = set()
 
@@ -58,11 +58,18 @@ class Lanes:
 
     def welcome(self, lane: Lane, number: int) -> None:
         """Answer a hello: messages on this lane use its new connection from now on."""
-        self._write(lane, [encode_header(Header(job=self._job, topic="welcome", request=number, place=Place.NONE))])
+        self._greeted[lane] = number
+        self._say("welcome", lane, number)
 
-    def welcomed(self, number: int) -> Lane | None:
+    def ready(self, lane: Lane, number: int) -> None:
+        """Answer a welcome: messages on this lane are no longer dropped. The peer repeats its requests only now, since
+        the answers could be lost before.
+        """
+        self._say("ready", lane, number)
+
+    def greeted(self, number: int) -> Lane | None:
         """The lane whose latest hello had this number, if any."""
-        return next((lane for lane, greeted in self._greeted.items() if greeted == number), None)
+        return next((lane for lane, latest in self._greeted.items() if latest == number), None)
 
     def up(self, lane: Lane) -> bool:
         """Both ends know the new connection of this lane. Returns True if the lane had a connection before."""
@@ -80,6 +87,9 @@ class Lanes:
     def all_up(self) -> bool:
         """Whether both lanes, dialled by this process, have been welcomed."""
         return len(self._up) == len(LANES)
+
+    def _say(self, topic: str, lane: Lane, number: int) -> None:
+        self._write(lane, [encode_header(Header(job=self._job, topic=topic, request=number, place=Place.NONE))])
 
     def _write(self, lane: Lane, parts: list[Any]) -> None:
         """Write to the socket. An unreachable peer is only counted; the heartbeat detects its silence."""

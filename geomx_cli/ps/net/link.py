@@ -175,18 +175,21 @@ class Link:
             self.returned, self._delivered = max(returned, self.returned), max(arrived, self._delivered)
             self._pump()
 
-    def restart(self, lane: Lane, resend: Callable[[], None]) -> bool:
-        """Reset a lane whose new connection both ends know. Messages in flight on the old one are lost; `resend` sends
-        them again, before those in the queue.
-
-        Returns True if the lane had a connection before.
-        """
-        again = self.lanes.up(lane)
+    def replace(self, lane: Lane) -> None:
+        """This lane has a new connection. Messages in flight on the old one are lost."""
         self.health.closed = 0.0
         if lane == "tensors":
             self._fused.clear()
             self.window.restart()
-        else:
+
+    def restart(self, lane: Lane, resend: Callable[[], None]) -> bool:
+        """Both ends send on a lane's new connection: `resend` sends again what was lost with the old one, before the
+        queue.
+
+        Returns True if the lane had a connection before.
+        """
+        again = self.lanes.up(lane)
+        if lane == "control":
             self.health.connected()
         self._restarting = True
         try:

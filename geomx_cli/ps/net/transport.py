@@ -248,6 +248,8 @@ class Transport:
                 self._greeted(link, header.request, payload)
             case "welcome":
                 self._welcomed(link, header.request)
+            case "ready":
+                self._ready(link, header.request)
             case "refused":
                 self.warnings.refused(link, decode_body(payload, MAX_HELLO) if payload is not None else {})
             case _:
@@ -275,18 +277,26 @@ class Transport:
         lane = decode_body(payload).get("lane") if payload is not None else None
         if link.dialled or lane not in LANES:
             raise BadMessage("a hello of no lane, or from a peer that does not dial")
+        link.replace(lane)
         link.lanes.welcome(lane, number)
-        link.restart(lane, partial(self._on_reconnect, link, lane))
 
     def _welcomed(self, link: Link, number: int) -> None:
         """The peer knows the connection of a lane that we dial: restart the lane, and report what may be lost."""
-        lane = link.lanes.welcomed(number)
-        if lane is None:  # a hello of a connection replaced meanwhile
+        lane = link.lanes.greeted(number)
+        if not link.dialled or lane is None:  # a hello of a connection replaced meanwhile
             return
+        link.replace(lane)
+        link.lanes.ready(lane, number)
         if link.restart(lane, partial(self._on_reconnect, link, lane)):
             self.warnings.restored(link)
         if link.lanes.all_up:
             self.sharing.offer(link)
+
+    def _ready(self, link: Link, number: int) -> None:
+        """The peer sends on the connection of a lane that it dials: report what may be lost."""
+        lane = link.lanes.greeted(number)
+        if not link.dialled and lane is not None:
+            link.restart(lane, partial(self._on_reconnect, link, lane))
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.lanes.down(lane)
