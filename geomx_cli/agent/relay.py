@@ -171,8 +171,13 @@ def _write(data: bytes) -> None:
 
 
 def _wait_for(agent: int) -> None:
-    """Wait briefly for the agent's exit, so that it has usually ended when this process has."""
+    """Wait briefly for the agent's exit, so that it has usually ended when this process has; but not if the command that
+    started it is gone, and perhaps another has taken over.
+    """
     descriptor = os.pidfd_open(agent)
-    select.select([descriptor], [], [], _ENDING)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.register(1, 0)  # only whether it is closed
+    poll.poll(1000 * _ENDING)
     os.close(descriptor)
     os.waitpid(agent, os.WNOHANG)
