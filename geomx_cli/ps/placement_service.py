@@ -94,5 +94,6 @@ class PlacementService:
             assert plane is not None
             near = settings.host != "" and self._members.all_on(settings.host)
             elements = int(settings.number("slice_elements")) or (NEAR if near else 0)
-            self._partition = Partition(elements, plane.servers, self._compression.ratio)
+            urgent = bool(settings.options["p3"])
+            self._partition = Partition(elements, plane.servers, self._compression.ratio, urgent=urgent)
         return self._partition

@@ -177,6 +177,11 @@ def test_slices_are_longer_where_a_codec_shortens_them(ratio: float, scale: int)
     assert max(load) <= 1.05 * sum(load) / 4, "a small model's load stays balanced"
 
 
+def test_slices_are_shorter_where_single_layers_are_waited_for() -> None:
+    slices = Partition(0, 2, urgent=True).declare(Tensor("large", 4_194_304, "float32")).slices
+    assert [piece.length for piece in slices] == [65_536] * 64
+
+
 def test_declaring_again_changes_nothing_and_another_shape_is_refused() -> None:
     partition = Partition(100, 2)
     first = partition.declare(Tensor("w", 250, "float32"))

@@ -20,6 +20,9 @@ NEAR = 524_288
 """Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
 FAR, FAR_MIN = 262_144, 16_384
 """Elements in a slice elsewhere, at most and at least: the shorter, the sooner a slow link is busy both ways."""
+FAR_URGENT = 65_536
+"""Elements in a slice elsewhere, at most, if single layers are waited for: nothing overtakes a slice that is under way,
+and each costs all processes time, so they are longer otherwise."""
 MAX_SCALE = 4
 """How many times longer a slice elsewhere may be if it is sent encoded: its bytes are few, and its cost is the same."""
 FEW_BYTES, MAX_SCALE_OF_FEW = 30.0, 8
@@ -95,11 +98,12 @@ class Partition:
     """Cuts and places each tensor when it is first declared. Declaring it again changes nothing.
 
     slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link, where elements are
-    sent in `ratio` times fewer bytes.
+    sent in `ratio` times fewer bytes. urgent: a step waits for single layers (--p3).
     """
 
-    def __init__(self, slice_elements: int, servers: int, ratio: float = 1.0) -> None:
+    def __init__(self, slice_elements: int, servers: int, ratio: float = 1.0, *, urgent: bool = False) -> None:
         self._slice_elements = min(slice_elements, MAX_ELEMENTS)
+        self._far = FAR_URGENT if urgent else FAR
         self._scale = MAX_SCALE_OF_FEW if ratio >= FEW_BYTES else max(1, int(min(ratio, MAX_SCALE)))
         self._least = LEAST if ratio <= 1 else LEAST_ENCODED
         self._servers = servers
@@ -141,7 +145,7 @@ class Partition:
         share = -(-tensor.size // (SLICES_PER_ROOT * self._servers))
         # at least a whole row, or rows cannot be sent separately
         scale = self._scale
-        most = self._slice_elements or min(scale * FAR, max(FAR_MIN, tensor.row, scale * share))
+        most = self._slice_elements or min(scale * self._far, max(FAR_MIN, tensor.row, scale * share))
         if not 0 < tensor.size <= MAX_SLICES * most or len(self._placed) >= MAX_KEYS:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements",
