@@ -10,6 +10,7 @@ worker takes --steps steps on a contiguous part of the text, in as few epochs as
 
     single        one process, the same characters: batches of all workers together, as many steps
     diloco        --algo diloco --inner-steps 30 --compress sparseloco:1; a result is taken --overlap steps later
+    diloco-q4     the same with --compress q4 --outer-lr 0.9 --outer-momentum 0.5
     fsa           --algo fsa without codec: the mean gradient in each step
     ddp           DistributedDataParallel through the process group of geomx
 
@@ -51,6 +52,7 @@ OUTER: Mapping[str, Value] = {
 ROWS: Mapping[str, Mapping[str, Value]] = {
     "single": {"algo": "local", "lr": 0.004},
     "diloco": OUTER,
+    "diloco-q4": {**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.008},
     "fsa": {"algo": "fsa", "topology": "spread"},
     "ddp": {"algo": "fsa", "topology": "spread", "framework": "torch", "rank_scope": "global"},
 }
