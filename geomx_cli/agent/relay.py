@@ -171,8 +171,8 @@ def _write(data: bytes) -> None:
 
 
 def _wait_for(agent: int) -> None:
-    """Wait briefly for the agent's exit, so that it has usually ended when this process has; but not if the command that
-    started it is gone, and perhaps another has taken over.
+    """Wait briefly for the agent's exit, so that it has usually ended when this process has; but not if the command
+    that started it is gone: perhaps another has taken over.
     """
     descriptor = os.pidfd_open(agent)
     poll = select.poll()
