@@ -31,7 +31,7 @@ def test_answers_to_what_the_listening_end_sends_again_arrive(lane: Lane) -> Non
     welcomed = dialler._welcomed
 
     def welcomed_late(link: Link, number: int) -> None:
-        late = LATE if link.lanes.greeted(number) == lane else 0.0
+        late = LATE if link.lanes.lane_of(number) == lane else 0.0
         loop.call_later(late, partial(welcomed, link, number))
 
     dialler._welcomed = welcomed_late  # type: ignore[method-assign]

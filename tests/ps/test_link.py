@@ -28,8 +28,8 @@ def test_a_new_connection_gets_each_message_once_in_order(lane: Lane) -> None:
     in_flight = WINDOW // SLICE
     assert transport.sent == list(range(1, in_flight + 1))
     transport.sent.clear()
-    link.replace(lane)
-    link.restart(lane, lambda: upstream.repeat(link, lane))
+    link.reset(lane)
+    link.resume(lane, lambda: upstream.repeat(link, lane))
     assert transport.sent == (list(range(1, in_flight + 1)) if lane == "tensors" else [])
     for received in range(1, in_flight + COUNT + 1):
         link.credit(received * SLICE, received * SLICE)

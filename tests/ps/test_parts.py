@@ -180,6 +180,9 @@ def test_slices_are_longer_where_a_codec_shortens_them(ratio: float, scale: int)
 def test_slices_are_shorter_where_single_layers_are_waited_for() -> None:
     slices = Partition(0, 2, urgent=True).declare(Tensor("large", 4_194_304, "float32")).slices
     assert [piece.length for piece in slices] == [65_536] * 64
+    slices = Partition(0, 2, 4.0, urgent=True).declare(Tensor("large", 4_194_304, "float32")).slices
+    assert [piece.length for piece in slices] == [262_144] * 16
+    assert Partition(0, 2, urgent=True).declare(Tensor("rows", 4_000_000, "float32", 100_000)).row == 100_000
 
 
 def test_declaring_again_changes_nothing_and_another_shape_is_refused() -> None:

@@ -143,9 +143,9 @@ class Partition:
                 f"key {tensor.name!r} has {tensor.size} elements in rows of {tensor.row}", "all rows are equally long"
             )
         share = -(-tensor.size // (SLICES_PER_ROOT * self._servers))
-        # at least a whole row, or rows cannot be sent separately
-        scale = self._scale
-        most = self._slice_elements or min(scale * self._far, max(FAR_MIN, tensor.row, scale * share))
+        # at least a whole row, unless that is long, or rows cannot be sent separately
+        scale, far = self._scale, max(self._far, min(tensor.row, FAR))
+        most = self._slice_elements or min(scale * far, max(FAR_MIN, tensor.row, scale * share))
         if not 0 < tensor.size <= MAX_SLICES * most or len(self._placed) >= MAX_KEYS:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements",

@@ -173,7 +173,7 @@ class TsEngine(Direct):
                 self.upstream.peers[way].request_slice(*where)
             return
         self._relay.hurry(where)
-        if rank not in ways and self._relay.has_sent(where):  # it was told so, and that was lost
+        if rank not in ways and self._relay.has_chosen(where):  # the peer may not know
             link.control(TOPIC, {"skip": [where]})
 
     # Choosing.

@@ -186,9 +186,10 @@ class Relay:
             self._upstream.replace(request, own.header, own.payload)
             self._refuse(clients)
 
-    def has_sent(self, where: tuple[int, int, int]) -> bool:
-        """Whether this process has sent its contribution to this slice and round, whichever way."""
-        return where[2] <= self._last.get(where[:2], 0)
+    def has_chosen(self, where: tuple[int, int, int]) -> bool:
+        """Whether the way of this process's contribution to this slice and round is chosen: it was sent, or waits here.
+        """
+        return where[2] <= self._last.get(where[:2], 0) or where[2] in self._waiting.get(where[:2], ())
 
     def hurry(self, where: tuple[int, int, int]) -> None:
         """The server waits for a peer's contribution to this slice and round, which may wait here for the window."""

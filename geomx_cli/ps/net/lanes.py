@@ -67,8 +67,8 @@ class Lanes:
         """
         self._say("ready", lane, number)
 
-    def greeted(self, number: int) -> Lane | None:
-        """The lane whose latest hello had this number, if any."""
+    def lane_of(self, number: int) -> Lane | None:
+        """The lane whose latest hello had this number, if the handshake has not ended."""
         return next((lane for lane, latest in self._greeted.items() if latest == number), None)
 
     def up(self, lane: Lane) -> bool:
@@ -76,6 +76,7 @@ class Lanes:
         again = lane in self._connected
         self._connected.add(lane)
         self._up.add(lane)
+        self._greeted.pop(lane, None)
         return again
 
     def down(self, lane: Lane) -> None:

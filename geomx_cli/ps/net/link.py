@@ -175,22 +175,22 @@ class Link:
             self.returned, self._delivered = max(returned, self.returned), max(arrived, self._delivered)
             self._pump()
 
-    def replace(self, lane: Lane) -> None:
-        """This lane has a new connection. Messages in flight on the old one are lost."""
+    def reset(self, lane: Lane) -> None:
+        """This lane has a new connection, on which this process may send; what was in flight on the old one is lost."""
         self.health.closed = 0.0
         if lane == "tensors":
             self._fused.clear()
             self.window.restart()
+        else:
+            self.health.connected()
 
-    def restart(self, lane: Lane, resend: Callable[[], None]) -> bool:
-        """Both ends send on a lane's new connection: `resend` sends again what was lost with the old one, before the
-        queue.
+    def resume(self, lane: Lane, resend: Callable[[], None]) -> bool:
+        """Both ends may send on a lane's new connection: `resend` sends again what was lost with the old one, before
+        what the queue still holds.
 
         Returns True if the lane had a connection before.
         """
         again = self.lanes.up(lane)
-        if lane == "control":
-            self.health.connected()
         self._restarting = True
         try:
             resend()

@@ -50,7 +50,7 @@ class Transport:
     handled by the transport itself.
 
     on_link: called for each peer that dials; may refuse it with BadMessage. on_reconnect: called for each lane with a
-    new connection, including the first, whichever end dialled; messages in flight on the previous one may be lost.
+    new connection, including the first, once both ends may send on it; those in flight on the previous one may be lost.
     on_closed: called when a link's control lane has ended, until it reconnects. on_asked: gets the peer's requests for
     retransmission: "want" for a slice (key, slice, round) that is not in the link's queue, "again" and "damaged" for
     a request number.
@@ -277,26 +277,26 @@ class Transport:
         lane = decode_body(payload).get("lane") if payload is not None else None
         if link.dialled or lane not in LANES:
             raise BadMessage("a hello of no lane, or from a peer that does not dial")
-        link.replace(lane)
+        link.reset(lane)
         link.lanes.welcome(lane, number)
 
     def _welcomed(self, link: Link, number: int) -> None:
-        """The peer knows the connection of a lane that we dial: restart the lane, and report what may be lost."""
-        lane = link.lanes.greeted(number)
+        """The peer knows the connection of a lane that we dial: say so, and report what may be lost."""
+        lane = link.lanes.lane_of(number)
         if not link.dialled or lane is None:  # a hello of a connection replaced meanwhile
             return
-        link.replace(lane)
+        link.reset(lane)
         link.lanes.ready(lane, number)
-        if link.restart(lane, partial(self._on_reconnect, link, lane)):
+        if link.resume(lane, partial(self._on_reconnect, link, lane)):
             self.warnings.restored(link)
         if link.lanes.all_up:
             self.sharing.offer(link)
 
     def _ready(self, link: Link, number: int) -> None:
         """The peer sends on the connection of a lane that it dials: report what may be lost."""
-        lane = link.lanes.greeted(number)
+        lane = link.lanes.lane_of(number)
         if not link.dialled and lane is not None:
-            link.restart(lane, partial(self._on_reconnect, link, lane))
+            link.resume(lane, partial(self._on_reconnect, link, lane))
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.lanes.down(lane)

@@ -38,7 +38,7 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 9
+VERSION = 10
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
