@@ -100,7 +100,7 @@ OPTIONS: tuple[Option, ...] = (
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
         "Elements per slice, the unit of transfer; larger tensors are split. 0 chooses by how many global"
-        " servers there are, and whether they are across the WAN; with --p3 there at most 65536.",
+        " servers there are, and whether they are across the WAN; with --p3 they are shorter there.",
         minimum=1024, maximum=8_388_608,
     ),
     _net(

@@ -202,7 +202,7 @@ def test_one_party(desk: Desk) -> None:
     status = {process["name"]: process["state"] for process in desk.json("status")["processes"]}
     assert (status["A/worker:0"], status["central/worker:0"]) == ("stopped", "training")
     # Launch, agents and their relays, processes and their children; the relay of A's agent ends right after that.
-    launch.wait_for(lambda: len(launch.pids()) == 1 + 2 + 4 + 4)
+    launch.wait_for(lambda: len(launch.pids()) == 1 + 2 + 4 + 4, limit=5)
     os.kill(launch.pid("central/worker:0"), signal.SIGKILL)  # like a process that misses the party
     assert launch.finish() == 1
     assert "central/worker:0 (worker 0 of party central, on host central) failed first" in launch.errors
