@@ -92,13 +92,13 @@ class Forced(TsEngine):
         if self._seen == count:
             os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
 
-    def _choose(self, server: int, size: int, before: Collection[int]) -> int:
+    def _choose(self, server: int, size: int, before: Collection[int]) -> tuple[int, bool]:
         """See TsEngine._choose."""
         assert self.upstream is not None
         pairs = dict(item.split(":") for item in os.environ["THROUGH"].split())
         relay = int(pairs.get(str(self._node.memberships[-1].rank), "-1"))
         link = self.upstream.peers.get(relay)
-        return relay if link is not None and self._neighbours.of(link).relays() else -1
+        return (relay if link is not None and self._neighbours.of(link).relays() else -1), False
 
 
 def worker() -> Forced:

@@ -14,7 +14,7 @@ from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import host_errors, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.cluster.bodies import checked_request
-from geomx_cli.ps.delivery._tsengine_rates import AGE, DIRECT, FEW, Meter, choose
+from geomx_cli.ps.delivery._tsengine_rates import AGE, DIRECT, FEW, LAST, Meter, choose
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage
 from geomx_cli.runtime.settings import Settings
@@ -63,9 +63,11 @@ def test_a_rate_is_that_of_a_busy_link() -> None:
 
 
 def test_what_waits_at_the_sender_is_not_a_slow_link() -> None:
-    """Messages of 100 kB, one every second, each there within 10 ms."""
+    """Messages of 100 kB, one every second, each there within 20 ms."""
     meter = Meter()
-    for second in range(10):
+    begin(meter)
+    for second in range(1, 10):
+        meter.sent(meter._sent, float(second))
         meter.sent((second + 1) * MB // 10, float(second))
         meter.received((second + 1) * MB // 10, second + 0.01 + 0.001 * second, second)
     assert meter.rate > 5 * MB
@@ -100,20 +102,43 @@ def begin(meter: Meter) -> None:
 def pass_megabyte(meter: Meter, seconds: float, round_: int) -> None:
     """Send a megabyte on the idle link, of which the receiver reports after so many seconds."""
     now = meter.moved + 10
+    meter.sent(meter._sent, now)
     meter.sent(meter._sent + MB, now)
     meter.received(meter._sent, now + seconds, round_)
 
 
-def test_samples_of_busy_receivers_do_not_make_a_link_slow() -> None:
-    """A megabyte in 2 s, in 0.2 s and in 2 s: the highest rate holds until more are known, then the median."""
+def test_a_link_that_was_idle_at_times_is_no_slower_for_that() -> None:
+    """A megabyte in 2 s, in 0.2 s and many in 2 s, each on an idle link: it carries 5 MB/s, and receivers are busy."""
     meter = Meter()
     begin(meter)
-    for seconds in (2.0, 0.2, 2.0):
+    for seconds in (2.0, 0.2, 2.0, 2.0, 2.0, 2.0):
         pass_megabyte(meter, seconds, 1)
-    assert meter.rate == pytest.approx(5 * MB, rel=0.1)
-    for _ in range(2):
-        pass_megabyte(meter, 2.0, 1)
-    assert meter.rate == pytest.approx(MB / 2, rel=0.05)
+    assert meter.rate == pytest.approx(5 * MB, rel=0.01)
+
+
+def test_a_link_with_a_backlog_has_the_median_rate_of_its_last_samples() -> None:
+    """It carried 5 MB/s. Now 0.1 MB take 0.2 s each while more wait, but for one that takes 0.1 s."""
+    meter = Meter()
+    begin(meter)
+    for _ in range(LAST):
+        pass_megabyte(meter, 0.2, 1)
+    now, total = meter.moved + 10, meter._sent
+    meter.sent(total, now)
+    meter.sent(total + 4 * MB, now)
+    for step in range(1, 8):
+        now += 0.1 if step == 4 else 0.2
+        meter.received(total + step * MB // 10, now, 1)
+    assert meter.rate == pytest.approx(MB / 2, rel=0.01)
+
+
+def test_when_bytes_were_sent_is_not_taken_too_late() -> None:
+    """A process that looked 0.1 s ago, and sees a megabyte sent and received, knows at least 10 MB/s, not more."""
+    meter = Meter()
+    begin(meter)
+    meter.sent(1000, 9.9)
+    meter.sent(1000 + MB, 10.0)
+    meter.received(1000 + MB, 10.0, 1)
+    assert meter.rate == pytest.approx(10 * MB, rel=0.02)
 
 
 def test_a_report_of_more_than_was_sent_changes_nothing() -> None:

@@ -92,9 +92,11 @@ class TsEngine(Direct):
             self._by.up(server, header, payload, then)
             return
         before = self._expecting.get((header.key, header.slice), {})
-        way = DIRECT if self._relay.serves(header) else self._choose(server, len(payload), before)
-        if way != DIRECT and not alone and not self._is_expected(header, way):
-            way = DIRECT
+        way, measured = DIRECT, False
+        if not self._relay.serves(header):
+            way, measured = self._choose(server, len(payload), before)
+        if way != DIRECT and not alone and not self._is_expected(header, way) and not measured:
+            way = DIRECT  # in this round
         self._skip(header, way)
         if way == DIRECT and not alone:
             self._relay.take_own(header, payload, then)
@@ -183,14 +185,12 @@ class TsEngine(Direct):
         return self._node.settings.text(self.option) in (level, "both")
 
     def _is_expected(self, header: Header, way: int) -> bool:
-        """Whether the peer waits for this slice before it sends its own. Otherwise it is told to, from the next round
-        on; only what measures the link to it is sent there nevertheless.
+        """Whether the peer waits for this slice before it sends its own. If not, it is told to, from the next round on.
         """
-        assert self.upstream is not None and self._ways is not None
         if way in self._expecting.get((header.key, header.slice), {}):
             return True
         self._announce(header, way)
-        return self._ways.measure(self.upstream.peers[way])
+        return False
 
     def _announce(self, header: Header, way: int) -> None:
         """Tell a peer to expect this slice."""
@@ -198,7 +198,7 @@ class TsEngine(Direct):
         self._expecting.setdefault((header.key, header.slice), {})[way] = 0
         self.upstream.peers[way].control(TOPIC, {"expect": [(header.key, header.slice)]})
 
-    def _choose(self, server: int, size: int, before: Collection[int]) -> int:
+    def _choose(self, server: int, size: int, before: Collection[int]) -> tuple[int, bool]:
         """See Ways.choose."""
         assert self._ways is not None
         return self._ways.choose(server, size, before)
@@ -213,7 +213,6 @@ class TsEngine(Direct):
         header.asynchronous = alone
         if not alone:
             self._expecting.setdefault((header.key, header.slice), {})[way] = 0
-        self._neighbours.delegated[self._above(header)] = time.monotonic()
         self.upstream.send(self.upstream.peers[way], header, payload, on_result)
         self._via[header.request] = way, header
         self._count("sent", len(payload))

@@ -22,8 +22,6 @@ DEAD = 0.75
 """Seconds without a message after which a peer relays nothing more; also those without progress on a busy link."""
 LOST = 3.0
 """Seconds after which bytes that a peer which is heard has not received were lost with a connection."""
-DELEGATES = 5.0
-"""Seconds since its last contribution through a peer for which a process relays no contributions to that server."""
 
 
 class Neighbour:
@@ -87,13 +85,11 @@ class Neighbour:
 
 
 class Neighbours:
-    """All neighbours: the servers above and peers of one that relays, and members that have reported. delegated: for
-    each server above, when a contribution was last sent through a peer (time.monotonic seconds). upstream: of a process
-    that relays. Used by the loop's thread only.
+    """All neighbours: the servers above and peers of one that relays, and members that have reported. upstream:
+    of a process that relays. Used by the loop's thread only.
     """
 
     def __init__(self, upstream: UpstreamClient | None) -> None:
-        self.delegated: dict[int, float] = {}
         self._upstream = upstream
         self._has_left = False
         self._found: dict[Link, Neighbour] = {}
@@ -125,12 +121,11 @@ class Neighbours:
 
     def _to_servers(self) -> list[tuple[float, float]]:
         links = self._upstream.links if self._upstream is not None else ()
-        return [self._to_server(rank, self.of(link)) for rank, link in enumerate(links)]
+        return [self._to_server(self.of(link)) for link in links]
 
-    def _to_server(self, rank: int, server: Neighbour) -> tuple[float, float]:
+    def _to_server(self, server: Neighbour) -> tuple[float, float]:
         """The rates at which this process can relay to and from a server above; 0 if it does not."""
-        delegates = time.monotonic() - self.delegated.get(rank, float("-inf")) < DELEGATES
-        return (0.0, 0.0) if delegates or self._has_left or not server.is_alive() else (server.meter.rate, server.down)
+        return (0.0, 0.0) if self._has_left or not server.is_alive() else (server.meter.rate, server.down)
 
 
 def _bounded(rate: float) -> float:

@@ -4,6 +4,7 @@ A sender knows when it has handed bytes to a link; the peer reports how many it 
 while the link is busy, whatever else the round waits for.
 """
 
+import math
 import random
 from collections import deque
 from collections.abc import Mapping
@@ -23,9 +24,6 @@ SMALLEST = 64 * 1024
 """Bytes that a sample has at least."""
 SPAN = 0.1
 """Seconds of a sample."""
-JITTER = 0.01
-"""Seconds that a process may take to notice a message. A rate that is taken as too high is soon corrected, since
-the link is used then; one that is taken as too low is not."""
 MARKS = 4096
 """Times of sending that are kept: those of the last 40 s at least, as a process looks a hundred times a second."""
 IDLE = 4096
@@ -34,6 +32,9 @@ IDLE = 4096
 
 class Meter:
     """Measures one direction of a link in bytes per second. Times are in time.monotonic seconds.
+
+    A sample of a link that had bytes to carry all the time is its rate. One in which the link was idle at times is at
+    most that, as it includes delays of both ends: it counts only if it is higher than what is known.
 
     rate: 0 if unknown. measured: the round in which it was last measured. moved: when bytes last arrived, or the link
     became busy.
@@ -44,12 +45,15 @@ class Meter:
         self.measured = 0
         self.moved = 0.0
         self._samples = deque[float](maxlen=LAST)
-        # bytes handed over so far, and when; on a link that stays cut nothing is reported
+        self._taken = 0  # samples since the rate was unknown or old
+        # bytes handed over so far, and a time before that; on a link that stays cut nothing is reported
         self._marks = deque[tuple[int, float]](maxlen=MARKS)
+        self._looked = float("-inf")
         self._sent = self._received = 0
         self._start = 0.0
-        self._floor = float("inf")
-        self._bytes, self._seconds = 0, 0.0
+        self._floor = float("inf")  # the least time from a mark to a report, which is that of an idle link
+        self._was_idle = True
+        self._bytes, self._seconds, self._all_busy = 0, 0.0, True
 
     @property
     def backlog(self) -> int:
@@ -57,13 +61,14 @@ class Meter:
         return self._sent - self._received
 
     def sent(self, total: int, now: float) -> None:
-        """`total` bytes have been handed to the link since it exists."""
+        """`total` bytes have been handed to the link since it exists, the new ones since the last call."""
+        before, self._looked = self._looked, now
         if total <= self._sent:
             return
         if self.backlog <= IDLE:
             self.moved = now
         self._sent = total
-        self._marks.append((total, now))
+        self._marks.append((total, before if math.isfinite(before) else now))
 
     def received(self, total: int, now: float, round_: int) -> None:
         """The peer has received `total` bytes since the link exists; `round_` is the present one."""
@@ -74,34 +79,43 @@ class Meter:
         first = self._marks[0][1]
         while self._marks and self._marks[0][0] <= total:
             self._floor = min(self._floor, now - self._marks.popleft()[1])
-        waited = max(0.0, now - max(first, self._start))
-        if first > self._start:  # it was idle: the time that a byte takes on an idle link is not its rate
-            waited = max(0.0, waited - self._floor - JITTER)
+        if self._was_idle:
+            waited = max(0.0, now - max(first, self._start) - self._floor)
+        else:
+            waited = now - self._start
         self._received, self._start, self.moved = total, now, now
+        is_idle = self.backlog <= IDLE
+        self._all_busy = self._all_busy and not (self._was_idle or is_idle)
+        self._was_idle = is_idle
         if news > IDLE:
             self._bytes += news
             self._seconds += waited
-        if self._bytes >= SMALLEST and (self._seconds >= SPAN or self.backlog <= IDLE):
+        if self._bytes >= SMALLEST and (self._seconds >= SPAN or is_idle):
             self._take(self._bytes / max(self._seconds, 1e-3), round_)
-            self._bytes, self._seconds = 0, 0.0
+            self._bytes, self._seconds, self._all_busy = 0, 0.0, True
 
     def restart(self, now: float) -> None:
         """What is on its way was lost with a connection."""
         self._received = self._sent
         self._marks.clear()
+        self._was_idle = True
         self._start = self.moved = now
 
     def is_stale(self, round_: int) -> bool:
         """Whether the rate is too old to be relied on, unknown, or of few samples."""
-        return len(self._samples) < FEW or round_ - self.measured > AGE
+        return self._taken < FEW or round_ - self.measured > AGE
 
     def _take(self, rate: float, round_: int) -> None:
         if round_ - self.measured > AGE:
             self._samples.clear()
+            self._taken = 0
+        self.measured = round_
+        self._taken += 1
+        if self._samples and not self._all_busy and rate <= self.rate:
+            return
         self._samples.append(rate)
         ordered = sorted(self._samples)
         self.rate = ordered[-1 if len(ordered) <= FEW else len(ordered) // 2]
-        self.measured = round_
 
 
 def choose(costs: Mapping[int, float | None], max_greed: float, draw: random.Random) -> int:

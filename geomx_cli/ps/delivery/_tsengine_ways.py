@@ -7,7 +7,6 @@ from collections.abc import Collection
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.delivery._tsengine_neighbours import Neighbour, Neighbours
 from geomx_cli.ps.delivery._tsengine_rates import DIRECT, MARGIN, SPAN, choose
-from geomx_cli.ps.net.link import Link
 
 __all__ = ["Ways"]
 
@@ -41,14 +40,14 @@ class Ways:
             self._known_largest = self._largest
         self._largest = max(size, self._largest)
 
-    def choose(self, server: int, size: int, before: Collection[int] = ()) -> int:
-        """The rank of the peer through which to send `size` bytes to this server, or DIRECT. before: the peers that
-        expect the slice.
+    def choose(self, server: int, size: int, before: Collection[int] = ()) -> tuple[int, bool]:
+        """The rank of the peer through which to send `size` bytes to this server, or DIRECT, and whether that is chosen
+        in order to measure it. before: the peers that expect the slice.
         """
         straight = self._neighbours.of(self._upstream.links[server])
         direct = straight.seconds(size)
         if direct is None:
-            return DIRECT
+            return DIRECT, False
         # A process may take some hundredths of a second to see what has arrived: little, measured against much of this.
         measures = size >= LARGE and (size >= SPAN * straight.meter.rate or 2 * size >= self._known_largest > 0)
         costs = {DIRECT: self._cost(straight, direct, measures)}
@@ -64,13 +63,10 @@ class Ways:
                 continue
             costs[rank] = leg * SAME if leg is not None and rank in before else leg
         way = choose(costs, self._max_greed, self._draw)
-        if costs[way] is None:
+        measured = costs[way] is None
+        if measured:
             (straight if way == DIRECT else self._neighbours.of(self._upstream.peers[way])).tried = time.monotonic()
-        return way
-
-    def measure(self, link: Link) -> bool:
-        """Whether what is sent over this link measures it: too little is known."""
-        return self._neighbours.of(link).meter.is_stale(self.round)
+        return way, measured
 
     def lead_here(self, rank: int) -> bool:
         """Whether the contribution of a peer that was expected here may still come."""
