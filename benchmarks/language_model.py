@@ -46,13 +46,13 @@ WORKERS = 4
 SKIPPED = 2  # steps of fsa and ddp before the first that counts
 DDP = str(Path(__file__).with_name("language_model_ddp.py"))
 OUTER: Mapping[str, Value] = {
-    "algo": "diloco", "topology": "spread", "inner_steps": 30, "outer_lr": 1.0, "outer_momentum": 0.0,
-    "compress": "sparseloco:1", "overlap": 5, "mix": 0.0, "lr": 0.004,
+    "algo": "diloco", "topology": "spread", "inner_steps": 30, "outer_lr": 3.0, "outer_momentum": 0.0,
+    "compress": "sparseloco", "overlap": 8, "lr": 0.003,
 }  # fmt: skip
 ROWS: Mapping[str, Mapping[str, Value]] = {
-    "single": {"algo": "local", "lr": 0.004},
+    "single": {"algo": "local", "lr": 0.003},
     "diloco": OUTER,
-    "diloco-q4": {**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.008},
+    "diloco-q4": {**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.004},
     "fsa": {"algo": "fsa", "topology": "spread"},
     "ddp": {"algo": "fsa", "topology": "spread", "framework": "torch", "rank_scope": "global"},
 }
@@ -178,12 +178,12 @@ def sweep(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME", help="default: all")
-    parser.add_argument("--steps", type=int, default=4500, help="of a worker")
+    parser.add_argument("--steps", type=int, default=18_000, help="of a worker")
     parser.add_argument("--ddp-steps", type=int, default=22, help="of fsa and ddp")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=16, help="of a worker")
+    parser.add_argument("--batch-size", type=int, default=8, help="of a worker")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", default="20mbit", help="of each party's link; '' is no limit")
     parser.add_argument("--rtt", default="80ms", help="round trip between parties; '' is no delay")

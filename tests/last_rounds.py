@@ -144,11 +144,14 @@ def mean_of(given: Sequence[tuple[Model, float]]) -> Model:
 
 @dataclass
 class Streaming:
-    """A worker of DiLoCo; `since`: its samples by fragment; `wait`: steps until it takes a result, None for none."""
+    """A worker of DiLoCo; `since`: its samples by fragment; `pushed`: its weights in the last exchange of each tensor;
+    `wait`: steps until it takes a result, None for none.
+    """
 
     local: Local
     origin: Model
     since: list[int]
+    pushed: Model
     mix: float
     wait: int | None = None
 
@@ -156,7 +159,8 @@ class Streaming:
         for index in fragment:
             self.origin[index] = world[index].copy()
             own = self.local.model
-            own[index] = world[index] + self.mix * (own[index] - world[index])
+            kept = self.mix * (self.pushed[index] - world[index])
+            own[index] = world[index] + kept + own[index] - self.pushed[index]
         self.wait = None
 
 
@@ -169,7 +173,7 @@ def diloco(
     rate, momentum = outer
     world, velocity = initial(seed), [np.zeros((tiny.CLASSES, 4)), np.zeros(tiny.CLASSES)]
     mix = mix if overlap else 0.0
-    made = [Streaming(item, initial(seed), [0] * fragments, mix) for item in locals_of(workers, seed)]
+    made = [Streaming(item, initial(seed), [0] * fragments, initial(seed), mix) for item in locals_of(workers, seed)]
     turn, last = 0, range(0)
     history: History = {}
 
@@ -197,6 +201,8 @@ def diloco(
             if gives(worker, fragment):
                 weight = float(worker.since[turn]) if by_samples else 1.0
                 given.append(([o - m for o, m in zip(worker.origin, worker.local.model, strict=True)], weight))
+                for index in fragment:
+                    worker.pushed[index] = worker.local.model[index].copy()
                 worker.since[turn] = 0
         mean = mean_of(given) if given else []
         for index in fragment if given else ():

@@ -99,7 +99,7 @@ def test_diloco(workers: Workers) -> None:
 
 
 def test_diloco_in_fragments_that_overlap_with_steps(workers: Workers) -> None:
-    """Weight and bias are exchanged in turn, each after 4 steps; the result is mixed in one step later."""
+    """Weight and bias are exchanged in turn, each after 4 steps; the result is applied one step later, which stays."""
     options = {"GEOMX_INNER_STEPS": "4", "GEOMX_FRAGMENTS": "2", "GEOMX_OVERLAP": "1", "GEOMX_MIX": "0.5"}
     options["GEOMX_WEIGHT"] = "samples"  # equally many
     workers.start("steps.py", "20", count=2, env={"GEOMX_ALGO": "diloco", **options})
@@ -108,32 +108,32 @@ def test_diloco_in_fragments_that_overlap_with_steps(workers: Workers) -> None:
     outer = Nesterov(origin.size)
     size = replicas.models[0].weight.size
     parts = (slice(0, size), slice(size, None))
-    turn, pending = 0, None
+    turn, pending, pushed = 0, None, [model.vector for model in replicas.models]
     for step in range(1, 21):
         for rank in range(2):
             replicas.step(rank)
         if pending is not None:
-            origin, turn = receive(replicas, origin, pending, parts[turn], 0.5), 1 - turn
+            origin, turn = receive(replicas, origin, pending, parts[turn], 0.5, pushed), 1 - turn
             pending = None
         if step % 2 == 0:
             part = parts[turn]
             gradient = np.mean([origin[part] - model.vector[part] for model in replicas.models], axis=0)
-            pending = outer.step(origin[part], gradient, part)
+            pending, pushed = outer.step(origin[part], gradient, part), [model.vector for model in replicas.models]
     assert pending is not None
-    origin, turn = receive(replicas, origin, pending, parts[turn], 0.5), 1 - turn
-    part = parts[turn]  # the weight has steps that it has not exchanged yet
+    origin, turn = receive(replicas, origin, pending, parts[turn], 0.5, pushed), 1 - turn
+    part, pushed = parts[turn], [model.vector for model in replicas.models]  # the weight has steps left to exchange
     gradient = np.mean([origin[part] - model.vector[part] for model in replicas.models], axis=0)
-    origin = receive(replicas, origin, outer.step(origin[part], gradient, part), part, 0.0)
+    origin = receive(replicas, origin, outer.step(origin[part], gradient, part), part, 0.0, pushed)
     check(workers, 2, origin)
 
 
-def receive(replicas: Replicas, origin: Any, new: Any, part: slice, mix: float) -> Any:
-    """The new global weights, which the workers mix into their own."""
+def receive(replicas: Replicas, origin: Any, new: Any, part: slice, mix: float, pushed: Any) -> Any:
+    """The new global weights, with which the workers continue."""
     origin = origin.copy()
     origin[part] = new
-    for model in replicas.models:
+    for model, before in zip(replicas.models, pushed, strict=True):
         vector = model.vector
-        vector[part] = new + mix * (vector[part] - new)
+        vector[part] = new + mix * (before[part] - new) + (vector[part] - before[part])
         model.vector = vector
     return origin
 

@@ -136,7 +136,7 @@ def streaming(steps: Sequence[int], inner: int, fragments: int, overlap: int, mi
     tensors = [[index for index in range(3) if index % fragments == turn] for turn in range(fragments)]
     world = [np.ones(size) for size in sizes]
     velocity = [np.zeros(size) for size in sizes]
-    origin, own = ([[item.copy() for item in world] for _ in steps] for _ in range(2))
+    origin, own, pushed = ([[item.copy() for item in world] for _ in steps] for _ in range(3))
     under_way: list[tuple[int, int]] = []
     history: list[list[Array]] = [[] for _ in steps]
     turn, since = 0, [0] * fragments
@@ -144,6 +144,8 @@ def streaming(steps: Sequence[int], inner: int, fragments: int, overlap: int, mi
     def exchange(fragment: int) -> None:
         since[fragment] = 0
         for index in tensors[fragment]:
+            for rank in range(len(steps)):
+                pushed[rank][index] = own[rank][index].copy()
             mean = np.mean([origin[rank][index] - own[rank][index] for rank in range(len(steps))], axis=0)
             velocity[index] = MOMENTUM * velocity[index] + mean
             world[index] = world[index] - RATE * (mean + MOMENTUM * velocity[index])
@@ -152,7 +154,8 @@ def streaming(steps: Sequence[int], inner: int, fragments: int, overlap: int, mi
         for index in tensors[fragment]:
             for rank in range(len(steps)):
                 origin[rank][index] = world[index].copy()
-                own[rank][index] = mix * own[rank][index] + (1 - mix) * world[index]
+                steps_since = own[rank][index] - pushed[rank][index]
+                own[rank][index] = mix * pushed[rank][index] + (1 - mix) * world[index] + steps_since
 
     for number in range(steps[0]):
         for rank in range(len(steps)):

@@ -26,6 +26,7 @@ class PseudoGradient:
         self.tensors = range(len(model.names))
         self._rounds = TensorRounds(client, model)
         self._model = model
+        self._pushed: dict[int, Array] = {}
         self.origin: list[Array] = []
 
     def start(self) -> None:
@@ -35,10 +36,15 @@ class PseudoGradient:
         self.steps.begin()
         self.origin = [weight.copy() for weight in self.steps.weights]
 
-    def push(self, tensors: Iterable[int], weight: float = 1.0) -> None:
-        """Begin a round of these tensors; the differences have this weight in the mean."""
+    def push(self, tensors: Iterable[int], weight: float = 1.0, *, continues: bool = False) -> None:
+        """Begin a round of these tensors; the differences have this weight in the mean. continues: steps follow before
+        `take`, which keeps them.
+        """
         for index in tensors:
-            self._rounds.buffers[index][:] = (self.origin[index] - self.steps.weights[index]) * weight
+            own = self.steps.weights[index]
+            if continues:
+                self._pushed[index] = own.copy()
+            self._rounds.buffers[index][:] = (self.origin[index] - own) * weight
             self._rounds.push(index, weight)
 
     def abstain(self, tensors: Iterable[int]) -> None:
@@ -52,9 +58,12 @@ class PseudoGradient:
             self.steps.put(index, origin)
 
     def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
-        """Wait for the round's new weights and continue from them; `mix` is the fraction of own weights kept."""
+        """Wait for the round's new weights and continue from them, with the steps since `push`. mix: the fraction of
+        the pushed weights that is kept.
+        """
         for index in tensors:
             self._rounds.wait([index])
             origin, own = self.origin[index], self.steps.weights[index]
             origin[:] = self._rounds.buffers[index]
-            self.steps.put(index, origin + mix * (own - origin))
+            pushed = self._pushed.pop(index, own)
+            self.steps.put(index, origin + mix * (pushed - origin) + (own - pushed))

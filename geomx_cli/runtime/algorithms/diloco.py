@@ -6,9 +6,11 @@ momentum: v = mu * v + D, w = w - lr * (D + mu * v). Douillard et al., "DiLoCo: 
 of Language Models", 2023, arXiv 2311.08105.
 
 With `--fragments F` the tensors are distributed over F fragments, one of which is exchanged every H / F steps, which
-evens out network use; with `--overlap` the inner steps continue meanwhile, and the result is mixed in that many
-steps later: w = alpha * (own) + (1 - alpha) * (global). Douillard et al., "Streaming DiLoCo with overlapping
-communication", 2025, arXiv 2501.18512. Training ends with the global weights.
+evens out network use (Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv 2501.18512).
+With `--overlap` the inner steps continue meanwhile, and the result is applied that many steps later, without losing
+them: w = alpha * (pushed) + (1 - alpha) * (global) + (own - pushed), where `pushed` are the worker's weights that the
+exchange began with. Streaming DiLoCo has w = alpha * (own) + (1 - alpha) * (global), so of the steps meanwhile only the
+part alpha is left. Training ends with the global weights.
 """
 
 from collections.abc import Sequence
@@ -60,8 +62,9 @@ options = (
         minimum=0, maximum=1_000_000,
     ),
     Option(
-        "mix", "float", 0.5, "GEOMX_MIX",
-        "Share of its own weights that a worker keeps with a result, if --overlap is not 0 (diloco).",
+        "mix", "float", 0.0, "GEOMX_MIX",
+        "Share of the weights it has pushed that a worker keeps with a result, if --overlap is not 0; the steps since"
+        " are kept in any case (diloco).",
         "synchronisation", minimum=0, maximum=1,
     ),
 )  # fmt: skip
@@ -183,7 +186,7 @@ class DilocoWorker(FiniteWorkerAlgorithm):
 
     def _exchange(self) -> bool:
         weight = max(1, self._samples[self._turn]) / self._usual if self._by_samples else 1.0
-        self._pseudo_gradient.push(self._fragment(), weight)
+        self._pseudo_gradient.push(self._fragment(), weight, continues=self._overlap > 0)
         self._samples[self._turn] = 0
         self._wait = self._overlap
         return True
@@ -193,7 +196,7 @@ class DilocoWorker(FiniteWorkerAlgorithm):
         return self._pseudo_gradient.tensors[self._turn :: self._fragments]
 
     def synchronise(self) -> None:
-        """Receive the result, mixed with the local steps since."""
+        """Receive the result, to which the local steps since the push are added."""
         self._pseudo_gradient.take(self._fragment(), self._mix)
         self._turn = (self._turn + 1) % self._fragments
         self._wait = -1
