@@ -9,7 +9,7 @@ The bundled network gpt on the novels of `geomx data fetch austen`, 2 parties x 
 worker takes --steps steps on a contiguous part of the text, in as few epochs as it allows. Rows:
 
     single        one process, the same characters: batches of all workers together, as many steps
-    diloco        --algo diloco --inner-steps 30 --compress sparseloco:1; a result is taken --overlap steps later
+    diloco        --algo diloco --inner-steps 30 --outer-lr 3 --compress sparseloco; results are applied 8 steps later
     diloco-q4     the same with --compress q4 --outer-lr 0.9 --outer-momentum 0.5
     fsa           --algo fsa without codec: the mean gradient in each step
     ddp           DistributedDataParallel through the process group of geomx
@@ -47,7 +47,7 @@ SKIPPED = 2  # steps of fsa and ddp before the first that counts
 DDP = str(Path(__file__).with_name("language_model_ddp.py"))
 OUTER: Mapping[str, Value] = {
     "algo": "diloco", "topology": "spread", "inner_steps": 30, "outer_lr": 3.0, "outer_momentum": 0.0,
-    "compress": "sparseloco", "overlap": 8, "lr": 0.003,
+    "compress": "sparseloco", "overlap": 8, "mix": 0.0, "lr": 0.003,
 }  # fmt: skip
 ROWS: Mapping[str, Mapping[str, Value]] = {
     "single": {"algo": "local", "lr": 0.003},
@@ -60,10 +60,11 @@ ROWS: Mapping[str, Mapping[str, Value]] = {
 GRID: Mapping[str, list[Mapping[str, Value]]] = {
     "single": [{"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)],
     "diloco": [
-        *({"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)),
-        *({"outer_lr": 0.7, "outer_momentum": momentum} for momentum in (0.0, 0.5)),
-        *({"compress": codec} for codec in ("", "sparseloco")),
-        *({"mix": mix} for mix in (0.25, 0.5)),
+        *({"lr": rate} for rate in (0.002, 0.003, 0.004)),
+        *({"outer_lr": rate} for rate in (1.0, 2.0, 4.0)),
+        *({"overlap": steps} for steps in (0, 16)),
+        {"mix": 0.5},
+        {"compress": "sparseloco:1"},
     ],
 }
 

@@ -141,6 +141,14 @@ def test_when_bytes_were_sent_is_not_taken_too_late() -> None:
     assert meter.rate == pytest.approx(10 * MB, rel=0.02)
 
 
+def test_the_first_message_of_a_link_has_a_rate_too() -> None:
+    """However large: nothing small has shown the latency."""
+    meter = Meter()
+    meter.sent(MB, 10.0)
+    meter.received(MB, 10.5, 1)
+    assert meter.rate == pytest.approx(2 * MB)
+
+
 def test_a_report_of_more_than_was_sent_changes_nothing() -> None:
     meter = Meter()
     meter.sent(1000, 0.0)

@@ -1,7 +1,6 @@
 """TSEngine in one process: it chooses a way for each contribution, and takes those that come through it."""
 
 import random
-import time
 from collections.abc import Collection
 from functools import partial
 from operator import attrgetter

@@ -48,10 +48,10 @@ class Meter:
         self._taken = 0  # samples since the rate was unknown or old
         # bytes handed over so far, and a time before that; on a link that stays cut nothing is reported
         self._marks = deque[tuple[int, float]](maxlen=MARKS)
-        self._looked = float("-inf")
+        self._looked = -math.inf
         self._sent = self._received = 0
         self._start = 0.0
-        self._floor = float("inf")  # the least time from a mark to a report, which is that of an idle link
+        self._latency = math.inf  # the least time from a mark to a report of few bytes
         self._was_idle = True
         self._bytes, self._seconds, self._all_busy = 0, 0.0, True
 
@@ -78,11 +78,13 @@ class Meter:
             return
         first = self._marks[0][1]
         while self._marks and self._marks[0][0] <= total:
-            self._floor = min(self._floor, now - self._marks.popleft()[1])
+            _, mark = self._marks.popleft()
+            if news <= IDLE:
+                self._latency = min(self._latency, now - mark)
+        waited = now - self._start
         if self._was_idle:
-            waited = max(0.0, now - max(first, self._start) - self._floor)
-        else:
-            waited = now - self._start
+            latency = self._latency if math.isfinite(self._latency) else 0.0
+            waited = max(0.0, now - max(first, self._start) - latency)
         self._received, self._start, self.moved = total, now, now
         is_idle = self.backlog <= IDLE
         self._all_busy = self._all_busy and not (self._was_idle or is_idle)

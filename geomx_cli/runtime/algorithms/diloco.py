@@ -62,7 +62,7 @@ options = (
         minimum=0, maximum=1_000_000,
     ),
     Option(
-        "mix", "float", 0.0, "GEOMX_MIX",
+        "mix", "float", 0.5, "GEOMX_MIX",
         "Share of the weights it has pushed that a worker keeps with a result, if --overlap is not 0; the steps since"
         " are kept in any case (diloco).",
         "synchronisation", minimum=0, maximum=1,
