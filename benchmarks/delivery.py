@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -236,6 +237,7 @@ def _layers(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> int:
     """Measure all models and ratios, or TSEngine."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of a job is left behind
     given = _arguments()
     print(f"{os.cpu_count()} cores", file=sys.stderr)
     return conclude(lambda: _spoke(given) if given.spoke else _layers(given), as_json=given.json)

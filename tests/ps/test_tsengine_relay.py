@@ -15,8 +15,8 @@ PAYLOAD = memoryview(bytes(4 * LENGTH))
 class Fixture:
     """The relay of rank 0, whose peer of rank 1 sends through it. Its server answers nothing by itself."""
 
-    def __init__(self) -> None:
-        self.above, self.beside = RecordingTransport(1 << 16, 1 << 40), RecordingTransport(1 << 16, 1 << 40)
+    def __init__(self, window: int = 1 << 40) -> None:
+        self.above, self.beside = RecordingTransport(1 << 16, window), RecordingTransport(1 << 16, 1 << 40)
         self.server = Link(self.above, "root 0", wide_area=True, greeting={})  # type: ignore[arg-type]
         self.peer = Link(self.beside, "peer 1", wide_area=True, greeting={})  # type: ignore[arg-type]
         self.upstream = UpstreamClient()
@@ -78,3 +78,16 @@ def test_a_place_is_free_again_when_the_result_has_come() -> None:
         result = Header(kind=Kind.RESULT, request=fixture.above.sent[-1], **about)  # type: ignore[arg-type]
         fixture.upstream.on_result(fixture.server, result, PAYLOAD)
     assert not fixture.refused and fixture.beside.sent == [7] * 298 and fixture.upstream.waiting == 1
+
+
+def test_what_is_passed_on_does_not_wait_for_the_window() -> None:
+    """It is full of the relay's own contributions, which the server keeps until those of the peer have come."""
+    fixture = Fixture(1 << 17)
+    for key in range(500):
+        fixture.contribute(key, 1)
+    sent = len(fixture.above.sent)
+    fixture.server.credit(0, sent * len(PAYLOAD))  # all has arrived, and is kept there
+    assert 20 < sent < 480 and len(fixture.above.sent) == sent
+    for key in range(20):
+        fixture.take(key, 1, alone=True)
+        assert len(fixture.above.sent) == sent + key + 1

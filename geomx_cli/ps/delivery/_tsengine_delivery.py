@@ -173,7 +173,6 @@ class TsEngine(Direct):
             for way in ways:
                 self.upstream.peers[way].request_slice(*where)
             return
-        self._relay.hurry(where)
         if rank not in ways and self._relay.has_chosen(where):  # the peer may not know
             link.control(TOPIC, {"skip": [where]})
 

@@ -191,12 +191,6 @@ class Relay:
         """
         return where[2] <= self._last.get(where[:2], 0) or where[2] in self._waiting.get(where[:2], ())
 
-    def hurry(self, where: tuple[int, int, int]) -> None:
-        """The server waits for a peer's contribution to this slice and round, which may wait here for the window."""
-        if any(where[:2] == (key, index) and where[2] in rounds for (_, key, index), rounds in self._passing.items()):
-            for link in self._upstream.links:
-                link.want(*where)
-
     def _pass_on(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
         """Send a peer's contribution to the server as it is, and the result back."""
         link.consumed(len(payload or b""))
@@ -216,6 +210,8 @@ class Relay:
         self._passing[rank, header.key, header.slice] = rounds
         link_above, sent = self._upstream.links[self._above(header)], msgspec.structs.replace(header)
         self._upstream.pass_on(link_above, sent, payload, on_result)
+        # The window may be full of own contributions, which wait at the server for this one: it goes without credit.
+        link_above.want(header.key, header.slice, header.round)
 
     def _check(self, where: tuple[int, int, int]) -> None:
         group, (key, index, round_) = self._groups[where], where
