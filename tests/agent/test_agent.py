@@ -90,6 +90,11 @@ class Agent:
         assert state is not None
         return state.agent.pid
 
+    def runs(self) -> bool:
+        """Whether the agent still runs."""
+        state = AgentState.read(self.directory)
+        return state is not None and processes.exists(state.agent)
+
     def send(self, **message: Any) -> None:
         """Send a message to the agent."""
         assert self.process.stdin is not None
@@ -109,8 +114,10 @@ class Agent:
         """The agent has ended and left nothing behind."""
         self.process.wait(60)
         end = time.monotonic() + 10
-        while processes.marked(MARK) and time.monotonic() < end:  # a process that was just being forked ends by itself
+        # the command waits a second at most for the agent; a process that was just being forked ends by itself
+        while (self.runs() or processes.marked(MARK)) and time.monotonic() < end:
             time.sleep(0.02)
+        assert not self.runs()
         assert processes.marked(MARK) == []
         assert not self.sockets.exists()
         assert not (self.directory / "keys").exists()
