@@ -94,8 +94,9 @@ class TsEngine(Direct):
         way, measured = DIRECT, False
         if not self._relay.serves(header):
             way, measured = self._choose(server, len(payload), before)
-        if way != DIRECT and not alone and not self._is_expected(header, way) and not measured:
-            way = DIRECT  # in this round
+        if way != DIRECT and not alone and way not in before:
+            self._announce(header, way)
+            way = way if measured else DIRECT  # the peer waits for it from the next round on
         self._skip(header, way)
         if way == DIRECT and not alone:
             self._relay.take_own(header, payload, then)
@@ -181,14 +182,6 @@ class TsEngine(Direct):
     def _is_on(self, level: Literal["inter", "intra"]) -> bool:
         """Whether processes of this level relay."""
         return self._node.settings.text(self.option) in (level, "both")
-
-    def _is_expected(self, header: Header, way: int) -> bool:
-        """Whether the peer waits for this slice before it sends its own. If not, it is told to, from the next round on.
-        """
-        if way in self._expecting.get((header.key, header.slice), {}):
-            return True
-        self._announce(header, way)
-        return False
 
     def _announce(self, header: Header, way: int) -> None:
         """Tell a peer to expect this slice."""

@@ -58,12 +58,12 @@ class PseudoGradient:
             self.steps.put(index, origin)
 
     def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
-        """Wait for the round's new weights and continue from them, with the steps since `push`. mix: the fraction of
-        the pushed weights that is kept.
+        """Wait for the round's new weights and continue from them, with the steps since a `push` that continues.
+        mix: the fraction of what that has pushed that is kept.
         """
         for index in tensors:
             self._rounds.wait([index])
             origin, own = self.origin[index], self.steps.weights[index]
             origin[:] = self._rounds.buffers[index]
-            pushed = self._pushed.pop(index, own)
-            self.steps.put(index, origin + mix * (pushed - origin) + (own - pushed))
+            pushed = self._pushed.pop(index, None)
+            self.steps.put(index, origin if pushed is None else origin + mix * (pushed - origin) + (own - pushed))

@@ -130,7 +130,7 @@ class DilocoWorker(FiniteWorkerAlgorithm):
         self._pseudo_gradient = pseudo_gradient
         self._fragments = int(config.number("fragments"))
         self._overlap = int(config.number("overlap"))
-        self._mix = config.number("mix") if self._overlap else 0.0
+        self._mix = config.number("mix")
         self.partial_rounds = self._fragments > 1 or self._overlap > 0
         self._by_samples = config.text("weight") == "samples"
         inner_steps = int(config.number("inner_steps"))
