@@ -9,8 +9,10 @@ The bundled network gpt on the novels of `geomx data fetch austen`, 2 parties x 
 worker takes --steps steps on a contiguous part of the text, in as few epochs as it allows. Rows:
 
     single        one process, the same characters: batches of all workers together, as many steps
+    single-2      the same characters in batches of half the size, so twice as many steps
     diloco        --algo diloco --inner-steps 30 --outer-lr 3 --compress sparseloco; results are applied 8 steps later
     diloco-q4     the same with --compress q4 --outer-lr 0.9 --outer-momentum 0.5
+    parties-2     as diloco with --reduce torch, so a party trains as one worker; batches of half the size
     fsa           --algo fsa without codec: the mean gradient in each step
     ddp           DistributedDataParallel through the process group of geomx
 
@@ -44,17 +46,23 @@ from geomx_cli.runtime.training import data, fetch
 
 WORKERS = 4
 SKIPPED = 2  # steps of fsa and ddp before the first that counts
-DDP = str(Path(__file__).with_name("language_model_ddp.py"))
+SCRIPTS = {
+    "ddp": str(Path(__file__).with_name("language_model_ddp.py")),
+    "parties-2": str(Path(__file__).with_name("language_model_party.py")),
+}
+HALVED = "-2"  # ends the names of rows with batches of half the size
 OUTER: Mapping[str, Value] = {
     "algo": "diloco", "topology": "spread", "inner_steps": 30, "outer_lr": 3.0, "outer_momentum": 0.0,
     "compress": "sparseloco", "overlap": 8, "mix": 0.0, "lr": 0.003,
 }  # fmt: skip
 ROWS: Mapping[str, Mapping[str, Value]] = {
     "single": {"algo": "local", "lr": 0.003},
+    "single-2": {"algo": "local", "lr": 0.002},
     "diloco": OUTER,
     "diloco-q4": {**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.004},
+    "parties-2": {**OUTER, "reduce": "torch", "lr": 0.0015},
     "fsa": {"algo": "fsa", "topology": "spread"},
-    "ddp": {"algo": "fsa", "topology": "spread", "framework": "torch", "rank_scope": "global"},
+    "ddp": {"algo": "fsa", "topology": "spread", "lr": 0.003, "rank_scope": "global"},
 }
 """Rates and outer steps to begin with: choose the best of --sweep, for `single` too."""
 GRID: Mapping[str, list[Mapping[str, Value]]] = {
@@ -91,30 +99,33 @@ class Bench:
     def run(self, name: str, own: Mapping[str, Value]) -> Result:
         """Train a row, with options of its own."""
         given = self._given
-        partly = name in ("fsa", "ddp")
+        partly, alone = name in ("fsa", "ddp"), name.startswith("single")
+        parts = 2 if name.endswith(HALVED) else 1
+        batch, all_steps = given.batch_size // parts, given.steps * parts
         # each part has one window more than is seen, as windows begin anywhere in the first
-        spare = (1 if name == "single" else WORKERS) * (given.context + 1)
-        step = WORKERS * given.batch_size * given.context
-        epochs = 1 if partly else -(-given.steps * step // (self._length - WORKERS * (given.context + 1)))
-        steps = given.ddp_steps if partly else given.steps // epochs
+        spare = (1 if alone else WORKERS) * (given.context + 1)
+        step = WORKERS * batch * given.context
+        epochs = 1 if partly else -(-all_steps * step // (self._length - WORKERS * (given.context + 1)))
+        steps = given.ddp_steps if partly else all_steps // epochs
         os.environ[CHARACTERS] = str(steps * step + spare)
         sizes = {"layers": given.layers, "width": given.width, "context": given.context}
         options: dict[str, Value] = {
             "parties": 2, "workers": 2, "network": "gpt", "framework": "torch", "optimizer": "adamw",
             "schedule": "cosine", "data": "language_model_data:text", "epochs": epochs, "eval_every": 0,
             "seed": given.seed,
-            "batch_size": given.batch_size * (WORKERS if name == "single" else 1), **sizes, **ROWS[name], **own,
+            "batch_size": batch * (WORKERS if alone else 1), **sizes, **ROWS[name], **own,
         }  # fmt: skip
         script: tuple[str, ...] = ()
-        if name == "ddp":
-            words = (*sizes.values(), given.batch_size, steps)
-            script = (sys.executable, DDP, *map(str, words))
+        if name in SCRIPTS:
+            words = (*sizes.values(), batch, steps * epochs, options["lr"])
+            script = (sys.executable, SCRIPTS[name], *map(str, words))
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
-            job = Job(options, Path(directory), None if name == "single" else self._wan, script=script)
+            job = Job(options, Path(directory), None if alone else self._wan, script=script)
             job.run(given.limit)
             if not job.ended:
                 raise CheckFailed(f"{name} was stopped by --limit")
-            result = self._partly(name, job) if partly else self._whole(name, job)
+            measured = self._partly if partly else self._reported if script else self._whole
+            result = measured(name, job)
         loss = "" if result.loss is None else f"validation loss {result.loss:.4f}, "
         tried = ", ".join(f"{key} {value}" for key, value in own.items())
         print(f"{name} ({tried}): {loss}{result.seconds:.1f} s", file=sys.stderr, flush=True)
@@ -128,6 +139,21 @@ class Bench:
         loss = next(one.validation_loss for one in ends if one.validation_loss is not None)
         sent = job.bytes_between(begun[0].time, begun[0].time + seconds)
         return Result(name, loss, seconds, statistics.fmean(shares), sent)
+
+    def _reported(self, name: str, job: Job) -> Result:
+        """What language_model_party.py reports."""
+        ends = [
+            next(event for event in job.events(worker) if isinstance(event, Reported) and "computing" in event.metrics)
+            for worker in job.workers
+        ]
+        shares = {key: statistics.fmean(end.metrics[key] / end.metrics["seconds"] for end in ends)
+                  for key in ("computing", "reducing")}  # fmt: skip
+        seconds = max(end.metrics["seconds"] for end in ends)
+        loss = next(one.validation_loss for one in job.events(job.workers[0])
+                    if isinstance(one, ProcessFinished) and one.validation_loss is not None)  # fmt: skip
+        sent = job.bytes_between(ends[0].time - seconds, ends[0].time)
+        print(f"{name}: {shares['reducing']:.1%} adding gradients in the parties", file=sys.stderr)
+        return Result(name, loss, seconds, shares["computing"], sent)
 
     def _partly(self, name: str, job: Job) -> Result:
         """Seconds and bytes of all steps, from those after the first SKIPPED."""
@@ -148,20 +174,21 @@ def _computing(rounds: list[RoundCompleted], since: float = 0.0) -> float:
 def table(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
     """Run every row once and print them beside each other."""
     rows = {name: bench.run(name, {}) for name in arguments.row}
-    base, fsa = rows.get("single"), rows.get("fsa")
+    base = min((row.loss for name, row in rows.items() if name.startswith("single") and row.loss), default=None)
+    fsa = rows.get("fsa")
     lines = []
     for name, row in rows.items():
         loss = more = less = sent = share = "-"
         if row.loss is not None:
             loss = f"{row.loss:.4f}"
-            more = "-" if base is None or base.loss is None else f"{100 * (row.loss / base.loss - 1):+.2f} %"
+            more = "-" if base is None else f"{100 * (row.loss / base - 1):+.2f} %"
         if row.wan_bytes is not None:
             sent = f"{row.wan_bytes / 1e6:.4g}"
             less = "-" if fsa is None or not fsa.wan_bytes else f"{fsa.wan_bytes / row.wan_bytes:.4g}"
-        if row.computing is not None and name != "single":
+        if row.computing is not None and not name.startswith("single"):
             share = f"{100 * row.computing:.1f} %"
         lines.append([name, loss, more, f"{row.seconds:.0f}", share, sent, less])
-    heads = ["row", "validation loss", "to single", "s", "computing", "WAN MB", "fsa's / its"]
+    heads = ["row", "validation loss", "to the best single", "s", "computing", "WAN MB", "fsa's / its"]
     _table(heads, lines, argparse.Namespace(arguments=arguments))  # type: ignore[arg-type]
     return list(rows.values())
 

@@ -1,6 +1,6 @@
 """The model of language_model.py with DistributedDataParallel, whose process group goes through the job's servers.
 
-Started as a job's script: LAYERS WIDTH CONTEXT BATCH STEPS. Reports a loss for each step.
+Started as a job's script: LAYERS WIDTH CONTEXT BATCH STEPS LR. Reports a loss for each step.
 """
 
 import sys
@@ -16,11 +16,12 @@ from geomx_cli.runtime.frontends.torch.gpt_module import Gpt
 
 
 def main() -> None:
-    layers, width, context, batch, steps = map(int, sys.argv[1:])
+    *sizes, rate = sys.argv[1:]
+    layers, width, context, batch, steps = map(int, sizes)
     dist.init_process_group("gloo")
     torch.manual_seed(1)
     model = DistributedDataParallel(Gpt(256, context, layers, width))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=float(rate))
     characters = torch.frombuffer(bytearray(text("train", "")), dtype=torch.uint8).long()
     part = characters.tensor_split(dist.get_world_size())[dist.get_rank()]
     for step in range(steps):

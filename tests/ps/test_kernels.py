@@ -3,15 +3,17 @@
 import importlib.util
 import subprocess
 import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+from geomx_cli.core import plugins
+from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.aggregation.compression import Compression, parse_codec
-from geomx_cli.ps.codecs import bf16, fp16, int8, q4
+from geomx_cli.ps.codecs import fp16, q4
 
-SIZES = [0, 1, 2, 255, 256, 257, 511, 2048, 2049, 65_536, 65_793, 140_000]
+SIZES = [0, 1, 2, 255, 256, 257, 511, 2048, 2049, 4096, 8200, 65_536, 65_793, 140_000]
+SPECS = ["fp16", "bf16", "int8", "q4", "topk:0.01", "topk:0.3,fp32", "topk:1", "bsc:0.02,int8", "sparseloco"]
 Array = np.ndarray
 
 
@@ -25,15 +27,23 @@ def arrays(size: int) -> list[Array]:
     return [array.astype(np.float32) for array in (normal, zeros, coarse, coarse * 1e30, tiny, 0 * normal)]
 
 
-@pytest.mark.parametrize("module", [fp16, bf16, int8, q4], ids=lambda module: module.name)
+def made(spec: str) -> Codec:
+    """A codec of one's own: parse_codec shares them."""
+    name, _, argument = spec.partition(":")
+    found: Codec = plugins.find("codec", name).codec(argument)  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("size", SIZES)
-def test_numpy_and_numba_give_the_same_bits(module: ModuleType, size: int) -> None:
+def test_numpy_and_numba_give_the_same_bits(spec: str, size: int) -> None:
     pytest.importorskip("numba")
-    plain, fast = module.codec(""), module.codec("")
+    plain, fast = made(spec), made(spec)
     fast.prepare()
     for array in arrays(size):
         payload = bytes(plain.encode(array))
         assert bytes(fast.encode(array)) == payload
+        assert bytes(fast.encode(array.astype(np.float64))) == bytes(plain.encode(array.astype(np.float64)))
         # As in a frame of several messages: not aligned, and read-only.
         unaligned = memoryview(b"x" + payload)[1:]
         assert plain.decode(unaligned, size).tobytes() == fast.decode(unaligned, size).tobytes()
@@ -67,11 +77,11 @@ def test_fp16_rounds_once_what_is_subnormal_in_the_kernel(fast: bool) -> None:
 
 @pytest.mark.processes
 def test_numba_is_loaded_where_a_process_encodes() -> None:
-    """Commands only parse the codec; topk has no kernels that are compiled."""
+    """Commands only parse the codec; 2bit has no kernels that are compiled."""
     script = """
 import sys
 from geomx_cli.ps.aggregation.compression import Compression, parse_codec
-parse_codec("int8"), Compression("topk:0.01"), Compression("")
+parse_codec("int8"), Compression("2bit:0.5"), Compression("")
 assert "numba" not in sys.modules
 Compression("int8")
 assert ("numba" in sys.modules) == (sys.argv[1] == "True")

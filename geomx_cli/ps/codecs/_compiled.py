@@ -1,4 +1,5 @@
-"""The kernels as loops over elements, which numba compiles; slow as Python. They give the same bits as _kernels.
+"""The kernels as loops over elements, which numba compiles; slow as Python. They give the same bits as those in numpy,
+in _kernels and _sparse.
 
 Nothing here imports numba before `compiled` is called.
 """
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from geomx_cli.ps.codecs._kernels import BLOCK
+from geomx_cli.ps.codecs._kernels import BLOCK, GROUPS
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -22,8 +23,10 @@ _SIGNATURES = {
     "fp16_decode": ("const int16", float, "float32"),
     "fp16_encode": ("const float32", float, "uint16"),
     "int8_encode": ("const float32", "float32", "int8"),
+    "largest_of_rows": ("const float32", int, int),
     "q4_decode": ("const uint8", "const float32", "float32"),
     "q4_encode": ("const float32", "float32", "uint8"),
+    "reaching": ("const float32", float),
 }
 _U, _I, _F, _BYTE = np.uint32, np.int32, np.float32, np.uint8
 _ROOT = np.float32(2**0.5)
@@ -32,7 +35,7 @@ _CACHED = 2048
 
 
 def compiled(kernel: _Kernel) -> _Kernel:
-    """The compiled form of one of _kernels, without the GIL; `kernel` itself if numba is not installed.
+    """The compiled form of a kernel, without the GIL; `kernel` itself if numba is not installed.
 
     Compiling takes about a second, unless a process on this machine has done it before: numba keeps the result in
     __pycache__, or where that is not writable in the user's cache.
@@ -43,8 +46,8 @@ def compiled(kernel: _Kernel) -> _Kernel:
         return kernel
     types: list[Any] = []
     for item in _SIGNATURES[kernel.__name__]:
-        if item is float:
-            types.append(numba.float32)
+        if isinstance(item, type):
+            types.append(numba.float32 if item is float else numba.int64)
         else:
             const, _, name = str(item).rpartition(" ")
             types.append(numba.types.Array(getattr(numba, name), 1, "C", readonly=bool(const), aligned=not const))
@@ -153,3 +156,47 @@ def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
             words[2 * place + 1] = (((code >> _U(3)) << _U(8)) + level + _U(127 - 7)) * _U(level > 0) << _U(23)
         for place in range(BLOCK):
             values[place] *= peaks[row]
+
+
+def reaching(array: "Array", bound: "np.float32") -> "Array":
+    """See _sparse. Magnitudes are compared as integers, which have the same order, and each place is written down,
+    which takes less time than branches.
+    """
+    found, count = np.empty(len(array) + 1, np.int32), 0
+    bits, limit = array.view(np.uint32), np.empty(1, np.float32)
+    limit[0] = bound
+    least = limit.view(np.uint32)[0]
+    for place in range(len(array)):
+        found[count] = place
+        count += (bits[place] & _U(0x7FFFFFFF)) >= least
+    return found[:count].astype(np.int64)
+
+
+def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
+    """See _sparse, and `reaching`."""
+    groups, bits = GROUPS * count, array.view(np.uint32)
+    maxima, found = np.empty(groups, np.uint32), np.empty(len(array) // length * count, np.int64)
+    near, places = np.empty(length + 1, np.uint32), np.empty(length + 1, np.int32)
+    taken = 0
+    for start in range(0, len(array), length):
+        row = bits[start : start + length]
+        maxima[:] = 0
+        for first in range(0, length // groups * groups, groups):
+            for group in range(groups):
+                maxima[group] = max(maxima[group], row[first + group] & _U(0x7FFFFFFF))
+        bound, number = np.partition(maxima, groups - count)[groups - count], 0
+        for place in range(length):
+            places[number] = place
+            number += (row[place] & _U(0x7FFFFFFF)) >= bound
+        for index in range(number):
+            near[index] = row[places[index]] & _U(0x7FFFFFFF)
+        bound, ties = np.partition(near[:number], number - count)[number - count], count
+        for index in range(number):
+            ties -= near[index] > bound
+        for index in range(number):
+            tied = near[index] == bound
+            if near[index] > bound or (tied and ties > 0):
+                ties -= tied
+                found[taken] = start + places[index]
+                taken += 1
+    return found

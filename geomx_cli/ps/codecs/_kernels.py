@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
 
 __all__ = [
-    "BLOCK", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode", "int8_encode", "q4_decode", "q4_encode",
+    "BLOCK", "GROUPS", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode", "int8_encode", "q4_decode", "q4_encode",
 ]  # fmt: skip
 
 Kernel = Callable[["Array", "Array", "Array"], None]
 BLOCK = 256
 """Elements that share a scale in int8 and q4."""
+GROUPS = 2
+"""Groups in a row for each element wanted of it, see _sparse.largest_of_rows."""
 _CACHED = 65_536
 """Elements worked on at a time: 256 KiB of fp32."""
 _ROWS = _CACHED // BLOCK

@@ -6,21 +6,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import Codec
+from geomx_cli.ps.codecs._compiled import compiled
+from geomx_cli.ps.codecs._kernels import GROUPS
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
 
-__all__ = ["SelectingCodec", "decode_indices", "encode_indices", "largest", "largest_of_rows"]
+__all__ = ["SelectingCodec", "decode_indices", "encode_indices", "largest_of_rows", "reaching"]
 
 _STEP = 32
 """One of so many elements gives a first bound on magnitudes, so that few have to be ordered."""
-_GROUPS = 2
-"""Groups in a row for each element wanted of it."""
 
 
 class SelectingCodec(Codec):
     """A codec that sends some elements: subtracting them takes no pass over all."""
+
+    def __init__(self) -> None:
+        self._reaching, self._largest_of_rows = reaching, largest_of_rows
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._reaching, self._largest_of_rows = compiled(reaching), compiled(largest_of_rows)
 
     @abstractmethod
     def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
@@ -29,6 +36,26 @@ class SelectingCodec(Codec):
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         return self.select(array)[0]
+
+    def largest(self, array: "Array", count: int) -> "Array":
+        """The indices of the `count` elements of largest magnitude, ascending; ties go to the first."""
+        length = len(array)
+        if count >= length:
+            return np.arange(length)
+        sample = np.abs(array[::_STEP])
+        expected = count * len(sample) / length
+        wanted = int(expected + 4 * expected**0.5) + 8  # so that the bound is almost never too high
+        if wanted < len(sample):
+            kernel = self._reaching if array.dtype == np.float32 else reaching
+            found = kernel(array, np.float32(_nth_largest(sample, wanted)))
+            if len(found) >= count:
+                return np.asarray(found[_largest(np.abs(array[found]), count)])
+        return np.flatnonzero(_largest(np.abs(array), count))
+
+    def largest_of_rows(self, array: "Array", length: int, count: int) -> "Array":
+        """See the function."""
+        kernel = self._largest_of_rows if array.dtype == np.float32 else largest_of_rows
+        return kernel(array, length, count)
 
     def extract(self, array: "Array", momentum: "Array | None" = None) -> memoryview:
         """See Codec."""
@@ -39,37 +66,25 @@ class SelectingCodec(Codec):
         return payload
 
 
-def largest(array: "Array", count: int) -> "Array":
-    """The indices of the `count` elements of largest magnitude, ascending; ties go to the first."""
-    length = len(array)
-    if count >= length:
-        return np.arange(length)
-    magnitude = np.abs(array)
-    sample = magnitude[::_STEP]
-    expected = count * len(sample) / length
-    wanted = int(expected + 4 * expected**0.5) + 8  # so that the bound is almost never too high
-    if wanted < len(sample):
-        found = np.flatnonzero(magnitude >= _nth_largest(sample, wanted))
-        if len(found) >= count:
-            return np.asarray(found[_largest(magnitude[found], count)])
-    return np.flatnonzero(_largest(magnitude, count))
+def reaching(array: "Array", bound: "np.float32") -> "Array":
+    """The indices of the elements of an array of float32 whose magnitude is at least `bound`, ascending."""
+    return np.flatnonzero(np.abs(array) >= bound)
 
 
-def largest_of_rows(rows: "Array", count: int) -> "Array":
-    """The indices in the flat array of the `count` elements of largest magnitude of each row, ascending; ties go to the
-    first. A row has at least twice as many elements as `count`.
+def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
+    """The indices of the `count` elements of largest magnitude of each row, ascending; ties go to the first. The array,
+    of float32, has rows of `length` elements, at least twice as many as `count`.
 
     At least `count` elements of a row reach the `count`th largest of the maxima of disjoint groups, and few more do.
     Ordering maxima and these elements takes less time than ordering the row.
     """
-    number, length = rows.shape
-    magnitude, groups = np.abs(rows), _GROUPS * count
-    each = length // groups
+    magnitude, groups = np.abs(array.reshape(-1, length)), GROUPS * count
+    number, each = len(magnitude), length // groups
     bound = _nth_largest(magnitude[:, : each * groups].reshape(number, each, groups).max(axis=1), count)
     found = np.flatnonzero(magnitude >= bound[:, None])
     counts = np.diff(np.searchsorted(found, np.arange(0, number * length + 1, length)))
     present = np.arange(counts.max(initial=count)) < counts[:, None]
-    candidates = np.full(present.shape, -1, rows.dtype)
+    candidates = np.full(present.shape, -1, array.dtype)
     candidates[present] = magnitude.reshape(-1)[found]
     return np.asarray(found[_largest(candidates, count)[present]])
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import Codec, with_warmup
-from geomx_cli.ps.codecs._sparse import SelectingCodec, largest, largest_of_rows
+from geomx_cli.ps.codecs._sparse import SelectingCodec
 from geomx_cli.ps.codecs.fp16 import Fp16
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -60,6 +60,7 @@ class SparseLoCo(SelectingCodec):
     ratio = 200.0
 
     def __init__(self, decay: float, warmup: int) -> None:
+        super().__init__()
         self.decay = decay
         self._warmup = warmup
         self._doubled = 0
@@ -88,8 +89,12 @@ class SparseLoCo(SelectingCodec):
         if not len(array):
             return memoryview(b""), np.arange(0), np.zeros(0, np.float32)
         chunks, low_bits = self._chunks(len(array))
-        indices = chunks.largest(array)
-        places = chunks.starts + indices
+        whole = chunks.whole
+        places = self.largest_of_rows(array[:whole], chunks.size, chunks.kept)
+        if whole < len(array):
+            last = self.largest(array[whole:], int(chunks.counts[-1]))
+            places = np.concatenate([places, whole + last])
+        indices = places - chunks.starts
         values = array[places].astype(np.float32, copy=False)
         magnitude = np.abs(values)
         high = magnitude > (np.add.reduceat(magnitude, chunks.first) / chunks.counts)[chunks.numbers]
@@ -142,28 +147,21 @@ class SparseLoCo(SelectingCodec):
 
 
 class _Chunks:
-    """The chunks of a slice, of `size` elements: how many of each are sent, `kept` of a whole one, and the position of
-    the first of these among all sent elements. For each sent element: the number of its chunk, and the chunk's offset
-    and length.
+    """The chunks of a slice, of `size` elements, the elements of all that have as many (`whole`): how many of each are
+    sent, `kept` of a whole one, and the position of the first of these among all sent elements. For each sent element:
+    the number of its chunk, and the chunk's offset and length.
     """
 
     def __init__(self, length: int, size: int, kept: int) -> None:
-        self._size, self._kept = size, kept
+        self.size, self.kept = size, kept
         whole, rest = divmod(length, size)
+        self.whole = whole * size
         lengths = np.array([size] * whole + [rest] * (rest > 0), np.int64)
         self.counts = -(-lengths * kept // size)
         self.first = np.cumsum(self.counts) - self.counts
         self.numbers = np.repeat(np.arange(len(lengths)), self.counts)
         self.starts = self.numbers * size
         self.limits = lengths[self.numbers]
-
-    def largest(self, array: "Array") -> "Array":
-        """The index within its chunk of each sent element, ascending; ties go to the first."""
-        whole = len(array) // self._size * self._size
-        found = largest_of_rows(array[:whole].reshape(-1, self._size), self._kept) % self._size
-        if whole == len(array):
-            return found
-        return np.concatenate([found, largest(array[whole:], int(self.counts[-1]))])
 
 
 def _values(levels: "Array", chunks: _Chunks, high: "Array", negative: "Array") -> "Array":

@@ -20,7 +20,7 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.codecs import bf16, fp16, int8, q4
-from geomx_cli.ps.codecs._sparse import SelectingCodec, decode_indices, encode_indices, largest
+from geomx_cli.ps.codecs._sparse import SelectingCodec, decode_indices, encode_indices
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class TopK(SelectingCodec):
     _only: "Array | None" = None
 
     def __init__(self, argument: str, what: str) -> None:
+        super().__init__()
         ratio, *words = argument.replace("+", ",").split(",")
         self._what = f"{what}:{argument}" if argument else what
         try:
@@ -87,6 +88,13 @@ class TopK(SelectingCodec):
             raise InvalidSettings(f"{self._what}: {text!r} is no number of rounds or elements", "write digits, as in 4")
         return int(text)
 
+    def prepare(self) -> None:
+        """See Codec."""
+        super().prepare()
+        for codec in (self._values, self.small):
+            if codec is not None:
+                codec.prepare()
+
     def completed(self, spec: str, smallest: int) -> str:
         """See SizedCodec."""
         return spec if self.smallest is not None else f"{spec},min={smallest}"
@@ -109,7 +117,7 @@ class TopK(SelectingCodec):
 
     def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
         """See SelectingCodec."""
-        indices = largest(array, math.ceil(len(array) * self._ratio)) if self._only is None else self._only
+        indices = self.largest(array, math.ceil(len(array) * self._ratio)) if self._only is None else self._only
         sent = array[indices].astype(np.float32, copy=False)
         if self._values is None:
             values = memoryview(sent.astype("<f4").tobytes())
