@@ -72,7 +72,8 @@ def validation_loss(model: Gpt, held_out: TextSamples) -> float:
     """The mean loss of a character, on the windows that the bundled job evaluates."""
     images, labels = held_out.evaluated().take(slice(None))
     with torch.no_grad():
-        return cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(labels).long()).item()
+        loss = cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(labels).long())
+    return float(loss)
 
 
 def main() -> None:

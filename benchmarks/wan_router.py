@@ -19,6 +19,8 @@ BURST_SECONDS = 1e-3
 BUCKET_SECONDS = 2e-3
 QUEUE_SECONDS = 0.2
 SOCKET_BYTES = 4 << 20
+CONGESTION = "cubic"  # what nearly all machines have; some cloud images have bbr
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 class Shape(NamedTuple):
@@ -72,6 +74,7 @@ class Router:
         something.
         """
         self._spaces.add(ROUTER)
+        _allow(CONGESTION)
         for site in self._sites:
             self._join(site)
             self._tune(site)
@@ -95,6 +98,7 @@ class Router:
 
     def lose(self, site: str, percent: int, congestion: str) -> None:
         """See Wan.lose."""
+        _allow(congestion)
         for each in self._sites:
             self._spaces.configure(each, ["link set eth0 gso_max_segs 1"])
             self._spaces.sysctl(each, {"net.ipv4.tcp_congestion_control": congestion})
@@ -132,12 +136,10 @@ class Router:
         self._spaces.configure(site, [own, f"addr add {self.address(site)}/24 dev eth0", *neighbours])
 
     def _tune(self, site: str) -> None:
-        """Configure this site's TCP: windows that fill the link, and no metrics cached between connections.
-
-        Congestion control stays the machine's default: a kernel allows few others outside its first namespace.
-        """
+        """Configure this site's TCP: CONGESTION, windows that fill the link, no metrics cached between connections."""
         window = max(SOCKET_BYTES, round(4 * (self._rate or 1e9) / 8 * (self._rtt or 0.0)))
         values = {
+            "net.ipv4.tcp_congestion_control": CONGESTION,
             "net.ipv4.tcp_no_metrics_save": "1",
             "net.ipv4.tcp_wmem": f"4096 16384 {window}",
             "net.ipv4.tcp_rmem": f"4096 131072 {2 * window}",
@@ -190,3 +192,13 @@ class Router:
         behind = ["parent", "1:1", "handle", "10:"] if self.delay_by == "netem" else ["root"]
         call(["tc", "-n", self._spaces.name(site), "qdisc", "add", "dev", "eth0", "root", *tbf])
         call(["tc", "-n", self._spaces.name(ROUTER), "qdisc", "add", "dev", f"to{site}", *behind, *tbf])
+
+
+def _allow(congestion: str) -> None:
+    """Let namespaces use a congestion control that is neither reno nor the machine's default. It stays allowed."""
+    allowed = ALLOWED.read_text().split()
+    if congestion not in allowed:
+        try:
+            ALLOWED.write_text(" ".join([*allowed, congestion]))
+        except OSError as error:
+            raise CheckFailed(f"{ALLOWED}: {error.strerror}", f"modprobe tcp_{congestion}") from error

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
 
 __all__ = [
-    "BLOCK", "GROUPS", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode", "int8_encode", "q4_decode", "q4_encode",
+    "BLOCK", "GROUPS", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode", "int8_encode", "q4_decode",
+    "q4_encode",
 ]  # fmt: skip
 
 Kernel = Callable[["Array", "Array", "Array"], None]
