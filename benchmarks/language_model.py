@@ -149,8 +149,8 @@ class Bench:
         shares = {key: statistics.fmean(end.metrics[key] / end.metrics["seconds"] for end in ends)
                   for key in ("computing", "reducing")}  # fmt: skip
         seconds = max(end.metrics["seconds"] for end in ends)
-        loss = next(one.validation_loss for one in job.events(job.workers[0])
-                    if isinstance(one, ProcessFinished) and one.validation_loss is not None)  # fmt: skip
+        loss = next(event.metrics["validation_loss"] for event in job.events(job.workers[0])
+                    if isinstance(event, Reported) and "validation_loss" in event.metrics)  # fmt: skip
         sent = job.bytes_between(ends[0].time - seconds, ends[0].time)
         print(f"{name}: {shares['reducing']:.1%} adding gradients in the parties", file=sys.stderr)
         return Result(name, loss, seconds, shares["computing"], sent)
