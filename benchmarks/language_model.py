@@ -6,15 +6,16 @@
     .venv-torch/bin/python benchmarks/language_model.py --steps 300 --layers 4 --width 192 --context 128
 
 The bundled network gpt on the novels of `geomx data fetch austen`, 2 parties x 2 workers with one thread each. Every
-worker takes --steps steps on a contiguous part of the text, in as few epochs as it allows. Rows:
+worker trains on a contiguous part of the text, in as few epochs as it allows, and takes --steps steps, or in the rows
+with "half" twice as many in batches of half the size. Rows:
 
-    single        one process, the same characters: batches of all workers together, as many steps
-    single-2      the same characters in batches of half the size, so twice as many steps
-    diloco        --algo diloco --inner-steps 30 --outer-lr 3 --compress sparseloco; results are applied 8 steps later
-    diloco-q4     the same with --compress q4 --outer-lr 0.9 --outer-momentum 0.5
-    parties-2     as diloco with --reduce torch, so a party trains as one worker; batches of half the size
-    fsa           --algo fsa without codec: the mean gradient in each step
-    ddp           DistributedDataParallel through the process group of geomx
+    single          one process, the same characters: batches of all workers together
+    single-half     the same
+    diloco          --algo diloco --inner-steps 30 --outer-lr 3 --compress sparseloco; results are applied 8 steps later
+    diloco-q4       the same with --compress q4 --outer-lr 0.9 --outer-momentum 0.5
+    party-half      as diloco with --reduce torch: a party trains as one worker
+    fsa             --algo fsa without codec: the mean gradient in each step
+    ddp             DistributedDataParallel through the process group of geomx
 
 fsa and ddp compute the steps of `single` at the links' pace, so they take only --ddp-steps steps: bytes and seconds of
 the others are those of as many more. Prints the validation loss after the last step, seconds, the share of its time in
@@ -39,34 +40,52 @@ from time_to_accuracy import SITES, _table
 from time_to_accuracy_job import Job
 from wan import Wan
 
-from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed, UsageError
 from geomx_cli.core.events import ProcessFinished, Reported, RoundCompleted, StateChanged
 from geomx_cli.core.options import Value
 from geomx_cli.runtime.training import data, fetch
 
 WORKERS = 4
 SKIPPED = 2  # steps of fsa and ddp before the first that counts
-SCRIPTS = {
-    "ddp": str(Path(__file__).with_name("language_model_ddp.py")),
-    "parties-2": str(Path(__file__).with_name("language_model_party.py")),
-}
-HALVED = "-2"  # ends the names of rows with batches of half the size
 OUTER: Mapping[str, Value] = {
     "algo": "diloco", "topology": "spread", "inner_steps": 30, "outer_lr": 3.0, "outer_momentum": 0.0,
     "compress": "sparseloco", "overlap": 8, "mix": 0.0, "lr": 0.003,
 }  # fmt: skip
-ROWS: Mapping[str, Mapping[str, Value]] = {
-    "single": {"algo": "local", "lr": 0.003},
-    "single-2": {"algo": "local", "lr": 0.002},
-    "diloco": OUTER,
-    "diloco-q4": {**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.004},
-    "parties-2": {**OUTER, "reduce": "torch", "lr": 0.0015},
-    "fsa": {"algo": "fsa", "topology": "spread"},
-    "ddp": {"algo": "fsa", "topology": "spread", "lr": 0.003, "rank_scope": "global"},
+
+
+@dataclass(frozen=True)
+class Row:
+    """options: of geomx launch. script: what workers run instead of the bundled job. halved: batches have half the
+    size, and there are twice as many steps. partly: only --ddp-steps steps are taken.
+    """
+
+    options: Mapping[str, Value]
+    script: str = ""
+    halved: bool = False
+    partly: bool = False
+
+    @property
+    def single(self) -> bool:
+        """Whether one process trains, without links."""
+        return self.options["algo"] == "local"
+
+
+ROWS: Mapping[str, Row] = {
+    "single": Row({"algo": "local", "lr": 0.003}),
+    "single-half": Row({"algo": "local", "lr": 0.002}, halved=True),
+    "diloco": Row(OUTER),
+    "diloco-q4": Row({**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.004}),
+    "party-half": Row({**OUTER, "reduce": "torch", "lr": 0.0015}, "language_model_party.py", halved=True),
+    "fsa": Row({"algo": "fsa", "topology": "spread"}, partly=True),
+    "ddp": Row(
+        {"algo": "fsa", "topology": "spread", "lr": 0.003, "rank_scope": "global"}, "language_model_ddp.py", partly=True
+    ),
 }
 """Rates and outer steps to begin with: choose the best of --sweep, for `single` too."""
 GRID: Mapping[str, list[Mapping[str, Value]]] = {
     "single": [{"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)],
+    "single-half": [{"lr": rate} for rate in (0.001, 0.0015, 0.002, 0.003)],
+    "party-half": [*({"lr": rate} for rate in (0.001, 0.002, 0.003)), *({"outer_lr": rate} for rate in (2.0, 4.0))],
     "diloco": [
         *({"lr": rate} for rate in (0.002, 0.003, 0.004)),
         *({"outer_lr": rate} for rate in (1.0, 2.0, 4.0)),
@@ -98,33 +117,34 @@ class Bench:
 
     def run(self, name: str, own: Mapping[str, Value]) -> Result:
         """Train a row, with options of its own."""
-        given = self._given
-        partly, alone = name in ("fsa", "ddp"), name.startswith("single")
-        parts = 2 if name.endswith(HALVED) else 1
-        batch, all_steps = given.batch_size // parts, given.steps * parts
+        given, row = self._given, ROWS[name]
+        batch, all_steps = given.batch_size, given.steps
+        if row.halved:
+            if batch % 2:
+                raise UsageError(f"{name} cannot halve a --batch-size of {batch}", "give an even one")
+            batch, all_steps = batch // 2, 2 * all_steps
         # each part has one window more than is seen, as windows begin anywhere in the first
-        spare = (1 if alone else WORKERS) * (given.context + 1)
+        spare = (1 if row.single else WORKERS) * (given.context + 1)
         step = WORKERS * batch * given.context
-        epochs = 1 if partly else -(-all_steps * step // (self._length - WORKERS * (given.context + 1)))
-        steps = given.ddp_steps if partly else all_steps // epochs
+        epochs = 1 if row.partly else -(-all_steps * step // (self._length - WORKERS * (given.context + 1)))
+        steps = given.ddp_steps if row.partly else all_steps // epochs
         os.environ[CHARACTERS] = str(steps * step + spare)
         sizes = {"layers": given.layers, "width": given.width, "context": given.context}
         options: dict[str, Value] = {
             "parties": 2, "workers": 2, "network": "gpt", "framework": "torch", "optimizer": "adamw",
             "schedule": "cosine", "data": "language_model_data:text", "epochs": epochs, "eval_every": 0,
-            "seed": given.seed,
-            "batch_size": batch * (WORKERS if alone else 1), **sizes, **ROWS[name], **own,
+            "seed": given.seed, "batch_size": batch * (WORKERS if row.single else 1), **sizes, **row.options, **own,
         }  # fmt: skip
         script: tuple[str, ...] = ()
-        if name in SCRIPTS:
+        if row.script:
             words = (*sizes.values(), batch, steps * epochs, options["lr"])
-            script = (sys.executable, SCRIPTS[name], *map(str, words))
+            script = (sys.executable, str(Path(__file__).with_name(row.script)), *map(str, words))
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
-            job = Job(options, Path(directory), None if alone else self._wan, script=script)
+            job = Job(options, Path(directory), None if row.single else self._wan, script=script)
             job.run(given.limit)
             if not job.ended:
                 raise CheckFailed(f"{name} was stopped by --limit")
-            measured = self._partly if partly else self._reported if script else self._whole
+            measured = self._partly if row.partly else self._reported if script else self._whole
             result = measured(name, job)
         loss = "" if result.loss is None else f"validation loss {result.loss:.4f}, "
         tried = ", ".join(f"{key} {value}" for key, value in own.items())
@@ -147,12 +167,12 @@ class Bench:
             for worker in job.workers
         ]
         shares = {key: statistics.fmean(end.metrics[key] / end.metrics["seconds"] for end in ends)
-                  for key in ("computing", "reducing")}  # fmt: skip
-        seconds = max(end.metrics["seconds"] for end in ends)
+                  for key in ("computing", "waiting")}  # fmt: skip
+        seconds = ends[0].metrics["seconds"]
         loss = next(event.metrics["validation_loss"] for event in job.events(job.workers[0])
                     if isinstance(event, Reported) and "validation_loss" in event.metrics)  # fmt: skip
         sent = job.bytes_between(ends[0].time - seconds, ends[0].time)
-        print(f"{name}: {shares['reducing']:.1%} adding gradients in the parties", file=sys.stderr)
+        print(f"{name}: {shares['waiting']:.1%} waiting for the party's gradients", file=sys.stderr)
         return Result(name, loss, seconds, shares["computing"], sent)
 
     def _partly(self, name: str, job: Job) -> Result:
@@ -174,7 +194,7 @@ def _computing(rounds: list[RoundCompleted], since: float = 0.0) -> float:
 def table(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
     """Run every row once and print them beside each other."""
     rows = {name: bench.run(name, {}) for name in arguments.row}
-    base = min((row.loss for name, row in rows.items() if name.startswith("single") and row.loss), default=None)
+    base = min((row.loss for name, row in rows.items() if ROWS[name].single and row.loss), default=None)
     fsa = rows.get("fsa")
     lines = []
     for name, row in rows.items():
@@ -185,17 +205,19 @@ def table(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
         if row.wan_bytes is not None:
             sent = f"{row.wan_bytes / 1e6:.4g}"
             less = "-" if fsa is None or not fsa.wan_bytes else f"{fsa.wan_bytes / row.wan_bytes:.4g}"
-        if row.computing is not None and not name.startswith("single"):
+        if row.computing is not None and not ROWS[name].single:
             share = f"{100 * row.computing:.1f} %"
         lines.append([name, loss, more, f"{row.seconds:.0f}", share, sent, less])
-    heads = ["row", "validation loss", "to the best single", "s", "computing", "WAN MB", "fsa's / its"]
+    heads = ["row", "validation loss", "to the best of one process", "s", "computing", "WAN MB", "fsa's / its"]
     _table(heads, lines, argparse.Namespace(arguments=arguments))  # type: ignore[arg-type]
     return list(rows.values())
 
 
 def sweep(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
     """Try the settings of GRID: the validation loss of each."""
-    found = [(own, bench.run(name, own)) for name in arguments.row for own in GRID.get(name, [])]
+    if missing := [name for name in arguments.row if name not in GRID]:
+        raise UsageError(f"--sweep has no settings for {', '.join(missing)}", f"--row {' '.join(GRID)}")
+    found = [(own, bench.run(name, own)) for name in arguments.row for own in GRID[name]]
     lines = [
         [row.name, ", ".join(f"{key} {value}" for key, value in own.items()), f"{row.loss:.4f}"] for own, row in found
     ]
@@ -206,7 +228,7 @@ def sweep(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME", help="default: all")
-    parser.add_argument("--steps", type=int, default=18_000, help="of a worker")
+    parser.add_argument("--steps", type=int, default=18_000, help="of a worker, with batches of --batch-size")
     parser.add_argument("--ddp-steps", type=int, default=22, help="of fsa and ddp")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)

@@ -1,13 +1,11 @@
 """The model of language_model.py with DistributedDataParallel, whose process group goes through the job's servers.
 
-Started as a job's script: LAYERS WIDTH CONTEXT BATCH STEPS LR. Reports a loss for each step.
+A job's script. Reports a loss for each step.
 """
-
-import sys
 
 import torch
 import torch.distributed as dist
-from language_model_data import text
+from language_model_data import Arguments, text
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,12 +14,11 @@ from geomx_cli.runtime.frontends.torch.gpt_module import Gpt
 
 
 def main() -> None:
-    *sizes, rate = sys.argv[1:]
-    layers, width, context, batch, steps = map(int, sizes)
+    layers, width, context, batch, steps, rate = Arguments.given()
     dist.init_process_group("gloo")
     torch.manual_seed(1)
     model = DistributedDataParallel(Gpt(256, context, layers, width))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=float(rate))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     characters = torch.frombuffer(bytearray(text("train", "")), dtype=torch.uint8).long()
     part = characters.tensor_split(dist.get_world_size())[dist.get_rank()]
     for step in range(steps):

@@ -19,7 +19,8 @@ forwarded as segmentation-offload bursts of at most about a millisecond, so the 
 time from the processes under test.
 
 Timers are 0.1 to 0.2 ms late on each round trip through wan_delay.py, so the self-test refuses one below
-about 5 ms. All sites use TCP cubic, whatever the machine's default is, unless a benchmark says otherwise.
+about 5 ms. All sites use TCP cubic, whatever the machine's default is, unless a benchmark says otherwise;
+that namespaces may use it stays allowed on the machine.
 """
 
 import argparse

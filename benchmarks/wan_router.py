@@ -195,10 +195,13 @@ class Router:
 
 
 def _allow(congestion: str) -> None:
-    """Let namespaces use a congestion control that is neither reno nor the machine's default. It stays allowed."""
-    allowed = ALLOWED.read_text().split()
-    if congestion not in allowed:
-        try:
+    """Let namespaces use a congestion control that is neither reno nor the machine's default. It stays allowed. Raises
+    CheckFailed.
+    """
+    try:
+        allowed = ALLOWED.read_text().split()
+        if congestion not in allowed:
             ALLOWED.write_text(" ".join([*allowed, congestion]))
-        except OSError as error:
-            raise CheckFailed(f"{ALLOWED}: {error.strerror}", f"modprobe tcp_{congestion}") from error
+    except OSError as error:
+        hint = f"modprobe tcp_{congestion}; be root, and in no container"
+        raise CheckFailed(f"TCP {congestion}: {ALLOWED}: {error.strerror}", hint) from error

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from geomx_cli.core import plugins
-from geomx_cli.ps.aggregation.codec import Codec
+from geomx_cli.ps.aggregation.codec import Codec, codec_at
 from geomx_cli.ps.aggregation.compression import Compression, parse_codec
 from geomx_cli.ps.codecs import fp16, q4
 
 SIZES = [0, 1, 2, 255, 256, 257, 511, 2048, 2049, 4096, 8200, 65_536, 65_793, 140_000]
-SPECS = ["fp16", "bf16", "int8", "q4", "topk:0.01", "topk:0.3,fp32", "topk:1", "bsc:0.02,int8", "sparseloco"]
+SPECS = [
+    "fp16", "bf16", "int8", "q4", "topk:0.01", "topk:0.3,fp32", "topk:1", "bsc:0.02,int8", "mpq:0.01", "sparseloco",
+]  # fmt: skip
 Array = np.ndarray
 
 
@@ -24,11 +26,13 @@ def arrays(size: int) -> list[Array]:
     zeros = np.where(random.random(size) < 0.9, np.float32(-0.0) * normal, normal)
     coarse = np.round(normal * 64) / 64 * 2.0 ** random.integers(-45, 1, size)
     tiny = normal * np.float32(1e-41)
-    return [array.astype(np.float32) for array in (normal, zeros, coarse, coarse * 1e30, tiny, 0 * normal)]
+    sampled = np.where(np.arange(size) % 32 == 0, normal, 0)  # as one of 32 is looked at to bound the largest
+    found = [normal, zeros, coarse, coarse * 1e30, tiny, 0 * normal, sampled]
+    return [array.astype(np.float32) for array in found]
 
 
-def made(spec: str) -> Codec:
-    """A codec of one's own: parse_codec shares them."""
+def new_codec(spec: str) -> Codec:
+    """Not shared, unlike parse_codec's."""
     name, _, argument = spec.partition(":")
     found: Codec = plugins.find("codec", name).codec(argument)  # type: ignore[attr-defined]
     return found
@@ -38,9 +42,23 @@ def made(spec: str) -> Codec:
 @pytest.mark.parametrize("size", SIZES)
 def test_numpy_and_numba_give_the_same_bits(spec: str, size: int) -> None:
     pytest.importorskip("numba")
-    plain, fast = made(spec), made(spec)
+    compare(new_codec(spec), new_codec(spec), size)
+
+
+@pytest.mark.parametrize("round_", [1, 3])
+@pytest.mark.parametrize("size", SIZES)
+def test_numpy_and_numba_give_the_same_bits_in_a_warm_up(size: int, round_: int) -> None:
+    pytest.importorskip("numba")
+    plain, fast = new_codec("sparseloco:warmup=6"), new_codec("sparseloco:warmup=6")
+    compare(codec_at(plain, size, round_), codec_at(fast, size, round_), size)
+
+
+def compare(plain: Codec | None, fast: Codec | None, size: int) -> None:
+    assert plain is not None
+    assert fast is not None
     fast.prepare()
     for array in arrays(size):
+        array.flags.writeable = False
         payload = bytes(plain.encode(array))
         assert bytes(fast.encode(array)) == payload
         assert bytes(fast.encode(array.astype(np.float64))) == bytes(plain.encode(array.astype(np.float64)))

@@ -45,9 +45,10 @@ def compiled(kernel: _Kernel) -> _Kernel:
     except ImportError:
         return kernel
     types: list[Any] = []
+    scalars = {float: numba.float32, int: numba.int64}
     for item in _SIGNATURES[kernel.__name__]:
-        if isinstance(item, type):
-            types.append(numba.float32 if item is float else numba.int64)
+        if item in scalars:
+            types.append(scalars[item])
         else:
             const, _, name = str(item).rpartition(" ")
             types.append(numba.types.Array(getattr(numba, name), 1, "C", readonly=bool(const), aligned=not const))
@@ -176,27 +177,30 @@ def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
     """See _sparse, and `reaching`."""
     groups, bits = GROUPS * count, array.view(np.uint32)
     maxima, found = np.empty(groups, np.uint32), np.empty(len(array) // length * count, np.int64)
-    near, places = np.empty(length + 1, np.uint32), np.empty(length + 1, np.int32)
+    candidates, places = np.empty(length + 1, np.uint32), np.empty(length + 1, np.int32)
     taken = 0
     for start in range(0, len(array), length):
         row = bits[start : start + length]
+        # A bound that at least `count` elements reach.
         maxima[:] = 0
         for first in range(0, length // groups * groups, groups):
             for group in range(groups):
                 maxima[group] = max(maxima[group], row[first + group] & _U(0x7FFFFFFF))
         bound, number = np.partition(maxima, groups - count)[groups - count], 0
+        # The elements that reach it, among which are those wanted.
         for place in range(length):
             places[number] = place
             number += (row[place] & _U(0x7FFFFFFF)) >= bound
         for index in range(number):
-            near[index] = row[places[index]] & _U(0x7FFFFFFF)
-        bound, ties = np.partition(near[:number], number - count)[number - count], count
+            candidates[index] = row[places[index]] & _U(0x7FFFFFFF)
+        # Those above the `count`th largest, and the first of those equal to it.
+        bound, tied = np.partition(candidates[:number], number - count)[number - count], count
         for index in range(number):
-            ties -= near[index] > bound
+            tied -= candidates[index] > bound
         for index in range(number):
-            tied = near[index] == bound
-            if near[index] > bound or (tied and ties > 0):
-                ties -= tied
+            equal = candidates[index] == bound
+            if candidates[index] > bound or (equal and tied > 0):
+                tied -= equal
                 found[taken] = start + places[index]
                 taken += 1
     return found

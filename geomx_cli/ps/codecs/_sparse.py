@@ -19,61 +19,14 @@ _STEP = 32
 """One of so many elements gives a first bound on magnitudes, so that few have to be ordered."""
 
 
-class SelectingCodec(Codec):
-    """A codec that sends some elements: subtracting them takes no pass over all."""
-
-    def __init__(self) -> None:
-        self._reaching, self._largest_of_rows = reaching, largest_of_rows
-
-    def prepare(self) -> None:
-        """See Codec."""
-        self._reaching, self._largest_of_rows = compiled(reaching), compiled(largest_of_rows)
-
-    @abstractmethod
-    def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
-        """Encode an array: the payload, and the indices and values that it is decoded to."""
-
-    def encode(self, array: "Array") -> memoryview:
-        """See Codec."""
-        return self.select(array)[0]
-
-    def largest(self, array: "Array", count: int) -> "Array":
-        """The indices of the `count` elements of largest magnitude, ascending; ties go to the first."""
-        length = len(array)
-        if count >= length:
-            return np.arange(length)
-        sample = np.abs(array[::_STEP])
-        expected = count * len(sample) / length
-        wanted = int(expected + 4 * expected**0.5) + 8  # so that the bound is almost never too high
-        if wanted < len(sample):
-            kernel = self._reaching if array.dtype == np.float32 else reaching
-            found = kernel(array, np.float32(_nth_largest(sample, wanted)))
-            if len(found) >= count:
-                return np.asarray(found[_largest(np.abs(array[found]), count)])
-        return np.flatnonzero(_largest(np.abs(array), count))
-
-    def largest_of_rows(self, array: "Array", length: int, count: int) -> "Array":
-        """See the function."""
-        kernel = self._largest_of_rows if array.dtype == np.float32 else largest_of_rows
-        return kernel(array, length, count)
-
-    def extract(self, array: "Array", momentum: "Array | None" = None) -> memoryview:
-        """See Codec."""
-        payload, indices, sent = self.select(array)
-        array[indices] -= sent
-        if momentum is not None:
-            momentum[indices[sent != 0]] = 0
-        return payload
-
-
 def reaching(array: "Array", bound: "np.float32") -> "Array":
-    """The indices of the elements of an array of float32 whose magnitude is at least `bound`, ascending."""
+    """The indices, int64, of the elements of a 1-D array without NaN whose magnitude is at least `bound`, ascending."""
     return np.flatnonzero(np.abs(array) >= bound)
 
 
 def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
-    """The indices of the `count` elements of largest magnitude of each row, ascending; ties go to the first. The array,
-    of float32, has rows of `length` elements, at least twice as many as `count`.
+    """The indices, int64, of the `count` elements of largest magnitude of each row, ascending; ties go to the first.
+    The array, 1-D and without NaN, has rows of `length` elements, at least twice as many as `count`.
 
     At least `count` elements of a row reach the `count`th largest of the maxima of disjoint groups, and few more do.
     Ordering maxima and these elements takes less time than ordering the row.
@@ -104,6 +57,49 @@ def _nth_largest(magnitude: "Array", count: int) -> "Array":
     place = magnitude.shape[-1] - count
     found: Array = np.partition(magnitude, place)[..., place]
     return found
+
+
+class SelectingCodec(Codec):
+    """A codec that sends some elements: subtracting them takes no pass over all."""
+
+    _reaching = staticmethod(reaching)
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._reaching = compiled(reaching)
+
+    @abstractmethod
+    def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
+        """Encode an array: the payload, and the indices and values that it is decoded to."""
+
+    def encode(self, array: "Array") -> memoryview:
+        """See Codec."""
+        return self.select(array)[0]
+
+    def largest(self, array: "Array", count: int) -> "Array":
+        """The indices, int64, of the `count` elements of largest magnitude of a 1-D array of float32 or float64 without
+        NaN, ascending; ties go to the first.
+        """
+        length = len(array)
+        if count >= length:
+            return np.arange(length)
+        sample = np.abs(array[::_STEP])
+        expected = count * len(sample) / length
+        wanted = int(expected + 4 * expected**0.5) + 8  # so that the bound is almost never too high
+        if wanted < len(sample):
+            bound = _nth_largest(sample, wanted)
+            found = self._reaching(array, np.float32(bound)) if array.dtype == np.float32 else reaching(array, bound)
+            if len(found) >= count:
+                return np.asarray(found[_largest(np.abs(array[found]), count)])
+        return np.flatnonzero(_largest(np.abs(array), count))
+
+    def extract(self, array: "Array", momentum: "Array | None" = None) -> memoryview:
+        """See Codec."""
+        payload, indices, sent = self.select(array)
+        array[indices] -= sent
+        if momentum is not None:
+            momentum[indices[sent != 0]] = 0
+        return payload
 
 
 def encode_indices(indices: "Array", length: int) -> "Array":

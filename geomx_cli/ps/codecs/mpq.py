@@ -18,4 +18,6 @@ def codec(argument: str) -> "Mpq":
 class Mpq(Bsc):
     """The payload is that of bsc or of fp16."""
 
-    small = Fp16()
+    def __init__(self, argument: str, what: str) -> None:
+        super().__init__(argument, what)
+        self.small = Fp16()

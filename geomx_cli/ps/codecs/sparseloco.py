@@ -21,7 +21,8 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import Codec, with_warmup
-from geomx_cli.ps.codecs._sparse import SelectingCodec
+from geomx_cli.ps.codecs._compiled import compiled
+from geomx_cli.ps.codecs._sparse import SelectingCodec, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -58,13 +59,19 @@ class SparseLoCo(SelectingCodec):
 
     results = "changes"
     ratio = 200.0
+    _largest_of_rows = staticmethod(largest_of_rows)
 
     def __init__(self, decay: float, warmup: int) -> None:
-        super().__init__()
         self.decay = decay
         self._warmup = warmup
         self._doubled = 0
         self._fp16 = Fp16()
+
+    def prepare(self) -> None:
+        """See Codec."""
+        super().prepare()
+        self._largest_of_rows = compiled(largest_of_rows)
+        self._fp16.prepare()
 
     def completed(self, spec: str, smallest: int) -> str:
         """See SizedCodec."""
@@ -90,7 +97,8 @@ class SparseLoCo(SelectingCodec):
             return memoryview(b""), np.arange(0), np.zeros(0, np.float32)
         chunks, low_bits = self._chunks(len(array))
         whole = chunks.whole
-        places = self.largest_of_rows(array[:whole], chunks.size, chunks.kept)
+        kernel = self._largest_of_rows if array.dtype == np.float32 else largest_of_rows
+        places = kernel(array[:whole], chunks.size, chunks.kept)
         if whole < len(array):
             last = self.largest(array[whole:], int(chunks.counts[-1]))
             places = np.concatenate([places, whole + last])
@@ -147,9 +155,10 @@ class SparseLoCo(SelectingCodec):
 
 
 class _Chunks:
-    """The chunks of a slice, of `size` elements, the elements of all that have as many (`whole`): how many of each are
-    sent, `kept` of a whole one, and the position of the first of these among all sent elements. For each sent element:
-    the number of its chunk, and the chunk's offset and length.
+    """The chunks of a slice. size: elements of each but the last; whole: elements of all chunks of this size; kept: how
+    many of each are sent; counts: the same of each chunk; first: for each chunk the number of its first element among
+    all that are sent. For each of these: numbers, the number of its chunk; starts and limits, that one's offset and
+    length.
     """
 
     def __init__(self, length: int, size: int, kept: int) -> None:

@@ -52,7 +52,6 @@ class TopK(SelectingCodec):
     _only: "Array | None" = None
 
     def __init__(self, argument: str, what: str) -> None:
-        super().__init__()
         ratio, *words = argument.replace("+", ",").split(",")
         self._what = f"{what}:{argument}" if argument else what
         try:
@@ -91,9 +90,9 @@ class TopK(SelectingCodec):
     def prepare(self) -> None:
         """See Codec."""
         super().prepare()
-        for codec in (self._values, self.small):
-            if codec is not None:
-                codec.prepare()
+        for inner in (self._values, self.small):
+            if inner is not None:
+                inner.prepare()
 
     def completed(self, spec: str, smallest: int) -> str:
         """See SizedCodec."""

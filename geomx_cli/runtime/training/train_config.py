@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from geomx_cli.core.options import OPTIMIZERS, Value, with_usual_rate
 from geomx_cli.runtime.training.catalog import TEXT_NETWORKS
 
-__all__ = ["TrainConfig"]
+__all__ = ["TrainConfig", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,7 @@ class TrainConfig:
         if self.text("schedule") == "constant":
             return None
         rate, warmup = self.optimizer_params["learning_rate"], self.number("warmup")
-        steps = max(1.0, (self.steps // 20 if warmup < 0 else warmup) * updates)
-        return "cosine", {
-            "base_lr": rate, "base_lr_orig": rate, "final_lr": rate / 10, "warmup_steps": steps,
-            "warmup_begin_lr": 0.0, "warmup_final_lr": rate, "warmup_constant": False,
-            "max_update": max(steps + 1, self.steps * updates),
-        }  # fmt: skip
+        return cosine(rate, self.steps * updates, (self.steps // 20 if warmup < 0 else warmup) * updates)
 
     def number(self, option: str) -> float:
         """Return the value of an algorithm's own numeric option."""
@@ -90,3 +85,14 @@ def _hyper_parameters(options: Mapping[str, Value]) -> dict[str, float]:
     _, names = OPTIMIZERS[str(options["optimizer"])]
     params = {name: float(options[key]) for key, name in names.items() if options[key] or key != "dc_lambda"}
     return {"learning_rate": float(with_usual_rate(options)["lr"]), **params}
+
+
+def cosine(rate: float, updates: float, warmup: float) -> tuple[str, dict[str, float | bool]]:
+    """Return the schedule in which the learning rate rises to `rate` in the first `warmup` updates, and then falls
+    along a cosine to a tenth: its name and numbers.
+    """
+    warmup = max(1.0, warmup)
+    return "cosine", {
+        "base_lr": rate, "base_lr_orig": rate, "final_lr": rate / 10, "warmup_steps": warmup, "warmup_begin_lr": 0.0,
+        "warmup_final_lr": rate, "warmup_constant": False, "max_update": max(warmup + 1, updates),
+    }  # fmt: skip
