@@ -75,7 +75,7 @@ ROWS: Mapping[str, Row] = {
     "single-half": Row({"algo": "local", "lr": 0.002}, halved=True),
     "diloco": Row(OUTER),
     "diloco-q4": Row({**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.004}),
-    "party-half": Row({**OUTER, "reduce": "torch", "lr": 0.0015}, "language_model_party.py", halved=True),
+    "party-half": Row({**OUTER, "reduce": "torch", "lr": 0.002}, "language_model_party.py", halved=True),
     "fsa": Row({"algo": "fsa", "topology": "spread"}, partly=True),
     "ddp": Row(
         {"algo": "fsa", "topology": "spread", "lr": 0.003, "rank_scope": "global"}, "language_model_ddp.py", partly=True
@@ -85,7 +85,7 @@ ROWS: Mapping[str, Row] = {
 GRID: Mapping[str, list[Mapping[str, Value]]] = {
     "single": [{"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)],
     "single-half": [{"lr": rate} for rate in (0.001, 0.0015, 0.002, 0.003)],
-    "party-half": [*({"lr": rate} for rate in (0.001, 0.002, 0.003)), *({"outer_lr": rate} for rate in (2.0, 4.0))],
+    "party-half": [*({"lr": rate} for rate in (0.0015, 0.002, 0.003)), *({"outer_lr": rate} for rate in (2.0, 4.0))],
     "diloco": [
         *({"lr": rate} for rate in (0.002, 0.003, 0.004)),
         *({"outer_lr": rate} for rate in (1.0, 2.0, 4.0)),

@@ -32,4 +32,5 @@ class Arguments(NamedTuple):
     def given(cls) -> Self:
         """Those of this process."""
         *numbers, rate = sys.argv[1:]
-        return cls(*map(int, numbers), float(rate))
+        layers, width, context, batch, steps = map(int, numbers)
+        return cls(layers, width, context, batch, steps, float(rate))

@@ -175,6 +175,18 @@ def reaching(array: "Array", bound: "np.float32") -> "Array":
 
 def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
     """See _sparse, and `reaching`."""
+
+    def bound_of(values: "Array") -> "np.uint32":
+        """The `count`th largest, bit by bit; np.partition takes seconds to compile."""
+        bound = _U(0)
+        for bit in range(30, -1, -1):
+            tried, reached = bound | (_U(1) << _U(bit)), 0
+            for place in range(len(values)):
+                reached += values[place] >= tried
+            if reached >= count:
+                bound = tried
+        return bound
+
     groups, bits = GROUPS * count, array.view(np.uint32)
     maxima, found = np.empty(groups, np.uint32), np.empty(len(array) // length * count, np.int64)
     candidates, places = np.empty(length + 1, np.uint32), np.empty(length + 1, np.int32)
@@ -186,7 +198,7 @@ def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
         for first in range(0, length // groups * groups, groups):
             for group in range(groups):
                 maxima[group] = max(maxima[group], row[first + group] & _U(0x7FFFFFFF))
-        bound, number = np.partition(maxima, groups - count)[groups - count], 0
+        bound, number = bound_of(maxima), 0
         # The elements that reach it, among which are those wanted.
         for place in range(length):
             places[number] = place
@@ -194,7 +206,7 @@ def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
         for index in range(number):
             candidates[index] = row[places[index]] & _U(0x7FFFFFFF)
         # Those above the `count`th largest, and the first of those equal to it.
-        bound, tied = np.partition(candidates[:number], number - count)[number - count], count
+        bound, tied = bound_of(candidates[:number]), count
         for index in range(number):
             tied -= candidates[index] > bound
         for index in range(number):

@@ -19,7 +19,7 @@ _STEP = 32
 """One of so many elements gives a first bound on magnitudes, so that few have to be ordered."""
 
 
-def reaching(array: "Array", bound: "np.float32") -> "Array":
+def reaching(array: "Array", bound: "float | np.float32") -> "Array":
     """The indices, int64, of the elements of a 1-D array without NaN whose magnitude is at least `bound`, ascending."""
     return np.flatnonzero(np.abs(array) >= bound)
 
@@ -88,7 +88,10 @@ class SelectingCodec(Codec):
         wanted = int(expected + 4 * expected**0.5) + 8  # so that the bound is almost never too high
         if wanted < len(sample):
             bound = _nth_largest(sample, wanted)
-            found = self._reaching(array, np.float32(bound)) if array.dtype == np.float32 else reaching(array, bound)
+            if array.dtype == np.float32:
+                found = self._reaching(array, np.float32(bound))
+            else:
+                found = reaching(array, float(bound))
             if len(found) >= count:
                 return np.asarray(found[_largest(np.abs(array[found]), count)])
         return np.flatnonzero(_largest(np.abs(array), count))
