@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.ps.aggregation.codec import Codec, no_argument
+from geomx_cli.ps.aggregation.codec import LARGEST, Codec, no_argument
 from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._kernels import BLOCK
@@ -58,8 +58,8 @@ class Int8(Codec):
         if len(payload) != 4 * count + length:
             raise BadMessage(f"{len(payload)} bytes of int8 for {length} elements")
         steps = np.frombuffer(payload, "<f4", count)
-        if not (np.isfinite(steps) & (steps >= 0)).all():
-            raise BadMessage("int8 with a scale that is no finite number from 0")
+        if not ((steps >= 0) & (steps < LARGEST)).all():  # a larger one makes infinite elements
+            raise BadMessage("int8 with a scale that is no number from 0 to 2^120")
         array = np.frombuffer(payload, np.int8, length, 4 * count).astype(np.float32)
         whole = length - length % BLOCK
         array[:whole].reshape(-1, BLOCK)[:] *= steps[: whole // BLOCK, None]
