@@ -12,9 +12,10 @@ from geomx_cli.ps.aggregation.codec import Codec, codec_at
 from geomx_cli.ps.aggregation.compression import Compression, parse_codec
 from geomx_cli.ps.codecs import fp16, q4
 
-SIZES = [0, 1, 2, 255, 256, 257, 511, 2048, 2049, 4096, 8200, 65_536, 65_793, 140_000]
+SIZES = [0, 1, 2, 255, 256, 257, 511, 1023, 2048, 2049, 4096, 8200, 65_536, 65_793, 140_000]
 SPECS = [
     "fp16", "bf16", "int8", "q4", "topk:0.01", "topk:0.3,fp32", "topk:1", "bsc:0.02,int8", "mpq:0.01", "sparseloco",
+    "1bit", "1bit:0.01", "1bit:-0.1",
 ]  # fmt: skip
 Array = np.ndarray
 

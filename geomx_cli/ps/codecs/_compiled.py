@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from geomx_cli.ps.codecs._kernels import BLOCK, GROUPS
+from geomx_cli.ps.codecs._kernels import BLOCK, GROUPS, LANES, LARGE_BLOCK
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -24,11 +24,13 @@ _SIGNATURES = {
     "fp16_encode": ("const float32", float, "uint16"),
     "int8_encode": ("const float32", "float32", "int8"),
     "largest_of_rows": ("const float32", int, int),
+    "one_bit_decode": ("const uint8", "const float32", "float32"),
+    "one_bit_means": ("const float32", "const bool_", int, "float32"),
     "q4_decode": ("const uint8", "const float32", "float32"),
     "q4_encode": ("const float32", "float32", "uint8"),
     "reaching": ("const float32", float),
 }
-_U, _I, _F, _BYTE = np.uint32, np.int32, np.float32, np.uint8
+_U, _I, _F, _D, _BYTE = np.uint32, np.int32, np.float32, np.float64, np.uint8
 _ROOT = np.float32(2**0.5)
 _SMALLEST = np.finfo(np.float32).tiny
 _CACHED = 2048
@@ -157,6 +159,41 @@ def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
             words[2 * place + 1] = (((code >> _U(3)) << _U(8)) + level + _U(127 - 7)) * _U(level > 0) << _U(23)
         for place in range(BLOCK):
             values[place] *= peaks[row]
+
+
+def one_bit_means(array: "Array", above: "Array", length: int, means: "Array") -> None:
+    """See _kernels."""
+    lows, highs = np.empty(LANES, np.float64), np.empty(LANES, np.float64)
+    for row in range(len(array) // LARGE_BLOCK):
+        start, count = row * LARGE_BLOCK, 0
+        for lane in range(LANES):
+            high, value = above[start + lane], _D(array[start + lane])
+            lows[lane], highs[lane] = _D(0) if high else value, value if high else _D(0)
+            count += int(high)
+        for first in range(start + LANES, start + LARGE_BLOCK, LANES):
+            for lane in range(LANES):
+                high, value = above[first + lane], _D(array[first + lane])
+                lows[lane] += _D(0) if high else value
+                highs[lane] += value if high else _D(0)
+                count += int(high)
+        half = LANES
+        while half > 1:
+            half //= 2
+            for lane in range(half):
+                lows[lane] += lows[lane + half]
+                highs[lane] += highs[lane + half]
+        others = min(max(length - start, 0), LARGE_BLOCK) - count
+        means[2 * row] = _F(lows[0] / max(others, 1))
+        means[2 * row + 1] = _F(highs[0] / max(count, 1))
+
+
+def one_bit_decode(packed: "Array", means: "Array", out: "Array") -> None:
+    """See _kernels."""
+    for block in range(len(means) // 2):
+        low, high = means[2 * block], means[2 * block + 1]
+        first, last = block * LARGE_BLOCK, min((block + 1) * LARGE_BLOCK, len(out))
+        for place in range(first, last):
+            out[place] = high if packed[place >> 3] & (_BYTE(128) >> _BYTE(place & 7)) else low
 
 
 def reaching(array: "Array", bound: "np.float32") -> "Array":

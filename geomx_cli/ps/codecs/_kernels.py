@@ -12,13 +12,17 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
 
 __all__ = [
-    "BLOCK", "GROUPS", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode", "int8_encode", "q4_decode",
-    "q4_encode",
+    "BLOCK", "GROUPS", "LANES", "LARGE_BLOCK", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode",
+    "int8_encode", "one_bit_decode", "one_bit_means", "q4_decode", "q4_encode",
 ]  # fmt: skip
 
 Kernel = Callable[["Array", "Array", "Array"], None]
 BLOCK = 256
 """Elements that share a scale in int8 and q4."""
+LARGE_BLOCK = 1024
+"""Elements that share two values in 1bit."""
+LANES = 64
+"""Sums of a block that are added separately at first."""
 GROUPS = 2
 """Groups in a row for each element wanted of it, see _sparse.largest_of_rows."""
 _CACHED = 65_536
@@ -135,6 +139,47 @@ def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
     np.take(_Q4_PAIRS, packed, out=out.view(np.uint64), mode="clip")
     rows = out.reshape(-1, BLOCK)
     np.multiply(rows, peaks[:, None], out=rows)
+
+
+def one_bit_means(array: "Array", above: "Array", length: int, means: "Array") -> None:
+    """See codecs/one_bit.py: of each block the mean of the others and that of those above, 0 if there are none. The
+    array consists of whole blocks, of which the first `length` elements count; the rest are zeros and not above.
+    """
+    rows, chosen = array.reshape(-1, LARGE_BLOCK), above.reshape(-1, LARGE_BLOCK)
+    found, step = means.reshape(-1, 2), _CACHED // LARGE_BLOCK // 2
+    parts = np.empty((min(step, len(rows)), LARGE_BLOCK), np.float32)
+    for start in range(0, len(rows), step):
+        given, high = rows[start : start + step], chosen[start : start + step]
+        part, number = parts[: len(given)], np.count_nonzero(high, axis=1)
+        present = np.clip(length - np.arange(start, start + len(given)) * LARGE_BLOCK, 0, LARGE_BLOCK)
+        bits, kept = given.view(np.int32), part.view(np.int32)
+        np.copyto(kept, high)
+        np.negative(kept, out=kept)
+        np.bitwise_and(kept, bits, out=kept)  # those above, 0 for the others
+        for column, count in ((1, number), (0, present - number)):
+            sums = np.add.reduce(part.reshape(len(part), -1, LANES), axis=1, dtype=np.float64)
+            half = LANES
+            while half > 1:
+                half //= 2
+                sums[:, :half] += sums[:, half : 2 * half]
+            np.divide(sums[:, 0], np.maximum(count, 1), out=found[start : start + step, column], casting="same_kind")
+            np.bitwise_xor(kept, bits, out=kept)  # the others
+
+
+def one_bit_decode(packed: "Array", means: "Array", out: "Array") -> None:
+    """See codecs/one_bit.py."""
+    values = means.view(np.int32).reshape(-1, 2)
+    changes = values[:, :1] ^ values[:, 1:]
+    for start in range(0, len(out), _CACHED):
+        found = out[start : start + _CACHED].view(np.int32)
+        found[:] = -np.unpackbits(packed[start // 8 : (start + _CACHED) // 8], count=len(found)).view(np.int8)
+        first, whole = start // LARGE_BLOCK, len(found) // LARGE_BLOCK
+        rows, last = found[: whole * LARGE_BLOCK].reshape(-1, LARGE_BLOCK), found[whole * LARGE_BLOCK :]
+        rows &= changes[first : first + whole]  # low ^ (low ^ high) is high
+        rows ^= values[first : first + whole, :1]
+        if len(last):
+            last &= changes[-1, 0]
+            last ^= values[-1, 0]
 
 
 def encode_blocks(kernel: Kernel, array: "Array", scales: "Array", out: "Array", each: int) -> None:

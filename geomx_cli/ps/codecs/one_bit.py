@@ -14,6 +14,9 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import Codec, with_warmup
+from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
+from geomx_cli.ps.codecs._kernels import LARGE_BLOCK as BLOCK
 from geomx_cli.ps.codecs.q4 import Q4
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["codec"]
 
 name = "1bit"
-BLOCK = 1024
-_CACHED = 32 * BLOCK
-"""Elements worked on at a time: 256 KiB of float64."""
 
 
 def codec(argument: str) -> "OneBit":
@@ -55,9 +55,11 @@ class OneBit(Codec):
         self._threshold = threshold
         self._warmup = warmup
         self._first = Q4()
+        self._means, self._decode = _kernels.one_bit_means, _kernels.one_bit_decode
 
     def prepare(self) -> None:
         """See Codec."""
+        self._means, self._decode = compiled(_kernels.one_bit_means), compiled(_kernels.one_bit_decode)
         if self._warmup:
             self._first.prepare()
 
@@ -73,15 +75,16 @@ class OneBit(Codec):
         """See Codec."""
         blocks = -(-len(array) // BLOCK)
         payload = np.empty(8 * blocks + -(-len(array) // 8), np.uint8)
-        means = payload[: 8 * blocks].view("<f4").reshape(-1, 2)
+        means = payload[: 8 * blocks].view("<f4")
         above = array > self._threshold
         payload[8 * blocks :] = np.packbits(above)
+        values = array.astype(np.float32, copy=False)
         whole = len(array) - len(array) % BLOCK
-        for start in range(0, whole, _CACHED):
-            part = slice(start, min(start + _CACHED, whole))
-            _means(array[part].reshape(-1, BLOCK), above[part].reshape(-1, BLOCK), means[start // BLOCK :])
+        self._means(values[:whole], above[:whole], whole, means[: 2 * (whole // BLOCK)])
         if whole < len(array):
-            _means(array[None, whole:], above[None, whole:], means[-1:])
+            last, high = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.bool_)
+            last[: len(array) - whole], high[: len(array) - whole] = values[whole:], above[whole:]
+            self._means(last, high, len(array) - whole, means[-2:])
         return payload.data
 
     def decode(self, payload: memoryview, length: int) -> "Array":
@@ -89,26 +92,9 @@ class OneBit(Codec):
         blocks = -(-length // BLOCK)
         if len(payload) != 8 * blocks + -(-length // 8):
             raise BadMessage(f"{len(payload)} bytes of 1bit for {length} elements")
-        means = np.frombuffer(payload, "<f4", 2 * blocks).astype(np.float32).reshape(-1, 2)
+        means = np.frombuffer(payload, "<f4", 2 * blocks)
         if not np.isfinite(means).all():
             raise BadMessage("1bit with a value that is not finite")
-        values = means.view(np.int32)
-        lows, changes = values[:, :1], values[:, :1] ^ values[:, 1:]
-        masks = -np.unpackbits(np.frombuffer(payload, np.uint8, offset=8 * blocks), count=length).view(np.int8)
         array = np.empty(length, np.float32)
-        whole = length - length % BLOCK
-        for start in range(0, whole, _CACHED):
-            part = slice(start, min(start + _CACHED, whole))
-            here = slice(start // BLOCK, part.stop // BLOCK)
-            found = array[part].view(np.int32).reshape(-1, BLOCK)  # low ^ (low ^ high) is high
-            np.bitwise_and(masks[part].reshape(-1, BLOCK), changes[here], out=found)
-            np.bitwise_xor(found, lows[here], out=found)
-        array[whole:].view(np.int32)[:] = masks[whole:] & changes[-1:, 0] ^ lows[-1:, 0]
+        self._decode(np.frombuffer(payload, np.uint8, offset=8 * blocks), means, array)
         return array
-
-
-def _means(rows: "Array", above: "Array", means: "Array") -> None:
-    """Write the means of the others and of those above in each row, 0 where there are none."""
-    for column, chosen in enumerate((~above, above)):
-        sums = np.multiply(rows, chosen, dtype=np.float64).sum(axis=1)
-        means[: len(rows), column] = sums / np.maximum(chosen.sum(axis=1), 1)
