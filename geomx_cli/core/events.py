@@ -90,7 +90,8 @@ class Telemetry(Event, tag="telemetry"):
 
     round: the newest with a contribution. waiting: share of its time that a worker waits for others. progress: share of
     the training that is done. left_s: estimated remaining seconds. refused: dropped messages by reason. versions:
-    rounds by party that an asynchronous root applied. datagrams: bytes "sent", "received", "missing", "late" (--dgt 1).
+    rounds by party that an asynchronous root applied. datagrams: bytes "sent", "withdrawn", "received", "missing" and
+    "late" (--dgt 1).
     relayed: bytes "sent" through others, parties or workers of the party, and "received" for them, and the number of
     contributions "rerouted" from such a process (--tsengine).
     """

@@ -15,6 +15,7 @@ from cluster import until
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.delivery._blocks import SILENT, Ranking, channels, dequantise, quantise
 from geomx_cli.ps.delivery._datagram_receiver import DatagramReceiver
@@ -23,6 +24,7 @@ from geomx_cli.ps.delivery._fragments import Fragment, encode_fragment
 from geomx_cli.ps.delivery._part_receiver import Grace, PartReceiver
 from geomx_cli.ps.delivery._parts import BEHIND, part_header
 from geomx_cli.ps.delivery._splitter import Block, Parts, Splitter
+from geomx_cli.ps.delivery.dgt import DgtServer
 from geomx_cli.ps.net import security
 from geomx_cli.ps.net.datagram_keys import MAX_CHANNELS, REPLAY_WINDOW, Opener, Sealer, session_key
 from geomx_cli.ps.net.datagram_sockets import ReceiverSocket, SenderSocket
@@ -293,6 +295,55 @@ def test_blocks_that_were_not_sent_are_in_the_next_contribution() -> None:
     assert whole is not None and bytes(whole) == wanted.tobytes()
 
 
+class ToRoot(KeptLink):
+    """A link whose first part of each contribution stays in its queue, so that no datagrams are sent."""
+
+    name, endpoint, wide_area, dialled = "root", "ipc:///root", False, True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[Header, bytes | None]] = []
+
+    def send(self, header: Header, payload: memoryview | None) -> None:
+        arrived = decode_header(encode_header(header), header.job)
+        self.sent.append((arrived, None if payload is None else bytes(payload)))
+
+    def queues(self, header: Header) -> bool:
+        return header.kind == Kind.PART
+
+
+@pytest.mark.parametrize("repeated", [False, True], ids=["in-parts", "repeated-whole"])
+def test_blocks_of_a_contribution_that_was_repeated_whole_are_not_added_to_the_next(repeated: bool) -> None:
+    loop: Any = SimpleNamespace(call_later=lambda *_: None, every=lambda *_: None, watch=lambda *_: None)
+    node: Any = SimpleNamespace(
+        settings=settings(), loop=loop, keys=None, process="A", telemetry=SimpleNamespace(datagrams={}),
+        rpc=SimpleNamespace(ask=lambda *_: None), fail=print,
+    )  # fmt: skip
+    link: Any = ToRoot()
+    upstream, server = UpstreamClient(), DgtServer()
+    upstream.links = [link]
+    server.begin(node, upstream, Inbox())
+    server._sender(link).ready = True
+    arrays = {round_: gradient(round_) for round_ in (1, 2, 3)}
+    for round_, array in arrays.items():
+        link.sent.clear()
+        about = header(round_)
+        server.up(0, about, payload(array), lambda *_: None)
+        assert [each.kind for each, _ in link.sent] == [Kind.PART]
+        if repeated:
+            upstream.repeat(link, "tensors")
+            upstream.again(link, about.request)
+            whole = link.sent[-1][1]
+            assert whole == array.tobytes()
+        answer = header(round_, request=about.request)
+        answer.kind, answer.acked = Kind.RESULT, 0
+        upstream.on_result(link, answer, payload(array))
+    assert (node.telemetry.datagrams["withdrawn"] > 0) != repeated
+    sender = server._senders[link]
+    left = [item for _, _, item in sender._queue if item.blocks]
+    assert len(left) == (3 if repeated else 1)  # a root takes them for what it has summed without them
+
+
 def test_what_cannot_be_divided_stays_whole() -> None:
     splitter = Splitter(settings())
     for array in (gradient(1)[:BLOCK], np.where(gradient(1) > 3, np.inf, gradient(1)).astype(np.float32)):
@@ -514,7 +565,7 @@ def test_a_sender_finds_the_path_and_sends_what_its_first_part_has_left_the_queu
     root.link.name = "A"
     node = SimpleNamespace(
         settings=settings(), loop=loop, transport=root.node.transport, keys=None, process="A",
-        telemetry=SimpleNamespace(datagrams={"sent": 0}), rpc=SimpleNamespace(ask=later), fail=print,
+        telemetry=SimpleNamespace(datagrams={"sent": 0, "withdrawn": 0}), rpc=SimpleNamespace(ask=later), fail=print,
         events=SimpleNamespace(write=print),
     )  # fmt: skip
     sender = DatagramSender(node, wire)  # type: ignore[arg-type]

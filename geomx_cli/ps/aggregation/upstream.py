@@ -34,7 +34,8 @@ class _Pending:
     """A request without a delivered result. `asked`: the server was asked whether it has the contribution, or elements
     with the header's digest, and has not answered. `repeats`: because of damage. `result`: received, but held until the
     results of earlier rounds arrive. `acked`: the last round of which all whose contributions it contains have the
-    result, None for this process alone. on_passed: of another process's request, gets the result as it came.
+    result, None for this process alone. on_passed: of another process's request, gets the result as it came. on_repeat:
+    see UpstreamClient.send.
     """
 
     link: Link
@@ -46,6 +47,7 @@ class _Pending:
     result: tuple[Header, Content] | None = None
     acked: int | None = None
     on_passed: OnPassed | None = None
+    on_repeat: Callable[[], None] | None = None
 
 
 class UpstreamClient:
@@ -65,18 +67,20 @@ class UpstreamClient:
 
     def send(
         self, link: Link, header: Header, payload: memoryview | None, on_result: OnResult,
-        transmit: Transmit | None = None, acked: int | None = None,
+        transmit: Transmit | None = None, acked: int | None = None, on_repeat: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """Send an EXCHANGE, PUSH, OFFER or PULL. The payload must not change until `on_result` is called with the
         RESULT and its content, which is valid as long as it is held. transmit: sends it in another way than whole, with
-        the header completed here; repeats are whole. acked: see _Pending.
+        the header completed here; repeats are whole, and `on_repeat` is called before each. acked: see _Pending.
 
         A PUSH with a digest crosses a wide-area link without its payload, until the server asks for that. The payload
         of a PULL with a digest stays here: it is the content if the server's value has this digest.
         """
         header.request = next(self._serial)
         asked = _by_digest(link, header)
-        pending = self._pending[header.request] = _Pending(link, header, payload, on_result, asked, acked=acked)
+        pending = self._pending[header.request] = _Pending(
+            link, header, payload, on_result, asked, acked=acked, on_repeat=on_repeat
+        )
         if header.kind == Kind.EXCHANGE:
             where = (header.key, header.slice)
             rounds = self._rounds.setdefault(where, {})
@@ -222,8 +226,10 @@ class UpstreamClient:
                 header.acked = min(header.acked, pending.acked)
         if transmit is not None:
             transmit(header)
-        else:
-            pending.link.send(header, None if pending.asked else pending.payload)
+            return
+        if pending.on_repeat is not None and not pending.asked:
+            pending.on_repeat()
+        pending.link.send(header, None if pending.asked else pending.payload)
 
     @property
     def waiting(self) -> int:

@@ -121,7 +121,14 @@ class DatagramSender:
             return []
         left = list(item.blocks)
         item.blocks.clear()
+        self._node.telemetry.datagrams["withdrawn"] += sum(len(block.data) for block in left)
         return left
+
+    def keep(self, key: int, index: int) -> None:
+        """The contribution is sent whole too: its blocks cannot be withdrawn. The server takes them only if it has
+        already summed the contribution without them.
+        """
+        self._by_slice.pop((key, index), None)
 
     def on_report(self, body: "Body") -> None:
         """The server has received datagrams."""

@@ -147,7 +147,7 @@ class DgtServer(Direct):
         self._datagrams: DatagramReceiver | None = None
         self._losses: dict[Link, tuple[float, float]] = {}  # the first and the last one of each worker
         if self._splitter.mode == BY_DATAGRAM and upstream is not None:
-            node.telemetry.datagrams = {"sent": 0}  # counted by the senders
+            node.telemetry.datagrams = {"sent": 0, "withdrawn": 0}  # counted by the senders
         elif self._splitter.mode == BY_DATAGRAM:
             node.telemetry.datagrams = self._parts.bytes
             self._datagrams = datagrams.DatagramReceiver(node, self._parts)
@@ -171,8 +171,14 @@ class DgtServer(Direct):
             else:
                 link.send(part_header(header, BEHIND), memoryview(parts.others))
 
-        in_parts = parts.important and (sender is None or sender.ready)
-        self.upstream.send(link, header, parts.whole, on_result, transmit if in_parts else None)
+        def on_repeat() -> None:
+            if sender is not None:
+                sender.keep(header.key, header.slice)
+
+        if parts.important and (sender is None or sender.ready):
+            self.upstream.send(link, header, parts.whole, on_result, transmit, on_repeat=on_repeat)
+        else:
+            self.upstream.send(link, header, parts.whole, on_result)
 
     def receive(self, link: "Link", header: "Header", payload: memoryview | None) -> bool:
         """Take parts, and contributions to which late blocks are added."""
