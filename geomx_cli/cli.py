@@ -18,7 +18,7 @@ import click
 
 from geomx_cli import __version__
 from geomx_cli.commands._group import SuggestingGroup
-from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted, UsageError
+from geomx_cli.core.errors import CheckFailed, GeomxError, InternalError, Interrupted, UsageError
 from geomx_cli.core.nearest import did_you_mean, nearest
 from geomx_cli.core.standard_streams import Stdout, lossy_stderr, watched
 
@@ -150,12 +150,11 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
         if output.broken is not None:
             raise output.broken from None
         traceback.print_exc()
-        print(
-            "error: this is a bug in geomx, not in your settings\n"
-            "  please report it to its maintainers with the lines above and the output of geomx --version",
-            file=sys.stderr,
+        failed = InternalError(
+            "this is a bug in geomx, not in your settings",
+            "please report it to its maintainers with the lines above and the output of geomx --version",
         )
-        return 1
+        _say(failed)
     if json_wanted and not output.used:
         fields = {"message": failed.message, "hint": failed.hint, "exit_code": failed.exit_code}
         print(json.dumps({"schema_version": ERROR_VERSION, "error": fields}))

@@ -76,9 +76,11 @@ def job_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def folder_option(default: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator that adds the option --to DIR (-o) to a command, as `folder`; it is required without a `default`."""
+    # To click a default of None is a value, and nothing is missing then.
+    usual: dict[str, Any] = {"default": default, "show_default": True} if default else {"required": True}
     return click.option(
-        "-o", "--to", "folder", type=click.Path(path_type=Path, file_okay=False), required=not default, metavar="DIR",
-        default=default or None, show_default=bool(default), help="Target folder; may already contain other jobs.",
+        "-o", "--to", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        help="Target folder; may already contain other jobs.", **usual,
     )  # fmt: skip
 
 

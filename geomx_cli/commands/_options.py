@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from geomx_cli.core import plugins
+from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import Option, Value, codec_name, decode
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["GroupedCommand", "add_options", "doubtful", "option_sections", "unused", "values"]
+__all__ = ["GroupedCommand", "add_options", "doubtful", "of_other_deliveries", "option_sections", "unused", "values"]
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
@@ -134,6 +134,17 @@ def unused(
     training = ", ".join(option.flag for option in written if option.group == "training")
     if script and training:
         yield f"{training}: these are for the bundled training; a script knows them only if it asks kv.option"
+
+
+def of_other_deliveries(ctx: click.Context, values: Mapping[str, Value]) -> Iterator[str]:
+    """Yield a sentence for each option on the command line of a delivery that the job does not have."""
+    present = deliveries.chain(values)
+    for name, delivery in plugins.deliveries().items():
+        chooses = str(getattr(delivery, "chosen_by", "delivery"))
+        for option in delivery.options if name not in present else ():
+            if option.name != chooses and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+                value = name if chooses == "delivery" else "..."
+                yield f"{option.flag} has no effect without --{chooses} {value}"
 
 
 def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:

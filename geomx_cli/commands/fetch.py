@@ -66,7 +66,8 @@ def fetch(name: str, folder: Path, json: bool) -> None:
         raise DoneInPart(f"not all was fetched: {some_of(texts, MOST_REPORTED)}", "fetch again to continue")
     if not found["files"]:
         hint = "the bundled job saves its model at its end; a script saves to the folder $GEOMX_OUTPUT_DIR"
-        raise CheckFailed(f"job {job.id} has saved nothing", hint)
+        yet = "" if job.state is not None and job.state.over else " yet"
+        raise CheckFailed(f"job {job.id} has saved nothing{yet}", hint)
 
 
 class _Bar:

@@ -14,7 +14,7 @@ from geomx_cli.commands._inventory import inventory_options, inventory_path, mac
 from geomx_cli.commands._job import Duration
 from geomx_cli.commands._job_spec import job_spec, with_rank_scope
 from geomx_cli.commands._json import print_json
-from geomx_cli.commands._options import add_options, doubtful, unused, values
+from geomx_cli.commands._options import add_options, doubtful, of_other_deliveries, unused, values
 from geomx_cli.commands._script import ScriptCommand, script_argument
 from geomx_cli.core.env_names import unknown_variables, without_effect_at_launch
 from geomx_cli.core.errors import UsageError
@@ -115,6 +115,7 @@ def launch(
     _warn(f"{where}{sentence}" for sentence, where in ignored.items())
     algorithm, topology = str(options["algo"]), inventory.topology
     _warn(unused(click.get_current_context(), table(), algorithm, script=bool(script), topology=topology))
+    _warn(of_other_deliveries(click.get_current_context(), options))
     _warn(doubtful(options, script=bool(script)))
     from geomx_cli.jobs.store import script_fit
     from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter

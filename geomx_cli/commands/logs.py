@@ -77,7 +77,8 @@ def _print(name: str, which: tuple[str, str, str, int | None], count: int, *, fo
         raise DoneInPart(f"not all logs could be read: {texts}", "the output of the others is above")
     if is_empty and count:
         over = job.state is not None and job.state.over
-        click.echo("the processes have printed nothing" + ("" if over else " yet"), err=True)
+        hint = "" if job.plan.spec.script else "; geomx status shows how they train"
+        click.echo(f"the processes have printed nothing{'' if over else ' yet'}{hint}", err=True)
 
 
 @click.command()

@@ -1,11 +1,12 @@
 """Hierarchy of all errors that a user can cause or encounter.
 
     GeomxError               message, hint, exit_code
+    ├── InternalError    1   a bug in geomx
     ├── TrainingFailed   1   a process of the job failed
     │   └── PeerLost     1   another process of the job died or timed out
     ├── UsageError       2   invalid command line
     ├── InvalidSettings  3   invalid inventory, option, environment variable or script call
-    ├── HostUnreachable  4   a machine cannot be reached
+    ├── HostUnreachable  4   a machine, or the source of a data set, cannot be reached
     │   └── WrongHostKey 4   its SSH host key does not match
     ├── CheckFailed      5   a check before, during or after a job failed
     ├── TimedOut         6   a wait reached its limit
@@ -13,7 +14,7 @@
     └── Interrupted    130   Ctrl-C
 
 An error states the problem (`message`) and the remedy (`hint`). Only `cli.py` turns errors into text and an exit
-status. Any other exception that escapes is a bug in geomx and shows its traceback.
+status. Any other exception that escapes is a bug in geomx: it shows its traceback and becomes an InternalError.
 """
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "DoneInPart",
     "GeomxError",
     "HostUnreachable",
+    "InternalError",
     "Interrupted",
     "InvalidSettings",
     "PeerLost",
@@ -43,6 +45,10 @@ class GeomxError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class InternalError(GeomxError):
+    """A bug in geomx."""
 
 
 class TrainingFailed(GeomxError):
@@ -70,7 +76,7 @@ class InvalidSettings(GeomxError):
 
 
 class HostUnreachable(GeomxError):
-    """A machine cannot be reached."""
+    """A machine, or the source of a data set, cannot be reached."""
 
     exit_code = 4
 

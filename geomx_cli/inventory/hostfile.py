@@ -70,7 +70,7 @@ def _settings(words: list[str]) -> Mapping[str, str]:
         name, equals, value = word.partition("=")
         name = name.replace("-", "_")
         if not equals or name not in _KEYS:
-            raise InvalidSettings(f"{word!r} is no setting of a machine", nearest(name, _KEYS))
+            raise InvalidSettings(f"{word!r} is not a setting of a machine", nearest(name, _KEYS))
         if name in found:
             raise InvalidSettings(f"{name} is there twice", "write it once")
         found[name] = value

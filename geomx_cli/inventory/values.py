@@ -282,6 +282,8 @@ def env(reserved: Collection[str]) -> Parse:
 
 def _texts(value: Any, example: str) -> tuple[str, ...]:
     if not isinstance(value, list):
+        if isinstance(value, str) and (words := value.replace(",", " ").split()):
+            example = "[" + ", ".join(f'"{word}"' for word in words) + "]"
         raise InvalidSettings(f"it is {kind_of(value)} and must be a list", f"write {example}")
     for item in value:
         if not isinstance(item, str):

@@ -124,6 +124,8 @@ def _modules(host: Host, facts: Facts, required: Requirements) -> Iterator[Check
         fix = f"there: {facts.executable} -m pip install {packages}"
         if "mxnet" in missing and facts.versions.get(required.instead):
             fix += f", or train with {required.instead}, which it has: --framework {required.instead}"
+        if "torch" in missing and facts.versions.get("mxnet"):
+            fix += "; better in an environment of its own, as MXNet wants an old numpy"
         yield Check(host.name, "modules", "problem", what, fix)
         return
     mxnet, numpy = (facts.versions.get(name, "") for name in ("mxnet", "numpy"))

@@ -262,6 +262,10 @@ def test_a_mistyped_variable_is_told() -> None:
         (["--compress", "sparseloco", "--algo", "hfa"], ""),
         (["--algo", "diloco", "--weight", "samples", "--k2=4"], "--k2 is for --algo hfa, and this job runs diloco"),
         (["--algo", "async", "--max-staleness", "3"], ""),
+        (["--dgt-k", "0.3"], "--dgt-k has no effect without --dgt ..."),
+        (["--dgt-k", "0.3", "--dgt", "2"], ""),
+        (["--dgt-k", "0.3", "--dgt", "2", "--tsengine", "inter"], ""),
+        (["--ts-greed", "0.3", "--dgt", "2"], "--ts-greed has no effect without --tsengine ..."),
         (["--epochs=9", "--lr=1", "--", "python3", str(STAND_IN)],
          "--epochs, --lr: these are for the bundled training; a script knows them only if it asks kv.option"),
         (["--k1", "40", "--algo", "hfa", "--", "python3", str(STAND_IN), "--k1"], ""),
@@ -349,6 +353,10 @@ def test_a_duration_out_of_range(words: list[str]) -> None:
             "error: there is no command 'list'\n  choose one of fetch, push; geomx data --help explains the commands\n",
         ),
         (["-help"], "error: there is no option -help\n  did you mean --help? geomx --help explains its usage\n"),
+        (
+            ["logs", "collect"],
+            "error: missing option '-o' / '--to'\n  geomx logs collect --help explains its usage\n",
+        ),
         (
             ["logs", "collect", "-to", "x"],
             "error: there is no option -to\n  did you mean --to? geomx logs collect --help explains its usage\n",

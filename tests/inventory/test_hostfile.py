@@ -56,8 +56,8 @@ def test_this_machine_needs_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ("\nnode1 slots=x", "machines:2: 'x' is no number of workers"),
         ("node1:0", "machines:1: '0' is no number of workers"),
-        ("node1 slot=2", "machines:1: 'slot=2' is no setting of a machine (did you mean slots?)"),
-        ("node1 2", "machines:1: '2' is no setting of a machine"),
+        ("node1 slot=2", "machines:1: 'slot=2' is not a setting of a machine (did you mean slots?)"),
+        ("node1 2", "machines:1: '2' is not a setting of a machine"),
         ("node1:2 slots=2", "machines:1: the number of slots is there twice"),
         ("node1 slots=1 gpus=2", "machines:1: 1 slots and 2 GPUs"),
         ("node1 gpus=1\nnode1 gpus=1", "machines:2: gpu0 is there twice"),

@@ -217,7 +217,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "bad device": (GOOD.replace("cpu", "tpu"), 9, "devices: 'tpu' is no device", 'write "cpu", or "gpu0"'),
     "device in other words": (GOOD.replace("cpu", "cuda:1"), 9, "devices: 'cuda:1' is no device", 'write "gpu1"'),
     "gpu twice": (GOOD.replace('"cpu"', '"gpu0", "gpu0"'), 9, "devices: gpu0 is there twice", "one worker"),
-    "devices without brackets": (GOOD.replace('["cpu"]', '"cpu"'), 9, "devices: it is text", '["gpu0", "gpu1"]'),
+    "devices without brackets": (GOOD.replace('["cpu"]', '"cpu"'), 9, "devices: it is text", 'write ["cpu"]'),
     "numbers as devices": (GOOD.replace('"cpu"', "0"), 9, "devices: 0 in the list is a number", "write ["),
     "CUDA_VISIBLE_DEVICES by hand": (
         GOOD.replace("cpu", "gpu0") + '[host.env]\nCUDA_VISIBLE_DEVICES = "1"\n', 11, "its entry in devices", "leave",

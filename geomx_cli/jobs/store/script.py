@@ -82,7 +82,7 @@ def _check_file(word: str, folder: Path) -> None:
     path = folder / word
     if not path.exists():
         close = did_you_mean(word, (near.name for near in folder.glob("*.py")))
-        hint = close or "correct its path, or start from the folder that it is in"
+        hint = close or "correct its path, or start from the folder that it is in; geomx init writes an example"
         where = "" if Path(word).is_absolute() else f" in {folder}"
         raise InvalidSettings(f"there is no {word}{where}", hint)
     if not os.access(path, os.R_OK):
