@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 from cluster import ROOT, Cluster
 
 from geomx_cli.plan import Plan
@@ -14,8 +13,6 @@ SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 HOSTILE = [sys.executable, str(ROOT / "tests/scripts/hostile.py")]
 SIZES = (70_000, 10, 3)
 PLANNED_ROUNDS = 4
-BESIDE = pytest.mark.parametrize("host_threads", ["", "1"], ids=["in-loop", "beside"])
-"""Whether servers encode in the loop's thread or in another, as with a core more than processes."""
 
 
 def gradient(rank: int, number: int, size: int, index: int, dtype: str = "float32") -> np.ndarray:

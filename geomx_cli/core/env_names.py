@@ -20,7 +20,7 @@ SETTINGS: Mapping[str, str] = {
     "num_all_workers": "DMLC_NUM_ALL_WORKER", "interface": "DMLC_INTERFACE", "node_host": "DMLC_NODE_HOST",
     "job": "GEOMX_JOB", "job_dir": "GEOMX_JOB_DIR", "output_dir": "GEOMX_OUTPUT_DIR", "process": "GEOMX_PROCESS",
     "party": "GEOMX_PARTY", "party_index": "GEOMX_PARTY_INDEX", "host": "GEOMX_HOST", "rank": "GEOMX_RANK",
-    "host_threads": "GEOMX_HOST_THREADS", "global_rank": "GEOMX_GLOBAL_RANK",
+    "global_rank": "GEOMX_GLOBAL_RANK",
     "bind": "GEOMX_BIND", "advertise": "GEOMX_ADVERTISE", "key_file": "GEOMX_KEY_FILE", "insecure": "GEOMX_INSECURE",
     "wan_share": "GEOMX_WAN_SHARE", "links": "GEOMX_LINKS", "device": "GEOMX_DEVICE", "group_size": "GEOMX_GROUP_SIZE",
     "rendezvous": "GEOMX_RENDEZVOUS", "peers": "GEOMX_PEERS", "clock_ahead": "GEOMX_CLOCK_AHEAD",

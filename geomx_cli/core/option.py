@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal
 
 from geomx_cli.core.errors import InvalidSettings
@@ -96,7 +97,8 @@ def encode(option: Option, value: Value) -> str:
     """Return `value` as text that `decode` parses."""
     if option.kind == "bool":
         return "1" if value else "0"
-    return str(value)
+    # Units follow numbers without exponent.
+    return f"{Decimal(repr(value)):f}" if option.kind == "duration" else str(value)
 
 
 def text_of(value: Value) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.units import plain_number
 
 __all__ = ["KINDS", "Kind"]
 
@@ -37,6 +38,14 @@ def _parse_bool(text: str) -> bool:
     return known[text.lower()]
 
 
+def _parse_int(text: str) -> int:
+    return int(plain_number(text))
+
+
+def _parse_float(text: str) -> float:
+    return float(plain_number(text))
+
+
 def _parse_wan_text(text: str) -> str:
     units.parse_wan(text)
     return text
@@ -52,8 +61,8 @@ def _format_size(size: float) -> str:
 
 KINDS: Mapping[Kind, _Kind] = {
     "bool": _Kind(_parse_bool, (bool,), "true or false", "true", "", format=lambda on: "yes" if on else "no"),
-    "int": _Kind(int, (int,), "a whole number", "1", "NUMBER", "write digits, as in 4"),
-    "float": _Kind(float, (float, int), "a number", "0.1", "NUMBER", "write digits, as in 0.05"),
+    "int": _Kind(_parse_int, (int,), "a whole number", "1", "NUMBER", "write digits, as in 4"),
+    "float": _Kind(_parse_float, (float, int), "a number", "0.1", "NUMBER", "write digits, as in 0.05"),
     "text": _Kind(str, (str,), "text", '"text"', "TEXT"),
     "duration": _Kind(
         units.parse_duration, (float, int), "a duration", '"30s"', "DURATION", has_unit=True,

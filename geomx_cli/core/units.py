@@ -13,6 +13,7 @@ __all__ = [
     "parse_rate",
     "parse_size",
     "parse_wan",
+    "plain_number",
     "some_of",
 ]
 
@@ -34,6 +35,15 @@ def _parse(text: str, scale: dict[str, float] | dict[str, int], kind: str, examp
         units = ", ".join(name for name in scale if name)
         raise InvalidSettings(f"{text!r} is not a {kind}", f"write a number and one of {units}, as in {example}")
     return float(match.group(1)) * scale[unit]
+
+
+def plain_number(text: str) -> str:
+    """The text of a number. Raises ValueError for spaces, underscores and digits of other scripts, which int and float
+    take.
+    """
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise ValueError(f"{text!r} is no plain number")
+    return text
 
 
 def parse_duration(text: str) -> float:

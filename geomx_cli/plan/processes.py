@@ -1,6 +1,5 @@
 """The command, environment and endpoints of each process. Pure functions."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -47,8 +46,8 @@ class Process:
 @dataclass(frozen=True)
 class Layout:
     """Inputs to the settings of all processes. `socket_dirs`: each host's folder for unix sockets. `carriers`: the
-    processes of each party that share its emulated link. links: emulated between parties. threads: those of the servers
-    and workers on a machine, by its address. on_cpus: host and global rank of all workers without a GPU.
+    processes of each party that share its emulated link. links: emulated between parties. on_cpus: host and global rank
+    of all workers without a GPU.
     """
 
     spec: JobSpec
@@ -59,7 +58,6 @@ class Layout:
     socket_dirs: Mapping[str, str]
     carriers: Mapping[str, Collection[str]]
     all_workers: int
-    threads: Mapping[str, int]
     on_cpus: tuple[tuple[str, int], ...]
 
     @classmethod
@@ -76,7 +74,6 @@ class Layout:
             socket_dirs=socket_dirs,
             carriers=_carriers(wires),
             all_workers=sum(node.global_rank is not None for node in nodes),
-            threads=_threads(nodes),
             on_cpus=tuple(
                 (node.host.name, node.global_rank)
                 for node in nodes
@@ -88,7 +85,10 @@ class Layout:
         """Return the planned process of `node`."""
         spec = self.spec
         python = node.host.python or spec.python
-        env = {"OMP_NUM_THREADS": str(_threads_of(node)), **(spec.env if node.host.shares_files else {})}
+        # Servers aggregate in one thread; a worker shares the cores with others unless its host is configured
+        # otherwise.
+        threads = node.host.threads if node.role == "worker" else 1
+        env = {"OMP_NUM_THREADS": str(threads), **(spec.env if node.host.shares_files else {})}
         if node.device.startswith("gpu"):
             env["CUDA_VISIBLE_DEVICES"] = node.device.removeprefix("gpu")
         env |= node.host.env
@@ -175,7 +175,6 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
         party=node.party,
         party_index=node.index,
         host=node.host.name,
-        host_threads=layout.threads[node.host.near_address] if node.role.endswith("server") else 0,
         rank=node.rank,
         global_rank=node.global_rank,
         bind=tuple(endpoint.bind for endpoint in own),
@@ -226,20 +225,6 @@ def _plane(name: str, node: TopologyNode, layout: "Layout") -> PlaneSettings | N
         workers=len(plane.clients),
         scheduler=sockets[0] if near else "",
     )
-
-
-def _threads_of(node: TopologyNode) -> int:
-    """Servers aggregate in one thread; a worker shares the cores with others unless its host is configured otherwise.
-    """
-    return node.host.threads if node.role == "worker" else 1
-
-
-def _threads(nodes: Sequence[TopologyNode]) -> Counter[str]:
-    found = Counter[str]()
-    for node in nodes:
-        if not node.role.endswith("scheduler"):
-            found[node.host.near_address] += _threads_of(node)
-    return found
 
 
 def _carriers(wires: Sequence[TopologyLink]) -> dict[str, set[str]]:

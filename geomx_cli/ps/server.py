@@ -16,7 +16,6 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
 from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
 from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
-from geomx_cli.ps.aggregation.encoder import Encoder
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.straggler_monitor import PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
@@ -57,7 +56,6 @@ class Server:
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
             on_reconnect=self._on_reconnect, on_asked=self._on_asked,
         )  # fmt: skip
-        self._encoder = Encoder(self.node.submit, settings.host_threads)
         upstream = self._upstream
         placements = PlacementService(self.node, self._members, upstream, self._compression.wan)
         self._table = SliceTable(
@@ -68,8 +66,8 @@ class Server:
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, self._notify_roots if upstream else None)
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._joining.party_index, table=self._table,
-            encoder=self._encoder, above=self._compression.wan, below=self._compression.below,
-            may_offer=self._members.may_offer, warn=lambda message: events.write(WarningRaised(message=message)),
+            above=self._compression.wan, below=self._compression.below, may_offer=self._members.may_offer,
+            warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
         self._control = ControlService(
             self.node, self._members, upstream, self._aggregator, self._compression.wan, placements,
@@ -91,7 +89,6 @@ class Server:
         try:
             self.node.run()
         finally:
-            self._encoder.close()
             self._report()
             self.node.close()
         return self._aggregator.optimizer
@@ -209,8 +206,11 @@ class Server:
             yield PendingWait("set an optimizer, pulled or left", missing[1], who, "and the first round waits for that")
         elif missing is not None and missing[2]:
             yield PendingWait(f"contributed to round {missing[0]}", missing[1], missing[2])
+        # Who waits in a round cannot reach a barrier, and the round has stragglers of its own.
+        held = {rank for _, _, round_ in self._table.open_rounds() for rank in round_.waiters}
         for began, ranks in self._control.at_barriers():
-            yield PendingWait("reached a barrier", began, ranks)
+            if late := ranks - held:
+                yield PendingWait("reached a barrier", began, late)
 
     def _report(self) -> None:
         self.node.telemetry.round = self._table.contributed

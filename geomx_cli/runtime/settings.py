@@ -35,7 +35,6 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       GEOMX_GROUP_SIZE, GEOMX_RENDEZVOUS      worker with GEOMX_REDUCE=torch: the size of its party's process group, and
                                               where that forms; all but its first worker have no DMLC_PS_... variables
       GEOMX_KEY_FILE, GEOMX_WAN_SHARE, GEOMX_LINKS
-      GEOMX_HOST_THREADS                      threads that compute in all processes of the job on the host
       GEOMX_CLOCK_AHEAD                       seconds that the host's clock is ahead of that of the launching machine
 """
 

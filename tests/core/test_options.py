@@ -6,6 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 from cluster import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geomx_cli.commands._options import GroupedCommand, add_options, values
 from geomx_cli.commands.reference import page
@@ -55,6 +57,8 @@ def test_decode(name: str, text: str, value: Value) -> None:
         ("depth", "3.5"),
         ("depth", "10"),
         ("rate", "nan%"),
+        ("rate", "1_0"),
+        ("depth", "٣"),
         ("wait", "5 parsecs"),
         ("wait", "101"),
         ("room", "-1"),
@@ -76,6 +80,16 @@ def test_a_default_is_allowed_and_survives_its_text(option: Option) -> None:
     assert check(option, option.default) == option.default
     assert decode(option, encode(option, option.default)) == option.default
     assert decode(option, option.default_text) == option.default, "as the help shows it"
+
+
+@given(st.floats(0, 1e300), st.sampled_from(["rate", "wait", "room", "depth"]))
+def test_every_value_survives_its_text(number: float, name: str) -> None:
+    """As processes get it in their environment."""
+    option = BY_NAME[name]
+    value = min(number, option.maximum)
+    if option.kind in ("int", "size"):
+        value = int(max(value, option.minimum))
+    assert decode(option, encode(option, value)) == value
 
 
 def test_parse_wan() -> None:

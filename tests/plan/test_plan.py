@@ -86,7 +86,7 @@ def party(name: str, index: int, port: int, global_ranks: tuple[int, ...]) -> di
     common = ALL | local(port, 1, len(global_ranks)) | {"GEOMX_PARTY_INDEX": index}
     entries = {
         f"{name}/scheduler:0": SCHEDULER | listens(f"ipc:///s/{name}-scheduler-0.sock"),
-        f"{name}/server:0": SERVER | {"GEOMX_HOST_THREADS": 8} | dial | upper(20001, 1, 2) | listens(f"ipc:///s/{name}-server-0.sock"),
+        f"{name}/server:0": SERVER | dial | upper(20001, 1, 2) | listens(f"ipc:///s/{name}-server-0.sock"),
     }
     for rank, global_rank in enumerate(global_ranks):
         entries[f"{name}/worker:{rank}"] = WORKER | dial | {"GEOMX_GLOBAL_RANK": global_rank}
@@ -102,7 +102,7 @@ REFERENCE = {
         **listens("ipc:///s/central-global_scheduler-0.sock", "tcp://127.0.0.1:20001"),
     ),
     "central/global_server:0": environment(
-        "central/global_server:0", "central", GEOMX_HOST_THREADS=8,
+        "central/global_server:0", "central",
         **ALL, **ROOT, **upper(20001, 1, 2), **local(20003, 1, 1), **CENTRAL_DIAL, **GLOBAL_DIAL,
         **listens("ipc:///s/central-global_server-0.sock", "tcp://127.0.0.1:20002"),
     ),
@@ -141,13 +141,12 @@ SPREAD = {
     ),
     "B/global_server:1": environment(
         "B/global_server:1", "B", **ALL, **SPREAD_OPTIONS, **ROOT, **upper(20001, 2, 2), **local(20002, 2, 1),
-        **listens("ipc:///s/B-global_server-1.sock", "tcp://127.0.0.1:20009"),
-        GEOMX_WAN_SHARE=0.5, GEOMX_HOST_THREADS=9,
+        **listens("ipc:///s/B-global_server-1.sock", "tcp://127.0.0.1:20009"), GEOMX_WAN_SHARE=0.5,
     ),
     "B/server:0": environment(
         "B/server:0", "B", **ALL, **SPREAD_OPTIONS, **SERVER, **upper(20001, 2, 2), **local(20010, 1, 2),
         GEOMX_SCHEDULER="ipc:///s/B-scheduler-0.sock", GEOMX_PARTY_INDEX=1, GEOMX_WAN_SHARE=0.5,
-        **listens("ipc:///s/B-server-0.sock"), GEOMX_HOST_THREADS=9,
+        **listens("ipc:///s/B-server-0.sock"),
     ),
     "B/worker:1": environment(
         "B/worker:1", "B", **ALL, **SPREAD_OPTIONS, **WORKER, **local(20010, 1, 2), GEOMX_GLOBAL_RANK=3,
@@ -169,7 +168,7 @@ FLAT = {
     ),
     "central/server:1": environment(
         "central/server:1", "central", **ALL, **FLAT_OPTIONS, **SERVER, **local(20001, 2, 4), **CENTRAL_DIAL,
-        **listens("tcp://127.0.0.1:20003"), GEOMX_WAN_SHARE=0.5, GEOMX_HOST_THREADS=6,
+        **listens("tcp://127.0.0.1:20003"), GEOMX_WAN_SHARE=0.5,
     ),
     "A/worker:0": environment(
         "A/worker:0", "A", **ALL, **FLAT_OPTIONS, **WORKER, **local(20001, 2, 4),
@@ -416,8 +415,6 @@ def test_machines_of_several_parties() -> None:
     assert "GEOMX_SCHEDULER" not in far
     assert (far["OMP_NUM_THREADS"], far["PYTHONPATH"]) == ("7", "/lib/geomx_cli/runtime/hook")
     assert found.process("A/worker:0").env["OMP_NUM_THREADS"] == "4"
-    assert server.env["GEOMX_HOST_THREADS"] == "9"  # with two workers of four threads
-    assert root.env["GEOMX_HOST_THREADS"] == "2"  # with the master
     assert found.process("B/worker:0").env["DMLC_PS_ROOT_URI"] == "2001:db8::1"
     assert found.process("B/worker:0").env["GEOMX_SCHEDULER"] == "ipc:///s/B-scheduler-0.sock"
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from in_flight import check_rounds
 from mxnet_scripts import hooked
 from rounding import rounded
-from rounds import BESIDE, SCRIPT, SIZES, assert_equal, found_in, gradient, initial, run
+from rounds import SCRIPT, SIZES, assert_equal, found_in, gradient, initial, run
 from tree import Delivery, Tree, Wire
 
 from geomx_cli.core import plugins
@@ -539,12 +539,8 @@ def expected(parties: list[list[int]], bits: int, *, optimizer: bool, central: t
     ("spec", "optimizer", "shape"),
     [("fp16", True, {"roots": 2}), ("fp16", False, {"local_servers": 2}), ("bf16", True, {})],
 )
-@BESIDE
-def test_rounds_of_a_cluster(
-    cluster: Cluster, tmp_path: Path, spec: str, optimizer: bool, shape: dict, host_threads: str
-) -> None:
+def test_rounds_of_a_cluster(cluster: Cluster, tmp_path: Path, spec: str, optimizer: bool, shape: dict) -> None:
     env = {"GEOMX_COMPRESS": spec, "SHUFFLE": "1", "SERVER_OPTIMIZER": "1" if optimizer else ""}
-    env["GEOMX_HOST_THREADS"] = host_threads
     found = run(cluster, tmp_path, env, **shape)
     assert_equal(found, expected([[0, 1], [2, 3]], BITS[spec], optimizer=optimizer))
 
@@ -662,7 +658,6 @@ def test_a_script_asks_for_compression_in_a_flat_cluster(cluster: Cluster) -> No
     cluster.finish()
 
 
-@BESIDE
-def test_every_round_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path, host_threads: str) -> None:
-    env = {"GEOMX_COMPRESS": "fp16", "GEOMX_HOST_THREADS": host_threads}
+def test_every_round_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path) -> None:
+    env = {"GEOMX_COMPRESS": "fp16"}
     check_rounds(cluster, tmp_path, 2, "both", optimizer=True, row=0, crossed=lambda array: rounded(array, 11), **env)

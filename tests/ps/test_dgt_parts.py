@@ -16,13 +16,14 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.delivery._blocks import SILENT, Ranking, channels, dequantise, quantise
 from geomx_cli.ps.delivery._datagram_receiver import DatagramReceiver
 from geomx_cli.ps.delivery._datagram_sender import DatagramSender, Pace
 from geomx_cli.ps.delivery._fragments import Fragment, encode_fragment
 from geomx_cli.ps.delivery._part_receiver import Grace, PartReceiver
-from geomx_cli.ps.delivery._parts import BEHIND, part_header
+from geomx_cli.ps.delivery._parts import BEHIND, PREAMBLE, part_header
 from geomx_cli.ps.delivery._splitter import Block, Parts, Splitter
 from geomx_cli.ps.delivery.dgt import DgtServer
 from geomx_cli.ps.net import security
@@ -370,6 +371,22 @@ def test_invalid_parts_are_refused_and_asked_for_again(damage: Callable[[bytes],
     assert bench.link.damaged == [1] and not bench.inbox.got
 
 
+@pytest.mark.parametrize("bound", [np.nan, np.inf, -3e38])
+def test_quantised_blocks_whose_bounds_make_infinite_elements_are_refused(bound: float) -> None:
+    bench = Bench(dgt=3, dgt_k=0.25)
+    about = header()
+    parts = bench.splitter.split(about, payload(gradient(1)))
+    bench.send(part_header(about), parts.important)
+    count = int(np.unpackbits(np.frombuffer(parts.others, np.uint8, (SIZE // BLOCK + 8) // 8, PREAMBLE.size)).sum())
+    bounds = PREAMBLE.size + (SIZE // BLOCK + 8) // 8
+    damaged = bytearray(parts.others)
+    damaged[bounds : bounds + 8 * count] = np.full(2 * count, bound, "<f4").tobytes()
+    with pytest.raises(BadMessage, match="bounds that are not below"):
+        bench.send(part_header(about, BEHIND), bytes(damaged))
+    bench.send(part_header(about, BEHIND), parts.others)
+    assert np.isfinite(bench.inbox.got[0][1]).all()
+
+
 def test_parts_of_what_was_not_declared_or_of_many_rounds_are_refused() -> None:
     bench = Bench(dgt=2)
     bench.inbox.refuse = True
@@ -532,7 +549,14 @@ def test_hostile_datagrams_change_nothing() -> None:
     session = next(iter(receiver._sessions.values()))
     with pytest.raises(BadMessage):
         receiver.on_sent(SimpleNamespace(link=KeptLink(), body={"counters": [0] * MAX_CHANNELS}))  # type: ignore[arg-type]
-    assert not session.sent
+    assert not session.sent and not session.waiting
+    never: dict[str, Any] = {"counters": [2**53] * MAX_CHANNELS, "sent": [(0, 0, 1)] * 4095}
+    for _ in range(16):
+        receiver.on_sent(SimpleNamespace(link=bench.link, body=never))  # type: ignore[arg-type]
+    with pytest.raises(BadMessage, match="too many"):
+        receiver.on_sent(SimpleNamespace(link=bench.link, body=never))  # type: ignore[arg-type]
+    with pytest.raises(BadMessage):
+        checked_request("datagrams", {"counters": [1], "sent": [(0, 0, 1)] * 5000})
     receiver._socket._socket.close()
 
 

@@ -12,7 +12,7 @@ from in_flight import ROUNDS, check_rounds
 from in_flight import SIZES as SIZES_IN_FLIGHT
 from plans import planned
 from rounding import rounded
-from rounds import BESIDE, SCRIPT, SIZES, assert_equal, found_in, gradient, initial, run
+from rounds import SCRIPT, SIZES, assert_equal, found_in, gradient, initial, run
 from test_codecs import DECAY, QUANTISERS
 from tree import Tree
 
@@ -316,16 +316,15 @@ def test_rounds_of_a_cluster(
 @pytest.mark.parametrize(
     ("lan", "wan", "optimizer"), [("fp16", "", True), ("int8", "", True), ("topk:0.05,fp32", "int8", False)]
 )
-@BESIDE
 def test_every_round_is_right_though_links_of_workers_are_cut(
-    cluster: Cluster, tmp_path: Path, lan: str, wan: str, optimizer: bool, host_threads: str
+    cluster: Cluster, tmp_path: Path, lan: str, wan: str, optimizer: bool
 ) -> None:
     wanted = {}
     for index, size in enumerate(SIZES_IN_FLIGHT):
         found = simulate(lan, wan, [[0, 1], [2, 3]], size, index, ROUNDS, optimizer=optimizer, quantise=own)
         wanted |= {f"{number}-{index}": array for number, array in enumerate(found)}
     env = {"GEOMX_COMPRESS_LAN": lan, "GEOMX_COMPRESS": wan, "MXNET_KVSTORE_BIGARRAY_BOUND": "4096"}
-    env |= {"MXNET_KVSTORE_SIZE_LOWER_BOUND": "0", "GEOMX_HOST_THREADS": host_threads}
+    env["MXNET_KVSTORE_SIZE_LOWER_BOUND"] = "0"
     check_rounds(cluster, tmp_path, 1, "both" if wan else "below", optimizer, 0, wanted=wanted, **env)
 
 

@@ -1,11 +1,13 @@
 """The rounds of a server and the upstream client below it, with links that only record messages."""
 
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from bench import SIZE, Bench, KeptLink, RecordingTransport
+from tree import Tree
 
 from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.codec import parse_codec
@@ -14,7 +16,9 @@ from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import view
-from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind
+from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind, decode_header, encode_header
+from geomx_cli.ps.server import Server
+from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 
 def test_rounds_complete_in_order_and_early_ones_wait() -> None:
@@ -206,6 +210,41 @@ def test_who_asks_for_a_contribution_that_another_brings_gets_the_result() -> No
     bench.push(1, 1, np.full(SIZE, 3, np.float32), contributors=(0, 1), weight=2.0, request=9)
     found = [(link, header.request, float(view(header, payload)[0])) for link, header, payload in bench.delivery.downs]
     assert sorted(found, key=lambda item: item[1]) == [(bench.links[0], 7, 3.0), (bench.links[1], 9, 3.0)]
+
+
+def test_who_asks_for_others_does_not_acknowledge_their_results() -> None:
+    """A member may bring the contributions of others (--tsengine), but not say what they have received."""
+    bench, ones = Bench(), np.ones(SIZE, np.float32)
+    bench.init(np.zeros(SIZE, np.float32))
+    for rank in (0, 1):
+        bench.push(rank, 1, ones)
+    bench.results()
+    asks = bench.header(Kind.EXCHANGE, round=2, contributors=(0, 1), weight=2.0, request=99, acked=1)
+    bench.rounds.on_exchange(bench.links[1], asks, None, 1)
+    bench.push(0, 1, ones)
+    assert [request for request, _, _ in bench.results()] == [10], "a repeat, of which the answer was lost"
+
+
+def test_who_waits_in_a_round_is_not_blamed_for_a_barrier() -> None:
+    """Rank 0 went to the barrier before it contributed to the round in which rank 1 waits for it."""
+    bench = Bench()
+    bench.init(np.zeros(SIZE, np.float32))
+    bench.push(1, 1, np.ones(SIZE, np.float32))
+    members = SimpleNamespace(initializing=lambda: [], complete=True)
+    control = SimpleNamespace(at_barriers=lambda: [(1.0, frozenset([1])), (2.0, frozenset([1, 2]))])
+    server: Any = SimpleNamespace(_table=bench.rounds.table, _members=members, _control=control)
+    waits = [(wait.what, wait.ranks) for wait in Server._waits(server)]
+    assert waits == [("contributed to round 1", {0}), ("reached a barrier", {2})]
+
+
+def test_a_workers_weight_is_bounded_so_that_a_partys_is_too() -> None:
+    tree = Tree([2], lambda _, __: FsaServer())
+    tree.init(np.zeros(8, np.float32))
+    with pytest.raises(BadMessage, match=r"weight 1.2e\+18, of a worker at most"):
+        tree.push((0, 0), 1, np.ones(8, np.float32), weight=1.2e18)
+    header = Header(kind=Kind.EXCHANGE, weight=1e300)
+    with pytest.raises(BadMessage, match=r"weight 1e\+300, of at most"):
+        decode_header(encode_header(header), header.job)
 
 
 def test_requests_for_one_result_are_limited_for_each_member() -> None:

@@ -4,9 +4,9 @@ import pytest
 from bench import RecordingTransport
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.delivery._tsengine_relay import Relay
+from geomx_cli.ps.delivery._tsengine_relay import LONGEST, MAX_BROKEN, Relay
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, Form, Header, Kind
+from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind
 
 LENGTH = 256
 PAYLOAD = memoryview(bytes(4 * LENGTH))
@@ -21,7 +21,10 @@ class Fixture:
         self.peer = Link(self.beside, "peer 1", wide_area=True, greeting={})  # type: ignore[arg-type]
         self.upstream = UpstreamClient()
         self.upstream.links, self.upstream.peers = [self.server], {1: self.peer}
-        self.relay = Relay(self.upstream, self.up, lambda header: header.root, lambda _: True)
+        self.warnings: list[str] = []
+        self.relay = Relay(
+            self.upstream, self.up, lambda header: header.root, lambda _: True, self.warnings.append
+        )
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: object) -> None:
         self.upstream.send(self.upstream.links[server], header, payload, on_result)  # type: ignore[arg-type]
@@ -67,6 +70,37 @@ def test_what_a_relay_keeps_is_bounded_by_its_own_slices_and_rounds(alone: bool)
     else:
         assert len(fixture.relay._groups) == MAX_ROUNDS_AHEAD and fixture.upstream.waiting == own
     assert fixture.refused - 500 >= 3 * (198 - MAX_ROUNDS_AHEAD - 1)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_contributions_that_are_longer_than_the_own_one_are_refused(alone: bool) -> None:
+    fixture = Fixture()
+    fixture.contribute(3, 1)
+    for length, size in ((16 * LENGTH, 16 * LENGTH), (LENGTH, 2 * LENGTH)):
+        header = _contribution(1, 3, 2)
+        header.length, header.size, header.asynchronous = length, size, alone
+        with pytest.raises(BadMessage, match="unlike this process's own"):
+            fixture.relay.take(fixture.peer, 1, header, memoryview(bytes(4 * length)))
+    with pytest.raises(BadMessage):
+        fixture.relay.take(fixture.peer, 1, _contribution(1, 3, 2), memoryview(bytes(64 * LENGTH)))
+    assert not fixture.relay._groups and fixture.upstream.waiting == 1
+
+
+def test_after_some_announcements_that_are_not_kept_nothing_waits_for_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture, now = Fixture(), 1000.0
+    monkeypatch.setattr("geomx_cli.ps.delivery._tsengine_relay.time.monotonic", lambda: now)
+    waited = []
+    for round_ in range(1, 9):
+        fixture.relay.expect(1, [(3, 0)])
+        own = _contribution(0, 3, round_)
+        fixture.relay.take_own(own, PAYLOAD, lambda _, __: None)
+        waited.append(not own.request)
+        now += LONGEST + 1
+        fixture.relay.check()
+        assert own.request, "it was sent"
+    assert waited == [True] * MAX_BROKEN + [False] * (8 - MAX_BROKEN)
+    (warning,) = fixture.warnings
+    assert warning.startswith("peer 1 has announced contributions 4 times that did not come within 5 s")
 
 
 def test_a_place_is_free_again_when_the_result_has_come() -> None:

@@ -14,11 +14,10 @@ from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution, Over
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
-from geomx_cli.ps.aggregation.encoder import Encoder
 from geomx_cli.ps.aggregation.forwarder import Forwarder
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.result_sender import ResultSender, plane_of
-from geomx_cli.ps.aggregation.slice_state import Cohort, Result, RoundState, SliceState, Waiter
+from geomx_cli.ps.aggregation.slice_state import Cohort, RoundState, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.updater import Updater
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
@@ -26,7 +25,15 @@ from geomx_cli.ps.aggregation.value_service import ValueService
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import DTYPES, Content
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, DamagedPayload, Form, Header
+from geomx_cli.ps.net.wire import (
+    MAX_HYPER,
+    MAX_ROUNDS_AHEAD,
+    MAX_WORKER_WEIGHT,
+    BadMessage,
+    DamagedPayload,
+    Form,
+    Header,
+)
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["Aggregator"]
@@ -38,10 +45,9 @@ MAX_DAMAGED = 4096
 class Aggregator:
     """Runs the rounds of all slices in `table`. Used by the loop's thread only.
 
-    upstream: None at a root. own_rank: see Forwarder. encoder: None encodes in the loop's thread. above: this end of
-    encoded exchanges with the roots. below: with the members, see ResultSender; () accepts contributions in any codec
-    and sends results unencoded. warn: receives warnings for the user. may_offer: see ValueService. `values`: handles
-    initial values and pulls.
+    upstream: None at a root. own_rank: see Forwarder. above: this end of encoded exchanges with the roots. below: with
+    the members, see ResultSender; () accepts contributions in any codec and sends results unencoded. warn: receives
+    warnings for the user. may_offer: see ValueService. `values`: handles initial values and pulls.
     """
 
     def __init__(
@@ -51,14 +57,12 @@ class Aggregator:
         upstream: UpstreamClient | None,
         own_rank: Callable[[], int] | None,
         table: SliceTable,
-        encoder: Encoder | None = None,
         above: Compression | None = None,
         below: Sequence[Compression] = (),
         warn: Callable[[str], None] = lambda _: None,
         may_offer: Callable[[], bool] = lambda: False,
     ) -> None:
         self.table = table
-        self._encoder = encoder or Encoder()
         self._agreed, self._below = below, below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
@@ -66,9 +70,7 @@ class Aggregator:
         self._updater = Updater(table, self._below[0], self.history, warn)
         self._forwarder: Forwarder | None = None
         if upstream is not None:
-            self._forwarder = Forwarder(
-                table, delivery, above or Compression(), self._encoder, own_rank, self._on_root_result
-            )
+            self._forwarder = Forwarder(table, delivery, above or Compression(), own_rank, self._on_root_result)
         self._warn = warn
         self._warned: set[str] = set()
         self._damaged: dict[Link, set[int]] = {}  # requests whose contributions were damaged and have not come again
@@ -97,11 +99,14 @@ class Aggregator:
         if not all(self.table.contributes(entry, each) for each in ranks):
             raise BadMessage(f"contributions of ranks {ranks} to a slice of shard {entry.shard}")
         asks = header.weight > 0 and payload is None
+        if self._forwarder is not None and header.weight > MAX_WORKER_WEIGHT:
+            raise BadMessage(f"weight {header.weight:g}, of a worker at most {MAX_WORKER_WEIGHT:g}")
         given = self._content(link, header, payload, rank) if header.weight and not asks else None
         if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
         for each in ranks:
-            cohort.acknowledge(each, header.acked)
+            if each == rank or not asks:  # a question is no proof of what others have
+                cohort.acknowledge(each, header.acked)
         waiter = Waiter(
             link, rank, header.request, header.priority, ranks, header.reply, header.codec, header.follows
         )
@@ -280,26 +285,9 @@ class Aggregator:
             )
 
     def _finish(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator) -> None:
-        """Encode the result of the closed round, and answer; the value is the result or newer. If another thread
-        encodes, the round ends later.
-        """
-        make = self._sender.result(entry, cohort, accumulator, cohort.rounds[cohort.closed].waiting())
-        # An asynchronous root's optimizer is told what each member has before the value becomes newer.
-        if not self._encoder.beside or not self._sender.encodes or self.table.asynchronous:
-            self._answer(entry, cohort, make())
-            return
-
-        def then(result: Result) -> None:
-            self._answer(entry, cohort, result)
-            self._advance(entry)
-
-        self._encoder.run(make, then)
-
-    def _answer(self, entry: SliceState, cohort: Cohort, result: Result) -> None:
-        """Answer all members that wait for the closed round, which is finished then."""
+        """Answer all members that wait for the closed round; the value is its result or newer."""
         waiters = self.table.finish(entry, cohort).waiting()
-        result.owed.update(rank for waiter in waiters for rank in waiter.ranks)
-        cohort.results[cohort.finished] = result
+        result = cohort.results[cohort.finished] = self._sender.result(entry, cohort, accumulator, waiters)
         for waiter in waiters:
             self._sender.answer(entry, waiter, cohort.finished, result)
         if entry.pulls and entry.slot.value is not None:

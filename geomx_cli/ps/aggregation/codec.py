@@ -32,8 +32,8 @@ is finite in float32, and so is whatever decoding makes of their rounded values.
 
 
 class Codec(ABC):
-    """Base class of codecs, which encode the elements of a slice in fewer bytes. Stateless: two threads may use one
-    at the same time.
+    """Base class of codecs, which encode the elements of a slice in fewer bytes. Stateless; used in the thread of one
+    loop only.
 
     decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
     0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for

@@ -1,6 +1,5 @@
 """Encoding of exchanges in one plane, and the per-slice state that each end keeps for it."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -47,8 +46,7 @@ class Compression:
     the next sum. Arrays whose elements are not finite or LARGEST and more are sent unencoded.
 
     gradients: whether contributions are gradients, to which the codec's momentum belongs, and not differences of
-    weights. bytes: the total encoded so far, (before, after) encoding. Two threads may use it at the same time, but for
-    different slices.
+    weights. bytes: the total encoded so far, (before, after) encoding.
     """
 
     def __init__(self, spec: str = "", *, gradients: bool = True) -> None:
@@ -58,7 +56,6 @@ class Compression:
         self.bytes = (0, 0)
         self._feedback: dict[Where, ErrorFeedback] = {}
         self._kept: dict[Where, dict[str, Array]] = {}
-        self._counting = threading.Lock()
         self.set(spec)
 
     def set(self, spec: str) -> None:
@@ -195,9 +192,8 @@ class Compression:
         return codec is not None and codec.results == "changes"
 
     def _count(self, payload: memoryview, array: Array, where: SliceRound) -> memoryview:
-        with self._counting:
-            given, sent = self.bytes
-            self.bytes = (given + len(array) * DTYPES[where.dtype].itemsize, sent + len(payload))
+        given, sent = self.bytes
+        self.bytes = (given + len(array) * DTYPES[where.dtype].itemsize, sent + len(payload))
         return payload
 
 

@@ -1,14 +1,11 @@
 """A local server's part of a round: decide on the party's sum, exchange it with the root, take the root's result."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator, merge_hyper
 from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
-from geomx_cli.ps.aggregation.encoder import Encoder, at_once
 from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.net.payload import Content, cast
@@ -21,7 +18,7 @@ __all__ = ["Forwarder"]
 class Forwarder:
     """Gives closed rounds their results at a local server.
 
-    compression, encoder: for encoded exchanges with the roots. own_rank: returns the rank under which sums are sent;
+    compression: this end of encoded exchanges with the roots. own_rank: returns the rank under which sums are sent;
     None sends them under the ranks that they contain. on_result: called when the value has the root's result of a
     round. Used by the loop's thread only.
     """
@@ -31,14 +28,12 @@ class Forwarder:
         table: SliceTable,
         delivery: Delivery,
         compression: Compression,
-        encoder: Encoder,
         own_rank: Callable[[], int] | None,
         on_result: Callable[[SliceState, Cohort, Accumulator], None],
     ) -> None:
         self._table = table
         self._delivery = delivery
         self._compression = compression
-        self._encoder = encoder
         self._own_rank = own_rank
         self._on_result = on_result
 
@@ -65,7 +60,15 @@ class Forwarder:
         entry.forwarded += 1
         hyper = merge_hyper(entry.hyper, accumulator.hyper)  # includes the changes of rounds that were not forwarded
         entry.hyper = {}
-        where = entry.in_round(entry.forwarded)
+        payload, about = self._compression.sum(entry.in_round(entry.forwarded), total) if weight else (None, {})
+        header = Header(
+            kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
+            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, shard=entry.shard,
+            round=entry.forwarded,
+            contributors=tuple(sorted(accumulator.ranks)) if self._own_rank is None else (self._own_rank(),),
+            weight=weight, reply=self._reply(entry, cohort),
+            priority=accumulator.priority, hyper=hyper, **about,
+        )  # fmt: skip
 
         def on_result(result: Header, found: Content) -> None:
             self._table.asynchronous = result.asynchronous
@@ -75,23 +78,7 @@ class Forwarder:
             self._take(entry, cohort, found)
             self._on_result(entry, cohort, accumulator)
 
-        def send(encoded: tuple[memoryview | None, dict[str, Any]]) -> None:
-            payload, about = encoded
-            header = Header(
-                kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
-                length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, shard=entry.shard,
-                round=entry.forwarded,
-                contributors=tuple(sorted(accumulator.ranks)) if self._own_rank is None else (self._own_rank(),),
-                weight=weight, reply=self._reply(entry, cohort),
-                priority=accumulator.priority, hyper=hyper, **about,
-            )  # fmt: skip
-            self._delivery.up(entry.root, header, payload, on_result)
-
-        if not weight:
-            send((None, {}))
-        else:
-            run = self._encoder.run if self._compression.spec else at_once
-            run(partial(self._compression.sum, where, total), send)
+        self._delivery.up(entry.root, header, payload, on_result)
 
     def _reply(self, entry: SliceState, cohort: Cohort) -> Reply:
         """The part of the round's result needed to keep the value complete and to answer the round's members."""

@@ -41,9 +41,9 @@ class ResultSender:
 
     def result(
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, waiters: Collection[Waiter]
-    ) -> Callable[[], Result]:
-        """The result of the cohort's closed round, with what these members ask for: a function that encodes and returns
-        it. The value has the round, and may be newer.
+    ) -> Result:
+        """The result of the cohort's finished round, with what these members ask for. The value has the round, and may
+        be newer.
         """
         changed, cohort.changed = cohort.changed, None
         enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
@@ -51,28 +51,21 @@ class ResultSender:
         if array is not None and cohort.version != entry.slot.version:  # the value includes other cohorts' rounds
             self._given(entry, cohort.member)
             cohort.version = entry.slot.version
+        views: tuple[View, ...] = ()
         if changed is not None:
             for compression in self._compressions:
                 compression.forget(entry.slot.id, cohort.member)
-        encode = _unencoded if changed is not None else self._encoder(entry, cohort)
-        ranks, version = [waiter.rank for waiter in waiters], entry.slot.version
-
-        def make() -> Result:
-            views: tuple[View, ...] = ()
-            if array is not None:
-                views = self._views(array, encode, central=max(ranks) >= CENTRAL)
-                decoded = self._seen(views[plane_of(min(ranks))], array)
-                if decoded is not None:
-                    self._given(entry, cohort.member, decoded=decoded)
-            contributors = tuple(sorted(accumulator.ranks))[:4096]
-            return Result(views, version, contributors, accumulator.weight, set(), changed, cohort.is_sum)
-
-        return make
-
-    @property
-    def encodes(self) -> bool:
-        """Whether results are encoded."""
-        return any(compression.spec for compression in self._compressions)
+        if array is not None:
+            ranks = [waiter.rank for waiter in waiters]
+            encode = _unencoded if changed is not None else self._encoder(entry, cohort)
+            views = self._views(array, encode, central=max(ranks) >= CENTRAL)
+            decoded = self._seen(views[plane_of(min(ranks))], array)
+            if decoded is not None:
+                self._given(entry, cohort.member, decoded=decoded)
+        return Result(
+            views, entry.slot.version, tuple(sorted(accumulator.ranks))[:4096], accumulator.weight,
+            {rank for waiter in waiters for rank in waiter.ranks}, changed, cohort.is_sum,
+        )  # fmt: skip
 
     def answer(self, entry: SliceState, waiter: Waiter, round_: int, result: Result) -> None:
         """Send a member its part of a result. Raises BadMessage if that was not kept."""
@@ -121,7 +114,7 @@ class ResultSender:
 
     @staticmethod
     def _encoder(entry: SliceState, cohort: Cohort) -> _Encode:
-        where, member, is_sum = entry.in_round(cohort.closed), cohort.member, cohort.is_sum
+        where, member, is_sum = entry.in_round(cohort.finished), cohort.member, cohort.is_sum
         return lambda compression, array: compression.result(where, member, array, is_sum=is_sum)
 
     def _newest(self, entry: SliceState, array: Array) -> tuple[View, ...]:

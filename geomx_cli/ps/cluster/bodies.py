@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from geomx_cli.core.typed import to_type
-from geomx_cli.ps.net.wire import EVERY, BadMessage
+from geomx_cli.ps.net.wire import EVERY, MAX_REPORTED, BadMessage
 
 __all__ = ["Body", "checked_answer", "checked_request"]
 
@@ -179,8 +179,8 @@ class _Datagrams(TypedDict):
     of each channel. received: bytes so far, `at` seconds of the receiver's clock, and the longest datagram.
     """
 
-    sent: NotRequired[list[tuple[_Count, _Count, _Count]]]
-    counters: NotRequired[list[_Count]]
+    sent: NotRequired[Annotated[list[tuple[_Count, _Count, _Count]], msgspec.Meta(max_length=MAX_REPORTED)]]
+    counters: NotRequired[Annotated[list[_Count], msgspec.Meta(max_length=64)]]
     received: NotRequired[_Count]
     at: NotRequired[float]
     longest: NotRequired[_Count]

@@ -54,8 +54,7 @@ class NodeSettings:
     `rendezvous` is what they dial to form it and, for rank 0, what to bind. `peers` are the workers, or parties with
     local servers, that this process dials ("to:RANK") and that dial it ("from:RANK"), () for those of the delivery.
     `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `output_dir` is where a worker or
-    a root saves what is to be kept, "" for nowhere. `clock_ahead`: see JobClock. `host_threads`: threads
-    that compute in all processes of the job on this host, 0 if not known. `options` holds the table of options
+    a root saves what is to be kept, "" for nowhere. `clock_ahead`: see JobClock. `options` holds the table of options
     by name.
     """
 
@@ -75,7 +74,6 @@ class NodeSettings:
     party: str = ""
     party_index: int | None = None
     host: str = ""
-    host_threads: int = 0
     rank: int | None = None
     global_rank: int | None = None
     bind: tuple[str, ...] = ()

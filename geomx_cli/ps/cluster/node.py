@@ -197,10 +197,6 @@ class Node:
         self.loop.close()
         self._report()
 
-    def submit(self, call: Callable[[], None]) -> None:
-        """Have the loop's thread call this soon; its errors make the node fail. Thread-safe."""
-        self.loop.submit(self._failing(call))
-
     def _report(self) -> None:
         counters = self.transport.counters
         refused = {name: count for name, count in counters.items() if " from " not in name}

@@ -27,6 +27,8 @@ UNNUMBERED = ("datagrams", "overlay", "pending", "split", "stuck")
 """What is only said: nobody waits for an answer."""
 MAX_OPEN = 4096
 """Requests of one peer that are worked on, or whose answers it may not have."""
+MAX_KEPT = 64 * 2**20
+"""Bytes of the answers that one peer may not have acknowledged."""
 
 
 class Request:
@@ -65,12 +67,14 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Heard:
-    """One peer's requests, by number: those in progress, and encoded answers. The peer has the answers up to `acked`.
+    """One peer's requests, by number: those in progress, and encoded answers, of `kept` bytes in all. The peer has the
+    answers up to `acked`.
     """
 
     acked: int = 0
     open: set[int] = field(default_factory=set)
     answers: dict[int, bytes] = field(default_factory=dict)
+    kept: int = 0
 
 
 class _AnswerBody(dict[str, Any]):
@@ -150,7 +154,7 @@ class Rpc:
         heard = self._heard.setdefault(link, _Heard())
         heard.acked = max(heard.acked, acked)
         for done in [done for done in heard.answers if done <= acked]:
-            del heard.answers[done]
+            heard.kept -= len(heard.answers.pop(done))
         if number in heard.answers:
             link.control("answer", heard.answers[number], number)
             return None
@@ -159,6 +163,8 @@ class Rpc:
             return None
         if len(heard.open) >= MAX_OPEN:
             raise BadMessage(f"more than {MAX_OPEN} requests at once")
+        if heard.kept > MAX_KEPT:
+            raise BadMessage(f"a request of a peer that does not acknowledge {heard.kept} bytes of answers")
         heard.open.add(number)
         request = Request(link, topic, body, partial(self._reply, link, heard, number))
         try:
@@ -210,9 +216,10 @@ class Rpc:
         answer = encode_body(body)
         if keep:
             heard.answers[number] = answer
+            heard.kept += len(answer)
         # a long-running request holds `acked` back; at most MAX_OPEN run at once, so older answers were received
         if len(heard.answers) > MAX_OPEN:
-            del heard.answers[next(iter(heard.answers))]
+            heard.kept -= len(heard.answers.pop(next(iter(heard.answers))))
         link.control("answer", answer, number)
 
 

@@ -24,7 +24,6 @@ _SIGNATURES = {
     "fp16_encode": ("const float32", float, "uint16"),
     "int8_encode": ("const float32", "float32", "int8"),
     "largest_of_rows": ("const float32", int, int),
-    "one_bit_decode": ("const uint8", "const float32", "float32"),
     "one_bit_means": ("const float32", "const bool_", int, "float32"),
     "q4_decode": ("const uint8", "const float32", "float32"),
     "q4_encode": ("const float32", "float32", "uint8"),
@@ -185,15 +184,6 @@ def one_bit_means(array: "Array", above: "Array", length: int, means: "Array") -
         others = min(max(length - start, 0), LARGE_BLOCK) - count
         means[2 * row] = _F(lows[0] / max(others, 1))
         means[2 * row + 1] = _F(highs[0] / max(count, 1))
-
-
-def one_bit_decode(packed: "Array", means: "Array", out: "Array") -> None:
-    """See _kernels."""
-    for block in range(len(means) // 2):
-        low, high = means[2 * block], means[2 * block + 1]
-        first, last = block * LARGE_BLOCK, min((block + 1) * LARGE_BLOCK, len(out))
-        for place in range(first, last):
-            out[place] = high if packed[place >> 3] & (_BYTE(128) >> _BYTE(place & 7)) else low
 
 
 def reaching(array: "Array", bound: "np.float32") -> "Array":

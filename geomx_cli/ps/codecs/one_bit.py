@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.units import plain_number
 from geomx_cli.ps.aggregation.codec import Codec, with_warmup
 from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._compiled import compiled
@@ -33,7 +34,7 @@ def codec(argument: str) -> "OneBit":
     first, warmup = with_warmup(name, argument)
     try:
         with np.errstate(over="ignore"):  # refused below
-            threshold = np.float32(first or 0)
+            threshold = np.float32(plain_number(first) or 0)
     except ValueError:
         threshold = np.float32(np.nan)
     if not np.isfinite(threshold):
@@ -55,11 +56,11 @@ class OneBit(Codec):
         self._threshold = threshold
         self._warmup = warmup
         self._first = Q4()
-        self._means, self._decode = _kernels.one_bit_means, _kernels.one_bit_decode
+        self._means = _kernels.one_bit_means
 
     def prepare(self) -> None:
         """See Codec."""
-        self._means, self._decode = compiled(_kernels.one_bit_means), compiled(_kernels.one_bit_decode)
+        self._means = compiled(_kernels.one_bit_means)
         if self._warmup:
             self._first.prepare()
 
@@ -96,5 +97,5 @@ class OneBit(Codec):
         if not np.isfinite(means).all():
             raise BadMessage("1bit with a value that is not finite")
         array = np.empty(length, np.float32)
-        self._decode(np.frombuffer(payload, np.uint8, offset=8 * blocks), means, array)
+        _kernels.one_bit_decode(np.frombuffer(payload, np.uint8, offset=8 * blocks), means, array)
         return array

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.units import plain_number
 from geomx_cli.ps.aggregation.codec import Codec, with_warmup
 from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._sparse import SelectingCodec, largest_of_rows
@@ -43,7 +44,7 @@ def codec(argument: str) -> "SparseLoCo":
     """DECAY, above 0, at most 1, and the rounds of warm-up, see with_warmup. Raises InvalidSettings."""
     first, warmup = with_warmup(name, argument)
     try:
-        decay = float(first or 0.95)
+        decay = float(plain_number(first) or 0.95)
     except ValueError:
         decay = math.nan
     if not 0 < decay <= 1:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.units import plain_number
 from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.codecs import bf16, fp16, int8, q4
 from geomx_cli.ps.codecs._sparse import SelectingCodec, decode_indices, encode_indices
@@ -55,7 +56,7 @@ class TopK(SelectingCodec):
         ratio, *words = argument.replace("+", ",").split(",")
         self._what = f"{what}:{argument}" if argument else what
         try:
-            self._ratio = float(ratio)
+            self._ratio = float(plain_number(ratio))
         except ValueError:
             self._ratio = 0.0
         if not 0 < self._ratio <= 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.units import plain_number
 from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -29,7 +30,7 @@ def threshold_of(argument: str, what: str) -> "np.float32":
     """Parse a threshold argument. Raises InvalidSettings."""
     try:
         with np.errstate(over="ignore"):  # refused below
-            threshold = np.float32(argument or 0.5)
+            threshold = np.float32(plain_number(argument) or 0.5)
     except ValueError:
         threshold = np.float32(0)
     if not 0 < threshold < np.inf:

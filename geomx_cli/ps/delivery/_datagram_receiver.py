@@ -24,14 +24,14 @@ __all__ = ["DatagramReceiver"]
 REPORT = 0.05
 """Seconds between reports to those that send."""
 MAX_SENT = 65_536
-"""Reports of one member that may wait for datagrams."""
+"""Reports of one member, and contributions in them, that may wait for datagrams."""
 
 
 @dataclass(slots=True)
 class _Session:
     """The datagrams of one member. received: bytes so far; `reported` of them were. longest: bytes of a datagram since
     then. last: when the last one arrived. newest: the highest counter of each channel. sent: contributions of which all
-    blocks have been sent, and counters of later datagrams, in order.
+    blocks have been sent, and counters of later datagrams, in order. waiting: reports and contributions in it.
     """
 
     link: "Link"
@@ -42,6 +42,7 @@ class _Session:
     last: float = field(default_factory=time.monotonic)
     newest: list[int] = field(default_factory=lambda: [-1] * MAX_CHANNELS)
     sent: deque[tuple[list[int], list[tuple[int, int, int]]]] = field(default_factory=deque)
+    waiting: int = 0
 
 
 class DatagramReceiver:
@@ -76,9 +77,11 @@ class DatagramReceiver:
         """A member has sent all blocks of some contributions. Raises BadMessage."""
         session = next((one for one in self._sessions.values() if one.link is request.link), None)
         counters = request.body.get("counters", [])
-        if session is None or len(counters) != MAX_CHANNELS or len(session.sent) >= MAX_SENT:
+        sent = request.body.get("sent", [])
+        if session is None or len(counters) != MAX_CHANNELS or session.waiting + 1 + len(sent) > MAX_SENT:
             raise BadMessage("a report on datagrams from a process that sends none, or too many")
-        session.sent.append((counters, request.body.get("sent", [])))
+        session.sent.append((counters, sent))
+        session.waiting += 1 + len(sent)
         self._pass(session)
 
     def _read(self) -> None:
@@ -118,6 +121,7 @@ class DatagramReceiver:
             if any(counter and newest < counter for counter, newest in zip(counters, session.newest, strict=True)):
                 return
             session.sent.popleft()
+            session.waiting -= 1 + len(contributions)
             for key, index, round_ in contributions:
                 self._parts.on_passed(session.link, key, index, round_)
 

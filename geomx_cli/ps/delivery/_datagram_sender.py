@@ -17,7 +17,7 @@ from geomx_cli.ps.delivery._splitter import Block
 from geomx_cli.ps.net.addresses import split
 from geomx_cli.ps.net.datagram_keys import OVERHEAD, SALT, Sealer, session_key
 from geomx_cli.ps.net.datagram_sockets import SenderSocket
-from geomx_cli.ps.net.wire import Header
+from geomx_cli.ps.net.wire import MAX_REPORTED, Header
 
 if TYPE_CHECKING:
     from geomx_cli.ps.cluster.bodies import Body
@@ -178,7 +178,7 @@ class DatagramSender:
         self._spent = now
         finished: list[tuple[int, int, int]] = []
         if self._unsent is None or self._retry():
-            while self._budget > 0 and self._queue and self._send_some(finished):
+            while self._budget > 0 and self._queue and len(finished) < MAX_REPORTED and self._send_some(finished):
                 pass
         if finished:
             assert self._sealer is not None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from geomx_cli.ps.aggregation.codec import LARGEST
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.delivery._blocks import dequantise
 from geomx_cli.ps.net.payload import dtype_of
@@ -157,5 +158,7 @@ def _decoded(
     if length != count * size or elements % 2 or len(content) != count * (8 + elements // 2):
         raise BadMessage(f"{len(content)} bytes of {count} quantised blocks of {size} bytes")
     bounds = np.frombuffer(content[: 8 * count], "<f4").reshape(count, 2)
+    if not (np.abs(bounds) < LARGEST).all():  # nor NaN
+        raise BadMessage("quantised blocks with bounds that are not below 2^120")
     codes = np.frombuffer(content[8 * count :], np.uint8).reshape(count, elements // 2)
     return dequantise(bounds, codes).astype(dtype, copy=False).reshape(-1).view(np.uint8)

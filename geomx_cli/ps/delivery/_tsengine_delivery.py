@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from geomx_cli.core import deliveries, plugins
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
@@ -63,7 +64,7 @@ class TsEngine(Direct):
         if upstream is not None and relays:
             draw, greed = random.Random(node.process), node.settings.number("ts_greed")
             self._ways = Ways(upstream, self._neighbours, greed, draw)
-            self._relay = Relay(upstream, self._by.up, self._above, self._ways.lead_here)
+            self._relay = Relay(upstream, self._by.up, self._above, self._ways.lead_here, self._warn)
         if relays or self._level == "inter":
             node.loop.every(TICK, self._tick)
 
@@ -236,6 +237,9 @@ class TsEngine(Direct):
         """The rank of the peer at the other end; None for another process."""
         peers = self.upstream.peers if self.upstream is not None else {}
         return next((rank for rank, peer in peers.items() if peer is link), None)
+
+    def _warn(self, message: str) -> None:
+        self._node.events.write(WarningRaised(message=message))
 
     def _tick(self) -> None:
         self._neighbours.report()

@@ -7,11 +7,12 @@ A relay keeps nothing that is not kept elsewhere: a sender keeps its contributio
 server above if the relay fails. That counts each process once, whichever messages bring its contribution.
 
 Credit is returned on arrival, so windows do not bound what a relay keeps. As at a server, slices and rounds do: of each
-peer, slice and round it keeps one contribution, only of slices to which it has contributed itself, and at most
-MAX_ROUNDS_AHEAD rounds.
+peer, slice and round it keeps one contribution, only of slices to which it has contributed itself and as long as its
+own, and at most MAX_ROUNDS_AHEAD rounds.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Content, sum_payload
+from geomx_cli.ps.net.payload import DTYPES, Content, sum_payload
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header
 
 __all__ = ["MISSES", "Relay", "can_be_relayed"]
@@ -35,8 +36,11 @@ MISSES = 3
 ASK, REPEAT, LONGEST = 0.1, 0.5, 5.0
 """Seconds for which the own contribution waits for others until these are asked, as windows may be full of other
 slices and messages may be lost with a connection; until they are asked again; and at most."""
+MAX_BROKEN = 4
+"""Such waits in vain for one peer, after which no contribution waits for it."""
 
 Up = Callable[[int, Header, memoryview | None, OnResult], None]
+_MARGIN = 4096  # bytes; encoded, a short slice may be longer
 _Where = tuple[int, int]
 _Same = tuple[object, ...]
 
@@ -75,19 +79,24 @@ class _Group:
 class Relay:
     """Adds contributions to this process's, or passes them on alone. up: sends the own one alone to the server of this
     rank. above: of a header, the rank of the server that it is for. relays: whether the peer of this rank still sends
-    through this process, as far as its reports tell. Used by the loop's thread only.
+    through this process, as far as its reports tell. warn: receives warnings for the user. Used by the loop's thread
+    only.
     """
 
     def __init__(
-        self, upstream: UpstreamClient, up: Up, above: Callable[[Header], int], relays: Callable[[int], bool]
-    ) -> None:
+        self, upstream: UpstreamClient, up: Up, above: Callable[[Header], int], relays: Callable[[int], bool],
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._upstream = upstream
         self._up = up
         self._above = above
         self._relays = relays
+        self._warn = warn
         self._groups: dict[tuple[int, int, int], _Group] = {}
         self._waiting: dict[_Where, list[int]] = {}  # the rounds of own contributions that wait, ascending
         self._last: dict[_Where, int] = {}  # the last round that this process has sent
+        self._shapes: dict[_Where, _Same] = {}  # of the own contributions
+        self._broken: Counter[int] = Counter()  # waits in vain, by the peer's rank
         # peers whose next contribution should come here, and how many in a row have not
         self._expected: dict[_Where, dict[int, int]] = {}
         self._merged: dict[int, tuple[_Own, list[_Client]]] = {}  # by the number of the request
@@ -102,6 +111,7 @@ class Relay:
     def take_own(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
         """Send this process's contribution together with those that are expected. Rounds of a slice go in order."""
         where = (header.key, header.slice, header.round)
+        self._shapes[where[:2]] = _shape(header)
         self._waiting.setdefault(where[:2], []).append(header.round)
         group = self._groups.setdefault(where, _Group())
         group.own, group.since = _Own(header, payload, on_result), time.monotonic()
@@ -112,6 +122,7 @@ class Relay:
         """This process's contribution goes alone, or through a peer: what waits for it has to go alone too, and earlier
         ones go first.
         """
+        self._shapes[header.key, header.slice] = _shape(header)
         for round_ in list(self._waiting.get((header.key, header.slice), ())):
             self._release((header.key, header.slice, round_))
         self._last[header.key, header.slice] = header.round
@@ -126,6 +137,10 @@ class Relay:
             raise BadMessage(f"a contribution of {ranks} for server {server} from the peer of rank {rank}")
         if not 0 <= header.acked < header.round <= header.acked + MAX_ROUNDS_AHEAD + 1:
             raise BadMessage(f"round {header.round} of a peer that has {header.acked} results")
+        longest = _MARGIN + 2 * header.length * DTYPES[header.dtype].itemsize
+        own_shape = self._shapes.get((header.key, header.slice), _shape(header))  # without one it is not kept
+        if _shape(header) != own_shape or len(payload or b"") > longest:
+            raise BadMessage(f"a contribution to slice {header.slice} of key {header.key} unlike this process's own")
         if header.asynchronous:
             self._pass_on(link, rank, header, payload)
             return
@@ -137,11 +152,12 @@ class Relay:
             return
         if header.form != Form.FULL:
             raise BadMessage(f"a contribution of form {header.form.name} for a sum")
+        if not 0 < last < header.round <= last + MAX_ROUNDS_AHEAD:
+            link.consumed(len(payload))
+            self._refuse([_Client(link, header, None)])
+            return
         client = _Client(link, header, received(header, payload))
         link.consumed(len(payload))  # it waits for the own one, so it must not hold up others
-        if not 0 < last < header.round <= last + MAX_ROUNDS_AHEAD:
-            self._refuse([client])
-            return
         self.expect(rank, [where[:2]])
         self._groups.setdefault(where, _Group()).clients[rank] = client
         self._check(where)
@@ -149,7 +165,7 @@ class Relay:
     def expect(self, rank: int, where: Iterable[_Where]) -> None:
         """This peer sends these slices through here from the next round on."""
         for key, index in where:
-            if len(self._expected) < MAX_GROUPS:
+            if len(self._expected) < MAX_GROUPS and self._broken[rank] < MAX_BROKEN:
                 self._expected.setdefault((key, index), {})[rank] = 0
 
     def skip(self, rank: int, where: Iterable[tuple[int, int, int]]) -> None:
@@ -228,9 +244,18 @@ class Relay:
             return
         for rank in missing:
             del expected[rank]
+            if rank in coming:
+                self._note_broken(rank)
         self._release(where)
         if self._waiting[key, index]:
             self._check((key, index, self._waiting[key, index][0]))
+
+    def _note_broken(self, rank: int) -> None:
+        self._broken[rank] += 1
+        if self._broken[rank] == MAX_BROKEN:
+            name = self._upstream.peers[rank].name
+            what = f"{name} has announced contributions {MAX_BROKEN} times that did not come within {LONGEST:g} s"
+            self._warn(f"{what}; nothing waits for those of it any more")
 
     def _release(self, where: tuple[int, int, int]) -> None:
         """Send the own contribution with those that have come."""
@@ -288,6 +313,11 @@ def _same(header: Header) -> _Same:
         header.root, header.server, header.offset, header.length, header.dtype, header.row, header.size, header.shard,
         header.reply, header.codec, header.contributors[0] // CENTRAL,
     )  # fmt: skip
+
+
+def _shape(header: Header) -> _Same:
+    """What contributions of all processes to a slice have in common."""
+    return header.offset, header.length, header.dtype, header.row, header.size, header.shard
 
 
 def _nothing() -> None:

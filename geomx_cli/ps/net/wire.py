@@ -56,6 +56,10 @@ ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2, "uint8": 1}
 
 EVERY = -1
 """`shard` of a key to which all workers contribute."""
+MAX_WEIGHT, MAX_WORKER_WEIGHT = 2.0**80, 2.0**53
+"""Of a contribution, and of one to a local server, so that a party's sum stays below the first."""
+MAX_REPORTED = 4096
+"""Contributions in one report on datagrams."""
 MAX_ROUNDS_AHEAD = 64
 """Rounds of one key that a worker may have begun beyond the last one whose result it has."""
 
@@ -217,8 +221,8 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
     if header.dtype >= len(DTYPE_NAMES):
         raise BadMessage(f"unknown dtype {header.dtype}")
     _check_rows(header)
-    if not 0 <= header.weight < math.inf:
-        raise BadMessage(f"weight {header.weight}")
+    if not 0 <= header.weight <= MAX_WEIGHT:
+        raise BadMessage(f"weight {header.weight:g}, of at most {MAX_WEIGHT:g}")
     if not all(map(math.isfinite, header.hyper.values())):
         raise BadMessage(f"hyper-parameters that are not finite: {header.hyper}")
     return header

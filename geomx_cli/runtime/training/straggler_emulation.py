@@ -4,6 +4,7 @@ import time
 from collections import deque
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.units import plain_number
 
 __all__ = ["StragglerEmulation", "factor_of", "factors"]
 
@@ -17,9 +18,12 @@ def factors(text: str) -> list[tuple[str, float]]:
     """
     found = []
     for part in filter(None, text.split(",")):
-        who, _, number = part.rpartition("=")
+        who, named, number = part.rpartition("=")
+        if named and not who.strip():
+            hint = "write a worker or party, or the number alone"
+            raise InvalidSettings(f"--slowdown {text}: there is nobody before the =", hint)
         try:
-            factor = float(number)
+            factor = float(plain_number(number.strip()))
         except ValueError:
             factor = 0.0
         if not 1 <= factor <= 10_000:
