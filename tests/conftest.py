@@ -20,6 +20,7 @@ from sshd import Person, Sshd
 
 from geomx_cli.core import plugins
 from geomx_cli.plan import ports
+from geomx_cli.ps.aggregation.codec import parse_codec
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # keep the tests' jobs apart from the user's
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
@@ -56,6 +57,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("processes")]
         sys.addaudithook(_refuse_processes)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have numba compile all kernels, which it keeps. Otherwise many processes of the first tests do so at the same
+    time, and seem stuck to each other.
+    """
+    is_controller = not hasattr(session.config, "workerinput")
+    if is_controller and not session.config.getoption("--no-processes") and importlib.util.find_spec("numba"):
+        for spec in ("fp16", "bf16", "int8", "q4", "1bit", "sparseloco"):
+            if (codec := parse_codec(spec)) is not None:
+                codec.prepare()
 
 
 def pytest_sessionfinish() -> None:

@@ -143,8 +143,8 @@ def of_other_deliveries(ctx: click.Context, values: Mapping[str, Value]) -> Iter
         chooses = str(getattr(delivery, "chosen_by", "delivery"))
         for option in delivery.options if name not in present else ():
             if option.name != chooses and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
-                value = name if chooses == "delivery" else "..."
-                yield f"{option.flag} has no effect without --{chooses} {value}"
+                chosen = f"--delivery {name}" if chooses == "delivery" else f"--{chooses}"
+                yield f"{option.flag} has no effect without {chosen}"
 
 
 def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:

@@ -26,7 +26,7 @@ from geomx_cli.ps.control_client import ControlClient
 from geomx_cli.ps.declared_tensor import DeclaredTensor
 from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_HYPER, Kind, Reply
+from geomx_cli.ps.net.wire import MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
 from geomx_cli.ps.operation import Operation
 from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.ps.worker import Worker
@@ -157,8 +157,9 @@ class Client:
 
     def _check_contribution(self, weight: float, hyper: Mapping[str, float]) -> None:
         """Raise InvalidSettings for such a contribution, or for any of this worker's."""
-        if not 0 < weight < math.inf:
-            raise InvalidSettings(f"a contribution of weight {weight}", "give a finite number above 0")
+        if not 0 < weight <= MAX_WORKER_WEIGHT:
+            hint = f"give a number above 0, at most {MAX_WORKER_WEIGHT:g}"
+            raise InvalidSettings(f"a contribution of weight {weight}", hint)
         if len(hyper) > MAX_HYPER or not all(map(math.isfinite, hyper.values())):
             hint = f"give at most {MAX_HYPER} finite numbers"
             raise InvalidSettings(f"a contribution with hyper-parameters {dict(hyper)}", hint)

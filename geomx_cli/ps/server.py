@@ -207,7 +207,8 @@ class Server:
         elif missing is not None and missing[2]:
             yield PendingWait(f"contributed to round {missing[0]}", missing[1], missing[2])
         # Who waits in a round cannot reach a barrier, and the round has stragglers of its own.
-        held = {rank for _, _, round_ in self._table.open_rounds() for rank in round_.waiters}
+        rounds = (round_ for _, _, round_ in self._table.open_rounds())
+        held = {rank for round_ in rounds for waiter in round_.waiting() for rank in waiter.ranks}
         for began, ranks in self._control.at_barriers():
             if late := ranks - held:
                 yield PendingWait("reached a barrier", began, late)

@@ -262,10 +262,10 @@ def test_a_mistyped_variable_is_told() -> None:
         (["--compress", "sparseloco", "--algo", "hfa"], ""),
         (["--algo", "diloco", "--weight", "samples", "--k2=4"], "--k2 is for --algo hfa, and this job runs diloco"),
         (["--algo", "async", "--max-staleness", "3"], ""),
-        (["--dgt-k", "0.3"], "--dgt-k has no effect without --dgt ..."),
+        (["--dgt-k", "0.3"], "--dgt-k has no effect without --dgt"),
         (["--dgt-k", "0.3", "--dgt", "2"], ""),
         (["--dgt-k", "0.3", "--dgt", "2", "--tsengine", "inter"], ""),
-        (["--ts-greed", "0.3", "--dgt", "2"], "--ts-greed has no effect without --tsengine ..."),
+        (["--ts-greed", "0.3", "--dgt", "2"], "--ts-greed has no effect without --tsengine"),
         (["--epochs=9", "--lr=1", "--", "python3", str(STAND_IN)],
          "--epochs, --lr: these are for the bundled training; a script knows them only if it asks kv.option"),
         (["--k1", "40", "--algo", "hfa", "--", "python3", str(STAND_IN), "--k1"], ""),
@@ -298,6 +298,24 @@ def test_a_module_that_is_not_there_is_refused_before_anything_starts(
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(f"error: {option.replace('=', ' ')}: {said}") and f"\n  {hint}" in done.stderr
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize("json_wanted", [False, True])
+def test_a_bug_is_told_as_such(
+    json_wanted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find(_: str) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr("geomx_cli.jobs.store.registry.find", find)
+    assert cli.main(["fetch", "x", *["--json"] * json_wanted]) == 1
+    told = capsys.readouterr()
+    assert "RuntimeError: out of order" in told.err and "error: this is a bug in geomx" in told.err
+    if json_wanted:
+        error = json.loads(told.out)["error"]
+        assert error["exit_code"] == 1 and error["message"] == "this is a bug in geomx, not in your settings"
+    else:
+        assert not told.out
 
 
 def test_modules_are_looked_for_where_processes_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ EXAMPLES = (
     Option("depth", "int", 3, "GEOMX_TEST_DEPTH", "How deep.", "training", minimum=1, maximum=9),
     Option("rate", "float", 0.5, "GEOMX_TEST_RATE", "How fast.", "training"),
     Option("wait", "duration", 2.0, "GEOMX_TEST_WAIT", "How long.", "transport", maximum=100),
+    Option("age", "duration", 0.0, "GEOMX_TEST_AGE", "How old.", "transport"),
     Option("room", "size", 4096, "GEOMX_TEST_ROOM", "How much.", "transport"),
     Option("shape", "wan", "", "GEOMX_TEST_SHAPE", "What link.", "transport"),
     Option("kind", "text", "a", "GEOMX_TEST_KIND", "Which.", "cluster", choices=("a", "b")),
@@ -82,7 +83,7 @@ def test_a_default_is_allowed_and_survives_its_text(option: Option) -> None:
     assert decode(option, option.default_text) == option.default, "as the help shows it"
 
 
-@given(st.floats(0, 1e300), st.sampled_from(["rate", "wait", "room", "depth"]))
+@given(st.floats(0, 1e300), st.sampled_from(["rate", "wait", "age", "room", "depth"]))
 def test_every_value_survives_its_text(number: float, name: str) -> None:
     """As processes get it in their environment."""
     option = BY_NAME[name]

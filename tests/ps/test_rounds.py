@@ -240,8 +240,11 @@ def test_who_waits_in_a_round_is_not_blamed_for_a_barrier() -> None:
 def test_a_workers_weight_is_bounded_so_that_a_partys_is_too() -> None:
     tree = Tree([2], lambda _, __: FsaServer())
     tree.init(np.zeros(8, np.float32))
-    with pytest.raises(BadMessage, match=r"weight 1.2e\+18, of a worker at most"):
-        tree.push((0, 0), 1, np.ones(8, np.float32), weight=1.2e18)
+    with pytest.raises(BadMessage, match=r"weight 2.6\d*e\+154, of a worker at most"):
+        tree.push((0, 0), 1, np.ones(8, np.float32), weight=2.0**513)
+    tree.push((0, 0), 1, np.ones(8, np.float32), weight=2.0**480)  # as in an election
+    tree.push((0, 1), 1, np.ones(8, np.float32), weight=1.0)
+    assert tree.last((0, 0)).tobytes() == np.full(8, 2, np.float32).tobytes()
     header = Header(kind=Kind.EXCHANGE, weight=1e300)
     with pytest.raises(BadMessage, match=r"weight 1e\+300, of at most"):
         decode_header(encode_header(header), header.job)

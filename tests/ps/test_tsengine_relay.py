@@ -4,7 +4,7 @@ import pytest
 from bench import RecordingTransport
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.delivery._tsengine_relay import LONGEST, MAX_BROKEN, Relay
+from geomx_cli.ps.delivery._tsengine_relay import FORGOTTEN, LONGEST, MAX_VAIN, Relay
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind
 
@@ -81,8 +81,11 @@ def test_contributions_that_are_longer_than_the_own_one_are_refused(alone: bool)
         header.length, header.size, header.asynchronous = length, size, alone
         with pytest.raises(BadMessage, match="unlike this process's own"):
             fixture.relay.take(fixture.peer, 1, header, memoryview(bytes(4 * length)))
-    with pytest.raises(BadMessage):
-        fixture.relay.take(fixture.peer, 1, _contribution(1, 3, 2), memoryview(bytes(64 * LENGTH)))
+    header = _contribution(1, 3, 2)
+    header.asynchronous, header.form = alone, Form.ENCODED if alone else Form.FULL
+    with pytest.raises(BadMessage, match="unlike this process's own"):
+        fixture.relay.take(fixture.peer, 1, header, memoryview(bytes(64 * LENGTH)))
+    assert fixture.refused == 3, "the peer sends them another way"
     assert not fixture.relay._groups and fixture.upstream.waiting == 1
 
 
@@ -98,9 +101,25 @@ def test_after_some_announcements_that_are_not_kept_nothing_waits_for_a_peer(mon
         now += LONGEST + 1
         fixture.relay.check()
         assert own.request, "it was sent"
-    assert waited == [True] * MAX_BROKEN + [False] * (8 - MAX_BROKEN)
+    assert waited == [True] * MAX_VAIN + [False] * (8 - MAX_VAIN)
     (warning,) = fixture.warnings
-    assert warning.startswith("peer 1 has announced contributions 4 times that did not come within 5 s")
+    assert warning.startswith("in 4 rounds contributions that peer 1 had announced did not come within 5 s")
+
+
+def test_a_peer_that_is_late_now_and_then_or_with_many_slices_at_once_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fixture, now = Fixture(), 1000.0
+    monkeypatch.setattr("geomx_cli.ps.delivery._tsengine_relay.time.monotonic", lambda: now)
+    for round_ in range(1, 200, FORGOTTEN + 1):
+        for key in range(8):
+            fixture.relay.expect(1, [(key, 0)])
+            own = _contribution(0, key, round_)
+            fixture.relay.take_own(own, PAYLOAD, lambda _, __: None)
+            assert not own.request, "it waits"
+        now += LONGEST + 1
+        fixture.relay.check()
+    assert not fixture.warnings
 
 
 def test_a_place_is_free_again_when_the_result_has_come() -> None:

@@ -89,6 +89,8 @@ def _lossy(counted: Mapping[str, int]) -> str:
     if not total:
         return ""
     lost = f"{missing / total:.2%} missing when summed, {late / total:.2%} late"
+    if withdrawn := counted.get("withdrawn", 0):
+        lost += f", {withdrawn / total:.2%} sent with the next round"
     return f"{format_bytes(received)} of blocks received, {lost}"
 
 

@@ -28,7 +28,7 @@ UNNUMBERED = ("datagrams", "overlay", "pending", "split", "stuck")
 MAX_OPEN = 4096
 """Requests of one peer that are worked on, or whose answers it may not have."""
 MAX_KEPT = 64 * 2**20
-"""Bytes of the answers that one peer may not have acknowledged."""
+"""Bytes of answers that one peer may leave unacknowledged before its requests are refused."""
 
 
 class Request:

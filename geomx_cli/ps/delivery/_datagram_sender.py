@@ -124,9 +124,9 @@ class DatagramSender:
         self._node.telemetry.datagrams["withdrawn"] += sum(len(block.data) for block in left)
         return left
 
-    def keep(self, key: int, index: int) -> None:
-        """The contribution is sent whole too: its blocks cannot be withdrawn. The server takes them only if it has
-        already summed the contribution without them.
+    def forbid_withdrawal(self, key: int, index: int) -> None:
+        """The contribution is sent whole too. Its blocks still go, and the server drops them unless it has already
+        summed the contribution without them.
         """
         self._by_slice.pop((key, index), None)
 

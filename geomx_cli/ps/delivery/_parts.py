@@ -158,7 +158,8 @@ def _decoded(
     if length != count * size or elements % 2 or len(content) != count * (8 + elements // 2):
         raise BadMessage(f"{len(content)} bytes of {count} quantised blocks of {size} bytes")
     bounds = np.frombuffer(content[: 8 * count], "<f4").reshape(count, 2)
-    if not (np.abs(bounds) < LARGEST).all():  # nor NaN
-        raise BadMessage("quantised blocks with bounds that are not below 2^120")
+    most = min(LARGEST, float(np.finfo(dtype).max))  # type: ignore[arg-type]
+    if not (np.abs(bounds) <= most).all():  # nor NaN
+        raise BadMessage("quantised blocks with bounds that are no numbers of their elements")
     codes = np.frombuffer(content[8 * count :], np.uint8).reshape(count, elements // 2)
     return dequantise(bounds, codes).astype(dtype, copy=False).reshape(-1).view(np.uint8)

@@ -12,7 +12,6 @@ own, and at most MAX_ROUNDS_AHEAD rounds.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -24,8 +23,8 @@ from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import DTYPES, Content, sum_payload
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header
+from geomx_cli.ps.net.payload import Content, sum_payload
+from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, ROW_NUMBER_SIZE, BadMessage, Form, Header
 
 __all__ = ["MISSES", "Relay", "can_be_relayed"]
 
@@ -36,11 +35,12 @@ MISSES = 3
 ASK, REPEAT, LONGEST = 0.1, 0.5, 5.0
 """Seconds for which the own contribution waits for others until these are asked, as windows may be full of other
 slices and messages may be lost with a connection; until they are asked again; and at most."""
-MAX_BROKEN = 4
-"""Such waits in vain for one peer, after which no contribution waits for it."""
+MAX_VAIN, FORGOTTEN = 4, 20
+"""Rounds of waits in vain for one peer, after which nothing waits for it; and rounds without, which make up for all."""
 
 Up = Callable[[int, Header, memoryview | None, OnResult], None]
-_MARGIN = 4096  # bytes; encoded, a short slice may be longer
+_MARGIN, LARGEST_ELEMENT = 4096, 8
+"""Bytes; what is encoded may be longer than its elements."""
 _Where = tuple[int, int]
 _Same = tuple[object, ...]
 
@@ -85,7 +85,7 @@ class Relay:
 
     def __init__(
         self, upstream: UpstreamClient, up: Up, above: Callable[[Header], int], relays: Callable[[int], bool],
-        warn: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._upstream = upstream
         self._up = up
@@ -96,7 +96,7 @@ class Relay:
         self._waiting: dict[_Where, list[int]] = {}  # the rounds of own contributions that wait, ascending
         self._last: dict[_Where, int] = {}  # the last round that this process has sent
         self._shapes: dict[_Where, _Same] = {}  # of the own contributions
-        self._broken: Counter[int] = Counter()  # waits in vain, by the peer's rank
+        self._vain: dict[int, tuple[int, int]] = {}  # by the peer's rank: rounds of waits in vain, and the last one
         # peers whose next contribution should come here, and how many in a row have not
         self._expected: dict[_Where, dict[int, int]] = {}
         self._merged: dict[int, tuple[_Own, list[_Client]]] = {}  # by the number of the request
@@ -137,9 +137,10 @@ class Relay:
             raise BadMessage(f"a contribution of {ranks} for server {server} from the peer of rank {rank}")
         if not 0 <= header.acked < header.round <= header.acked + MAX_ROUNDS_AHEAD + 1:
             raise BadMessage(f"round {header.round} of a peer that has {header.acked} results")
-        longest = _MARGIN + 2 * header.length * DTYPES[header.dtype].itemsize
+        longest = _MARGIN + header.length * (LARGEST_ELEMENT + ROW_NUMBER_SIZE)
         own_shape = self._shapes.get((header.key, header.slice), _shape(header))  # without one it is not kept
         if _shape(header) != own_shape or len(payload or b"") > longest:
+            self._refuse([_Client(link, header, None)])
             raise BadMessage(f"a contribution to slice {header.slice} of key {header.key} unlike this process's own")
         if header.asynchronous:
             self._pass_on(link, rank, header, payload)
@@ -165,7 +166,7 @@ class Relay:
     def expect(self, rank: int, where: Iterable[_Where]) -> None:
         """This peer sends these slices through here from the next round on."""
         for key, index in where:
-            if len(self._expected) < MAX_GROUPS and self._broken[rank] < MAX_BROKEN:
+            if len(self._expected) < MAX_GROUPS and self._vain.get(rank, (0, 0))[0] < MAX_VAIN:
                 self._expected.setdefault((key, index), {})[rank] = 0
 
     def skip(self, rank: int, where: Iterable[tuple[int, int, int]]) -> None:
@@ -245,17 +246,20 @@ class Relay:
         for rank in missing:
             del expected[rank]
             if rank in coming:
-                self._note_broken(rank)
+                self._note_vain(rank, round_)
         self._release(where)
         if self._waiting[key, index]:
             self._check((key, index, self._waiting[key, index][0]))
 
-    def _note_broken(self, rank: int) -> None:
-        self._broken[rank] += 1
-        if self._broken[rank] == MAX_BROKEN:
-            name = self._upstream.peers[rank].name
-            what = f"{name} has announced contributions {MAX_BROKEN} times that did not come within {LONGEST:g} s"
-            self._warn(f"{what}; nothing waits for those of it any more")
+    def _note_vain(self, rank: int, round_: int) -> None:
+        count, last = self._vain.get(rank, (0, 0))
+        if round_ <= last:
+            return
+        count = 1 if round_ > last + FORGOTTEN else count + 1
+        self._vain[rank] = count, round_
+        if count == MAX_VAIN:
+            what = f"in {MAX_VAIN} rounds contributions that {self._upstream.peers[rank].name} had announced"
+            self._warn(f"{what} did not come within {LONGEST:g} s; nothing waits for it any more")
 
     def _release(self, where: tuple[int, int, int]) -> None:
         """Send the own contribution with those that have come."""

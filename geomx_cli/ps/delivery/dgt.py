@@ -7,6 +7,7 @@ are delivered directly, so of a sparse codec's tensors only the small ones are d
 """
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.options import Option
@@ -171,12 +172,10 @@ class DgtServer(Direct):
             else:
                 link.send(part_header(header, BEHIND), memoryview(parts.others))
 
-        def on_repeat() -> None:
-            if sender is not None:
-                sender.keep(header.key, header.slice)
-
         if parts.important and (sender is None or sender.ready):
-            self.upstream.send(link, header, parts.whole, on_result, transmit, on_repeat=on_repeat)
+            # No later round of the slice is under way: a local server sends one when it has the result of that before.
+            forbid = None if sender is None else partial(sender.forbid_withdrawal, header.key, header.slice)
+            self.upstream.send(link, header, parts.whole, on_result, transmit, on_repeat=forbid)
         else:
             self.upstream.send(link, header, parts.whole, on_result)
 

@@ -6,6 +6,7 @@ never import.
 """
 
 import math
+import sys
 import zlib
 from enum import IntEnum
 from typing import Annotated, Any
@@ -56,8 +57,10 @@ ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2, "uint8": 1}
 
 EVERY = -1
 """`shard` of a key to which all workers contribute."""
-MAX_WEIGHT, MAX_WORKER_WEIGHT = 2.0**80, 2.0**53
-"""Of a contribution, and of one to a local server, so that a party's sum stays below the first."""
+MAX_WEIGHT, MAX_WORKER_WEIGHT = 2.0**600, 2.0**512
+"""Of a contribution, and of one to a local server, so that a party's sum stays below the first, and that of all parties
+finite. Elections (runtime/training/stop_vote.py) have weights of up to 2^480.
+"""
 MAX_REPORTED = 4096
 """Contributions in one report on datagrams."""
 MAX_ROUNDS_AHEAD = 64
@@ -221,8 +224,9 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
     if header.dtype >= len(DTYPE_NAMES):
         raise BadMessage(f"unknown dtype {header.dtype}")
     _check_rows(header)
-    if not 0 <= header.weight <= MAX_WEIGHT:
-        raise BadMessage(f"weight {header.weight:g}, of at most {MAX_WEIGHT:g}")
+    most = MAX_WEIGHT if header.kind in (Kind.EXCHANGE, Kind.PART) else sys.float_info.max
+    if not 0 <= header.weight <= most:
+        raise BadMessage(f"weight {header.weight:g}, of at most {most:g}")
     if not all(map(math.isfinite, header.hyper.values())):
         raise BadMessage(f"hyper-parameters that are not finite: {header.hyper}")
     return header

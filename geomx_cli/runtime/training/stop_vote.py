@@ -18,7 +18,8 @@ STOP = "geomx.stop"
 """Name of the key for the vote: one float32, initially 0."""
 ELECTION = "geomx.elect"
 """Name of the key for `elect`: one float32, initially 0. Not that of the vote, whose rounds are the training's."""
-_DIGITS = 256
+_DIGITS, _BITS = 16, 32
+"""Of a number in an election: values of a digit, and binary places of a weight for the workers that have the same."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,17 @@ def elect(client: "Client", key: str, candidate: int | None, count: int) -> int:
     """Return the highest of the workers' candidates, each below `count`; blocks. All workers call it, between rounds,
     and at least one has a candidate. Raises the client's error after the job has failed.
 
-    The weight of a round is the sum of 4^digit, from which the highest digit is read; it fits a float.
+    The weight of a round is the sum of 2^(32 digit), from which the highest digit is read.
     """
     found, unit, value = 0, 1, np.zeros(1, np.float32)
     while unit * _DIGITS < count:
         unit *= _DIGITS
     while True:
         stands = candidate is not None and candidate // (unit * _DIGITS) * unit * _DIGITS == found
-        weight = 4.0 ** (candidate // unit % _DIGITS) if stands and candidate is not None else 0.0
+        weight = 2.0 ** (_BITS * (candidate // unit % _DIGITS)) if stands and candidate is not None else 0.0
         exchange = client.exchange(key, np.zeros(1, np.float32) if weight else None, value, weight=weight or 1.0)
         exchange.done.result()
-        found += int(math.log2(exchange.weight) // 2) * unit
+        found += int(math.log2(exchange.weight) // _BITS) * unit
         if unit == 1:
             return found
         unit //= _DIGITS
