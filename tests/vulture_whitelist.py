@@ -75,6 +75,7 @@ collect_ignore
 pytest_addoption
 pytest_collection_modifyitems
 pytest_sessionfinish
+pytest_sessionstart
 pytestmark
 at_once
 
