@@ -206,10 +206,11 @@ class Server:
             yield PendingWait("set an optimizer, pulled or left", missing[1], who, "and the first round waits for that")
         elif missing is not None and missing[2]:
             yield PendingWait(f"contributed to round {missing[0]}", missing[1], missing[2])
+        barriers = list(self._control.at_barriers())
         # Who waits in a round cannot reach a barrier, and the round has stragglers of its own.
-        rounds = (round_ for _, _, round_ in self._table.open_rounds())
+        rounds = (round_ for _, _, round_ in self._table.open_rounds()) if barriers else ()
         held = {rank for round_ in rounds for waiter in round_.waiting() for rank in waiter.ranks}
-        for began, ranks in self._control.at_barriers():
+        for began, ranks in barriers:
             if late := ranks - held:
                 yield PendingWait("reached a barrier", began, late)
 

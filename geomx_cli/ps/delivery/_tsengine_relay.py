@@ -39,7 +39,7 @@ MAX_VAIN, FORGOTTEN = 4, 20
 """Rounds of waits in vain for one peer, after which nothing waits for it; and rounds without, which make up for all."""
 
 Up = Callable[[int, Header, memoryview | None, OnResult], None]
-_MARGIN, LARGEST_ELEMENT = 4096, 8
+_MARGIN, _LARGEST_ELEMENT = 4096, 8
 """Bytes; what is encoded may be longer than its elements."""
 _Where = tuple[int, int]
 _Same = tuple[object, ...]
@@ -137,9 +137,10 @@ class Relay:
             raise BadMessage(f"a contribution of {ranks} for server {server} from the peer of rank {rank}")
         if not 0 <= header.acked < header.round <= header.acked + MAX_ROUNDS_AHEAD + 1:
             raise BadMessage(f"round {header.round} of a peer that has {header.acked} results")
-        longest = _MARGIN + header.length * (LARGEST_ELEMENT + ROW_NUMBER_SIZE)
-        own_shape = self._shapes.get((header.key, header.slice), _shape(header))  # without one it is not kept
-        if _shape(header) != own_shape or len(payload or b"") > longest:
+        longest = _MARGIN + header.length * (_LARGEST_ELEMENT + ROW_NUMBER_SIZE)
+        shape = _shape(header)
+        own_shape = self._shapes.get((header.key, header.slice), shape)  # without one it is not kept
+        if shape != own_shape or len(payload or b"") > longest:
             self._refuse([_Client(link, header, None)])
             raise BadMessage(f"a contribution to slice {header.slice} of key {header.key} unlike this process's own")
         if header.asynchronous:
