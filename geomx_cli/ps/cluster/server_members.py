@@ -131,7 +131,8 @@ class ServerMembers:
         One has finished when it has set an optimizer, pulled, or left. No round closes before: the others may be
         faster, and a first round without the optimizer would replace the weights with sums of gradients.
         """
-        return [rank for rank in self._links if not self.trains(rank) and rank not in self._settled | self._left]
+        done = self._settled | self._left
+        return [rank for rank in self._links if rank not in done and not self.trains(rank)]
 
     def required_contributors(self) -> list[int] | None:
         """All ranks that owe contributions; None while no round may close: members are missing, or one is setting up.

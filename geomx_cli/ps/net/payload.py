@@ -24,8 +24,10 @@ _WIDE = {np.dtype("float16"): np.dtype("float32")}
 
 def cast(array: Array, dtype: int) -> Array:
     """`array` in the slice's dtype. Values too large for fp16 become infinite; the training code has to handle that."""
+    if array.dtype == DTYPES[dtype]:
+        return array
     with np.errstate(over="ignore"):
-        return array.astype(DTYPES[dtype], copy=False)
+        return array.astype(DTYPES[dtype])
 
 
 def digest(payload: memoryview, dtype: int) -> bytes:

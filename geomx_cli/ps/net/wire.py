@@ -232,6 +232,8 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
     return header
 
 
+_KINDS = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,), Form.SAME: (Kind.RESULT,)}
+"""The kinds of messages of these forms; those of other forms may be of any kind."""
 _NO_ROWS = (Kind.PUSH, Kind.OFFER, Kind.CONTROL, Kind.PART)
 
 
@@ -241,8 +243,7 @@ def _check_rows(header: Header) -> None:
     of_rows = header.form == Form.ROWS
     if (header.rows and not of_rows) or (of_rows and header.kind in _NO_ROWS):
         raise BadMessage(f"{header.rows} rows in a {header.kind.name} of form {header.form.name}")
-    kinds = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,), Form.SAME: (Kind.RESULT,)}
-    if header.kind not in kinds.get(header.form, (header.kind,)):
+    if header.kind not in _KINDS.get(header.form, (header.kind,)):
         raise BadMessage(f"a {header.kind.name} of form {header.form.name}")
 
 
