@@ -11,20 +11,22 @@ from geomx_cli.core.errors import UsageError
 __all__ = ["init"]
 
 
-class _Template(click.Option):
+class _Init(click.Command):
     """Its help lists the templates."""
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """See click.Parameter."""
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click.Command."""
         from geomx_cli.core import starter
 
-        self.help = f"Write one of these scripts instead: {', '.join(starter.templates())}."
-        return super().get_help_record(ctx)
+        with formatter.section("Templates"):
+            formatter.write_dl(list(starter.summaries().items()))
 
 
-@click.command()
+@click.command(cls=_Init)
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=Path())
-@click.option("--template", cls=_Template, metavar="NAME", shell_complete=template_names)
+@click.option(
+    "--template", metavar="NAME", shell_complete=template_names, help="Write one of the scripts below instead."
+)
 @click.option("--force", is_flag=True, help="Overwrite an existing script.")
 def init(directory: Path, template: str | None, force: bool) -> None:
     """Write a starter inventory and training script.

@@ -6,7 +6,7 @@ from pathlib import Path
 from geomx_cli.core.errors import CheckFailed, UsageError
 from geomx_cli.core.nearest import nearest
 
-__all__ = ["FILES", "FOLDER", "templates", "write", "write_template"]
+__all__ = ["FILES", "FOLDER", "summaries", "templates", "write", "write_template"]
 
 FILES = ("hosts.toml", "train.py")
 _PACKAGE = Path(__file__).parents[1]
@@ -31,6 +31,11 @@ def templates() -> Mapping[str, str]:
     return {name.removesuffix(".py").removesuffix("_script").replace("_", "-"): name for name in scripts}
 
 
+def summaries() -> Mapping[str, str]:
+    """Return a line about each of `templates`."""
+    return {name: _first_line(FOLDER / file)[0] for name, file in templates().items()}
+
+
 def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, str]:
     """Copy one of `templates` to `directory`, creating it if necessary; return its path and the command that runs it.
 
@@ -43,8 +48,13 @@ def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, st
     path = directory / known[name]
     if not _copy(directory, known[name], force=force):
         raise CheckFailed(f"{path} is there already", "--force writes over it")
-    # The first line of each template has the form "summary: command".
-    return path, path.read_text().splitlines()[0].partition(": ")[2]
+    return path, _first_line(path)[1]
+
+
+def _first_line(path: Path) -> tuple[str, str]:
+    """The summary and the command in a template's first line, which has the form "summary: command"."""
+    summary, _, command = path.read_text().splitlines()[0].strip('"').partition(": ")
+    return summary, command
 
 
 def _copy(directory: Path, name: str, *, force: bool) -> bool:

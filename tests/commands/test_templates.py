@@ -3,6 +3,7 @@ tests/pytorch/.
 """
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,9 @@ def trained(desk: Desk, tmp_path: Path, script: str, options: str, data: Path) -
 
 
 def test_help_lists_all_templates(desk: Desk) -> None:
-    listed = "".join(desk.geomx("init", "--help").stdout.split())
-    assert all(f"{name}," in listed or f"{name}." in listed for name in starter.templates()), listed
+    listed = desk.geomx("init", "--help").stdout
+    for name, summary in starter.summaries().items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", listed, re.MULTILINE), listed
 
 
 @pytest.mark.parametrize("name", [name for name in starter.templates() if not name.startswith("torch")])

@@ -283,10 +283,11 @@ def test_damaged_payloads_are_refused_or_decode_to_as_many_numbers(spec: str, se
 
 
 @pytest.mark.parametrize("scale", [2.0**120, 3e38, np.inf, np.nan, -1.0])
-def test_int8_refuses_scales_that_its_encoder_cannot_make(scale: float) -> None:
-    payload = np.float32(scale).tobytes() + np.full(3, 127, np.int8).tobytes()
-    with pytest.raises(BadMessage, match="scale"):
-        parse_codec("int8").decode(memoryview(payload), 3)  # type: ignore[union-attr]
+@pytest.mark.parametrize(("spec", "codes"), [("int8", 3), ("q4", 2)])
+def test_scales_that_the_encoder_cannot_make_are_refused(spec: str, codes: int, scale: float) -> None:
+    payload = np.float32(scale).tobytes() + np.full(codes, 127, np.int8).tobytes()
+    with pytest.raises(BadMessage, match=f"{spec} with a scale"):
+        parse_codec(spec).decode(memoryview(payload), 3)  # type: ignore[union-attr]
 
 
 def simulate(spec: str, given: Sequence[Sequence[Array]], start: Array, *, optimizer: bool) -> list[Array]:

@@ -66,6 +66,10 @@ def compare(plain: Codec | None, fast: Codec | None, size: int) -> None:
         # As in a frame of several messages: not aligned, and read-only.
         unaligned = memoryview(b"x" + payload)[1:]
         assert plain.decode(unaligned, size).tobytes() == fast.decode(unaligned, size).tobytes()
+        for codec in (plain, fast) if plain.decay else ():
+            rest = array.copy()
+            assert bytes(codec.extract(rest)) == payload
+            assert rest.tobytes() == (array - codec.decode(unaligned, size)).tobytes()
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["numpy", "numba"])

@@ -22,6 +22,7 @@ _SIGNATURES = {
     "bf16_encode": ("const float32", "uint16"),
     "fp16_decode": ("const int16", float, "float32"),
     "fp16_encode": ("const float32", float, "uint16"),
+    "int8_decode": ("const int8", "const float32", "float32"),
     "int8_encode": ("const float32", "float32", "int8"),
     "largest_of_rows": ("const float32", int, int),
     "one_bit_means": ("const float32", "const bool_", int, "float32"),
@@ -117,6 +118,14 @@ def int8_encode(array: "Array", steps: "Array", out: "Array") -> None:
         else:
             for place in range(BLOCK):
                 codes[place] = np.int8(np.rint(given[place] / step))
+
+
+def int8_decode(codes: "Array", steps: "Array", out: "Array") -> None:
+    """See _kernels."""
+    for row in range(len(steps)):
+        given, values, step = codes[row * BLOCK : (row + 1) * BLOCK], out[row * BLOCK : (row + 1) * BLOCK], steps[row]
+        for place in range(BLOCK):
+            values[place] = _F(given[place]) * step
 
 
 def q4_encode(array: "Array", peaks: "Array", out: "Array") -> None:

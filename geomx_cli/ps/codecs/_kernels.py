@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
 
 __all__ = [
-    "BLOCK", "GROUPS", "LANES", "LARGE_BLOCK", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode",
-    "int8_encode", "one_bit_decode", "one_bit_means", "q4_decode", "q4_encode",
+    "BLOCK", "CACHED", "GROUPS", "LANES", "LARGE_BLOCK", "Kernel", "bf16_encode", "decode_blocks", "encode_blocks",
+    "fp16_decode", "fp16_encode", "int8_decode", "int8_encode", "one_bit_decode", "one_bit_means", "q4_decode",
+    "q4_encode",
 ]  # fmt: skip
 
 Kernel = Callable[["Array", "Array", "Array"], None]
@@ -25,9 +26,9 @@ LANES = 64
 """Sums of a block that are added separately at first."""
 GROUPS = 2
 """Groups in a row for each element wanted of it, see _sparse.largest_of_rows."""
-_CACHED = 65_536
+CACHED = 65_536
 """Elements worked on at a time: 256 KiB of fp32."""
-_ROWS = _CACHED // BLOCK
+_ROWS = CACHED // BLOCK
 _SMALLEST = np.finfo(np.float32).tiny
 _Q4_VALUES = np.concatenate([[0], 2.0 ** np.arange(-6, 1), [0], -(2.0 ** np.arange(-6, 1))]).astype(np.float32)
 _CODES = np.arange(256)
@@ -40,10 +41,10 @@ def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
 
     False if some cannot be rounded in this way: what is in `out` is of no use then.
     """
-    scaled = np.empty(min(_CACHED, len(array)), np.float32)
+    scaled = np.empty(min(CACHED, len(array)), np.float32)
     other = np.empty(len(scaled), np.uint32)
-    for start in range(0, len(array), _CACHED):
-        given = array[start : start + _CACHED]
+    for start in range(0, len(array), CACHED):
+        given = array[start : start + CACHED]
         # With fp16's exponent in the lowest bits of fp32's, the lowest 13 bits of the significand are rounded off.
         values, odd = scaled[: len(given)], other[: len(given)]
         np.multiply(given, factor, out=values)
@@ -60,16 +61,16 @@ def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
         np.bitwise_and(odd, 0x8000, out=odd)
         np.right_shift(bits, 13, out=bits)
         np.bitwise_or(bits, odd, out=bits)
-        np.copyto(out[start : start + _CACHED], bits, casting="unsafe")
+        np.copyto(out[start : start + CACHED], bits, casting="unsafe")
     return True
 
 
 def fp16_decode(halves: "Array", factor: "np.float32", out: "Array") -> None:
     """Multiply finite fp16 elements, given as int16, by factor * 2^-112."""
-    for start in range(0, len(out), _CACHED):
-        values = out[start : start + _CACHED]
+    for start in range(0, len(out), CACHED):
+        values = out[start : start + CACHED]
         bits = values.view(np.int32)
-        np.copyto(bits, halves[start : start + _CACHED])
+        np.copyto(bits, halves[start : start + CACHED])
         np.left_shift(bits, 13, out=bits)
         np.bitwise_and(bits, np.int32(~0x70000000), out=bits)  # copies of the sign
         np.multiply(values, factor, out=values)
@@ -78,16 +79,16 @@ def fp16_decode(halves: "Array", factor: "np.float32", out: "Array") -> None:
 def bf16_encode(array: "Array", out: "Array") -> None:
     """Round to nearest even; no element is NaN."""
     bits = array.view(np.uint32)
-    other = np.empty(min(_CACHED, len(array)), np.uint32)
-    for start in range(0, len(array), _CACHED):
-        given = bits[start : start + _CACHED]
+    other = np.empty(min(CACHED, len(array)), np.uint32)
+    for start in range(0, len(array), CACHED):
+        given = bits[start : start + CACHED]
         rounded = other[: len(given)]
         np.right_shift(given, 16, out=rounded)
         np.bitwise_and(rounded, 1, out=rounded)
         np.add(rounded, 0x7FFF, out=rounded)
         np.add(rounded, given, out=rounded)
         np.right_shift(rounded, 16, out=rounded)
-        np.copyto(out[start : start + _CACHED], rounded, casting="unsafe")
+        np.copyto(out[start : start + CACHED], rounded, casting="unsafe")
 
 
 def int8_encode(array: "Array", steps: "Array", out: "Array") -> None:
@@ -106,6 +107,13 @@ def int8_encode(array: "Array", steps: "Array", out: "Array") -> None:
         if divisors.min() < _SMALLEST:  # a subnormal step may be far off
             np.clip(values, -127, 127, out=values)
         np.copyto(encoded[start : start + _ROWS], values, casting="unsafe")
+
+
+def int8_decode(codes: "Array", steps: "Array", out: "Array") -> None:
+    """See codecs/int8.py. Of whole blocks."""
+    rows = out.reshape(-1, BLOCK)
+    np.copyto(rows, codes.reshape(-1, BLOCK))
+    np.multiply(rows, steps[:, None], out=rows)
 
 
 def q4_encode(array: "Array", peaks: "Array", out: "Array") -> None:
@@ -146,7 +154,7 @@ def one_bit_means(array: "Array", above: "Array", length: int, means: "Array") -
     array consists of whole blocks, of which the first `length` elements count; the rest are zeros and not above.
     """
     rows, chosen = array.reshape(-1, LARGE_BLOCK), above.reshape(-1, LARGE_BLOCK)
-    found, step = means.reshape(-1, 2), _CACHED // LARGE_BLOCK // 2
+    found, step = means.reshape(-1, 2), CACHED // LARGE_BLOCK // 2
     parts = np.empty((min(step, len(rows)), LARGE_BLOCK), np.float32)
     for start in range(0, len(rows), step):
         given, high = rows[start : start + step], chosen[start : start + step]
@@ -170,9 +178,9 @@ def one_bit_decode(packed: "Array", means: "Array", out: "Array") -> None:
     """See codecs/one_bit.py."""
     values = means.view(np.int32).reshape(-1, 2)
     changes = values[:, :1] ^ values[:, 1:]
-    for start in range(0, len(out), _CACHED):
-        found = out[start : start + _CACHED].view(np.int32)
-        found[:] = -np.unpackbits(packed[start // 8 : (start + _CACHED) // 8], count=len(found)).view(np.int8)
+    for start in range(0, len(out), CACHED):
+        found = out[start : start + CACHED].view(np.int32)
+        found[:] = -np.unpackbits(packed[start // 8 : (start + CACHED) // 8], count=len(found)).view(np.int8)
         first, whole = start // LARGE_BLOCK, len(found) // LARGE_BLOCK
         rows, last = found[: whole * LARGE_BLOCK].reshape(-1, LARGE_BLOCK), found[whole * LARGE_BLOCK :]
         rows &= changes[first : first + whole]  # low ^ (low ^ high) is high
@@ -192,6 +200,18 @@ def encode_blocks(kernel: Kernel, array: "Array", scales: "Array", out: "Array",
         last[:rest] = array[whole:]
         kernel(last, scales[blocks:], encoded)
         out[whole // each :] = encoded[: -(-rest // each)]
+
+
+def decode_blocks(kernel: Kernel, scales: "Array", codes: "Array", length: int, each: int) -> "Array":
+    """The first `length` elements of so many blocks that begin with these scales and codes, see `encode_blocks`."""
+    blocks, whole = -(-length // BLOCK), length // BLOCK
+    array = np.empty(blocks * BLOCK, np.float32)
+    kernel(codes[: whole * BLOCK // each], scales[:whole], array[: whole * BLOCK])
+    if blocks > whole:
+        last, rest = np.zeros(BLOCK // each, codes.dtype), -(-(length - whole * BLOCK) // each)
+        last[:rest] = codes[whole * BLOCK // each :][:rest]
+        kernel(last, scales[whole:blocks], array[whole * BLOCK :])
+    return array[:length]
 
 
 def _divisors(scales: "Array") -> "Array":
