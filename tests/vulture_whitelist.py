@@ -4,6 +4,7 @@
 # click
 _.allow_interspersed_args
 _.format_commands
+_.format_epilog
 _.format_options
 _.get_command
 _.get_metavar
