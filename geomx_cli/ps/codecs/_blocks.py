@@ -54,9 +54,9 @@ class BlockCodec(Codec):
         payload = self.encode(array)
         scales, codes = self._parts(payload, len(array))
         for start in range(0, len(array), CACHED):
-            rest = array[start : start + CACHED]
-            rest -= _kernels.decode_blocks(
-                self._decode, scales[start // BLOCK :], codes[start // self.each :], len(rest), self.each
+            piece = array[start : start + CACHED]
+            piece -= _kernels.decode_blocks(
+                self._decode, scales[start // BLOCK :], codes[start // self.each :], len(piece), self.each
             )
         return payload
 
