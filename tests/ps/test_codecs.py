@@ -211,8 +211,9 @@ QUANTISERS: dict[str, Callable[[Array], Array]] = {
     "1bit:0.25": by_blocks(two_means, 1024),
     "sparseloco": sparseloco,
     "sparseloco:1": sparseloco,
+    "sparseloco:keep=2048": keeping(2048),
 }
-DECAY = {"sparseloco": np.float32(0.95)}
+DECAY = dict.fromkeys(["sparseloco", "sparseloco:keep=2048"], np.float32(0.95))
 
 
 @pytest.mark.parametrize("argument", ["0", "1.5", "-1", "nan", "much"])
@@ -221,10 +222,17 @@ def test_a_decay_is_above_zero_and_at_most_one(argument: str) -> None:
         parse_codec(f"sparseloco:{argument}")
 
 
-@pytest.mark.parametrize("rest", ["warmup=x", "warmup=-1", "warmup", "min=4"])
+@pytest.mark.parametrize("keep", [0, 63, 65, 4096])
+def test_a_chunk_keeps_64_elements_or_that_doubled(keep: int) -> None:
+    with pytest.raises(InvalidSettings, match=f"cannot keep {keep}") as caught:
+        parse_codec(f"sparseloco:keep={keep}")
+    assert caught.value.hint == "choose from 64, 128, 256, 512, 1024, 2048"
+
+
+@pytest.mark.parametrize("rest", ["warmup=x", "warmup=-1", "warmup", "min=4", "warmup=1,warmup=1"])
 @pytest.mark.parametrize("name", ["sparseloco", "1bit"])
 def test_what_codecs_with_a_warm_up_do_not_take(name: str, rest: str) -> None:
-    with pytest.raises(InvalidSettings, match=f"'{rest}'"):
+    with pytest.raises(InvalidSettings, match=f"'{rest.rsplit(',', maxsplit=1)[-1]}'"):
         parse_codec(f"{name}:0.9,{rest}")
 
 
@@ -353,6 +361,7 @@ def test_what_is_lost_comes_with_later_rounds(spec: str, optimizer: bool) -> Non
 
 WARMING: dict[str, list[Callable[[Array], Array]]] = {
     "sparseloco:1,warmup=2": [keeping(256), keeping(128), keeping(64), keeping(64)],
+    "sparseloco:1,warmup=2,keep=1024": [keeping(2048), keeping(2048), keeping(1024), keeping(1024)],
     "1bit:0.25,warmup=2": [by_blocks(q4, 256)] * 2 + [by_blocks(two_means, 1024)] * 2,
 }
 
@@ -411,7 +420,8 @@ def test_a_worker_that_has_not_pulled_gets_its_first_result_exact(spec: str) -> 
 def test_diverging_training_gets_the_result_of_every_round(spec: str, optimizer: bool, dtype: str) -> None:
     """Finite arrays whose residuals, momenta, means or encoded values overflow float32 are sent unencoded."""
     size, random = 4500, np.random.default_rng(4)
-    scales = np.repeat([1.0, 1e35, 1e36, 1e37, 1e38, 3.4028235e38, *([1e300] if dtype == "float64" else []), 1.0], 5)
+    largest = [1e300] if dtype == "float64" else []
+    scales = np.repeat([1.0, 1e34, 1e35, 1e36, 1e37, 1e38, 3.4028235e38, *largest, 1.0], 5)
     tree = Tree([1, 1], lambda _, __: FsaServer(), size=size, dtype=dtype, compress=spec)
     if optimizer:
         tree.use("sgd", learning_rate=0.25).init(np.zeros(size, dtype))

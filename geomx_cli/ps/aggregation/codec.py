@@ -17,7 +17,7 @@ from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, DamagedPayload, Form, H
 __all__ = [
     "LARGEST", "Codec", "Encoded", "SliceRound", "bears_momentum", "codec_at", "complete_lan_spec", "complete_spec",
     "encoded", "exact_dtype", "has_momentum", "no_argument", "parse_codec", "received", "sends_union",
-    "with_warmup",
+    "with_numbers",
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
@@ -25,9 +25,9 @@ Encoded = tuple[memoryview, dict[str, Any]]
 its checksum.
 """
 _FP32 = np.dtype(np.float32)
-LARGEST = 2.0**120
-"""Codecs with a residual or changes encode only elements below this: the sum of 64 such elements is below 2^126, so it
-is finite in float32, and so is whatever decoding makes of their rounded values.
+LARGEST = 2.0**114
+"""Codecs with a residual or changes encode only elements below this: the sum of 2048 such is below 2^126, so it is
+finite in float32, and so is whatever decoding makes of their rounded values.
 """
 
 
@@ -105,17 +105,21 @@ def no_argument(name: str, argument: str) -> None:
         raise InvalidSettings(f"{name}:{argument}: {name} takes no argument", f"write {name}")
 
 
-def with_warmup(name: str, argument: str) -> tuple[str, int]:
-    """The parts of an argument FIRST[,warmup=N], each of which may be left out: FIRST, and the rounds, by default 0. A
-    plus may replace the comma. Raises InvalidSettings.
+def with_numbers(name: str, argument: str, **usual: int) -> tuple[str, dict[str, int]]:
+    """The parts of an argument FIRST[,NAME=N]..., each of which may be left out: FIRST, and the whole numbers of all
+    names of `usual`, which has those that are not given. A plus may replace a comma. Raises InvalidSettings.
     """
-    first, _, rest = argument.replace("+", ",").partition(",")
+    first, *words = argument.replace("+", ",").split(",")
     if "=" in first:
-        first, rest = "", argument
-    what, _, rounds = rest.partition("=")
-    if rest and not (what == "warmup" and rounds.isascii() and rounds.isdigit()):
-        raise InvalidSettings(f"{name}:{argument}: it does not take {rest!r}", f"write {name}:warmup=3")
-    return first, int(rounds or 0)
+        first, words = "", [first, *words]
+    found: dict[str, int] = {}
+    for word in words:
+        what, _, number = word.partition("=")
+        if what not in usual or what in found or not (number.isascii() and number.isdigit()):
+            hint = f"write {name}:{','.join(f'{each}={number}' for each, number in usual.items())}"
+            raise InvalidSettings(f"{name}:{argument}: it does not take {word!r}", hint)
+        found[what] = int(number)
+    return first, usual | found
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,5 +66,5 @@ class BlockCodec(Codec):
             raise BadMessage(f"{len(payload)} bytes of {self.name} for {length} elements")
         scales = np.frombuffer(payload, "<f4", blocks)
         if not ((scales >= 0) & (scales < LARGEST)).all():  # a larger one makes infinite elements
-            raise BadMessage(f"{self.name} with a scale that is no number from 0 to 2^120")
+            raise BadMessage(f"{self.name} with a scale that is no number from 0 to 2^114")
         return scales, np.frombuffer(payload, self.code, offset=4 * blocks)

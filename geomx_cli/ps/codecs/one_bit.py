@@ -14,7 +14,7 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import plain_number
-from geomx_cli.ps.aggregation.codec import Codec, with_warmup
+from geomx_cli.ps.aggregation.codec import Codec, with_numbers
 from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._kernels import LARGE_BLOCK as BLOCK
@@ -30,8 +30,8 @@ name = "1bit"
 
 
 def codec(argument: str) -> "OneBit":
-    """The threshold, by default 0, and the rounds of warm-up, see with_warmup. Raises InvalidSettings."""
-    first, warmup = with_warmup(name, argument)
+    """The threshold, by default 0, and the rounds of warm-up, see with_numbers. Raises InvalidSettings."""
+    first, numbers = with_numbers(name, argument, warmup=0)
     try:
         with np.errstate(over="ignore"):  # refused below
             threshold = np.float32(plain_number(first) or 0)
@@ -39,7 +39,7 @@ def codec(argument: str) -> "OneBit":
         threshold = np.float32(np.nan)
     if not np.isfinite(threshold):
         raise InvalidSettings(f"1bit:{argument}: {first!r} is no threshold", "write 1bit:0")
-    return OneBit(threshold, warmup)
+    return OneBit(threshold, numbers["warmup"])
 
 
 class OneBit(Codec):

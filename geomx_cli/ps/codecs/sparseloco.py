@@ -1,15 +1,15 @@
-"""sparseloco[:DECAY][,warmup=N]: 200 times fewer bytes than fp32, for the rare exchanges of DiLoCo, ESync and HFA
-(arXiv:2508.15706).
+"""sparseloco[:DECAY][,keep=K][,warmup=N]: 200 times fewer bytes than fp32, for the rare exchanges of DiLoCo, ESync and
+HFA (arXiv:2508.15706).
 
-The residual e decays (e = DECAY e + difference), by default by 0.95 as in the paper. In chunks of 4096 elements the 64
-of largest magnitude are sent: a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean
-of the 64 have their mean as level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps
-in Rice code with 5 low bits. The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than
-4096 elements, biases and the like, have chunks of 256, of which half is sent, with no low bits, also in a warm-up. In
-the residual of results that are sums nothing decays.
+The residual e decays (e = DECAY e + difference), by default by 0.95 as in the paper. In chunks of 4096 elements the K
+of largest magnitude are sent, by default 64: a sign, and one bit for which of two levels the magnitude has. Magnitudes
+above the mean of the K have their mean as level, the others theirs; a slice's levels are encoded by the codec fp16.
+Indices are gaps in Rice code with 5 low bits, one fewer each time K is doubled. The last chunk sends the same fraction
+of its elements, rounded up. Slices of fewer than 4096 elements, biases and the like, have chunks of 256, of which half
+is sent, with no low bits, also in a warm-up. In the residual of results that are sums nothing decays.
 
-warmup: in round r of the first N a chunk sends 2^(N - r + 1) times as many elements, at most 2048, and an index has as
-many low bits fewer: what is left out of a model's first, large changes is what it lacks most.
+warmup: in round r of the first N a chunk sends 2^(N - r + 1) times as many elements, at most 2048: what is left out of
+a model's first, large changes is what it lacks most.
 """
 
 import copy
@@ -21,7 +21,7 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import plain_number
-from geomx_cli.ps.aggregation.codec import Codec, with_warmup
+from geomx_cli.ps.aggregation.codec import Codec, with_numbers
 from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._sparse import SelectingCodec, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
@@ -35,21 +35,27 @@ __all__ = ["codec"]
 name = "sparseloco"
 _CHUNK, _KEPT, _LOW_BITS = 4096, 64, 5
 _SMALL = 256
-_MOST = 5
-"""Times that the number of elements is doubled, at most."""
+_DOUBLED = {_KEPT << times: times for times in range(_LOW_BITS + 1)}
+"""The numbers of elements that a chunk may send: how many times the smallest is doubled."""
 _LEVEL = np.dtype("<f2")
 
 
 def codec(argument: str) -> "SparseLoCo":
-    """DECAY, above 0, at most 1, and the rounds of warm-up, see with_warmup. Raises InvalidSettings."""
-    first, warmup = with_warmup(name, argument)
+    """DECAY, above 0, at most 1, a chunk's elements, and the rounds of warm-up, see with_numbers. Raises
+    InvalidSettings.
+    """
+    first, numbers = with_numbers(name, argument, keep=_KEPT, warmup=0)
     try:
         decay = float(plain_number(first) or 0.95)
     except ValueError:
         decay = math.nan
     if not 0 < decay <= 1:
         raise InvalidSettings(f"{name}:{argument}: {first!r} is no decay", f"write {name}:0.95; above 0, at most 1")
-    return SparseLoCo(decay, warmup)
+    keep, warmup = numbers["keep"], numbers["warmup"]
+    if keep not in _DOUBLED:
+        hint = f"choose from {', '.join(map(str, _DOUBLED))}"
+        raise InvalidSettings(f"{name}:{argument}: a chunk of {_CHUNK} elements cannot keep {keep}", hint)
+    return SparseLoCo(decay, _DOUBLED[keep], warmup)
 
 
 class SparseLoCo(SelectingCodec):
@@ -59,13 +65,14 @@ class SparseLoCo(SelectingCodec):
     """
 
     results = "changes"
-    ratio = 200.0
     _largest_of_rows = staticmethod(largest_of_rows)
 
-    def __init__(self, decay: float, warmup: int) -> None:
+    def __init__(self, decay: float, doubled: int, warmup: int) -> None:
         self.decay = decay
         self._warmup = warmup
-        self._doubled = 0
+        self._doubled = doubled
+        # An element takes about 10 bits: 5 low ones and 3 high ones of its index, its sign and its level.
+        self.ratio = 32 * _CHUNK / ((_KEPT << doubled) * (10 - doubled))
         self._fp16 = Fp16()
 
     def prepare(self) -> None:
@@ -83,7 +90,7 @@ class SparseLoCo(SelectingCodec):
         if round_ > self._warmup:
             return self
         warming = copy.copy(self)
-        warming._doubled = min(_MOST, self._warmup - max(round_, 1) + 1)
+        warming._doubled = min(_LOW_BITS, self._doubled + self._warmup - max(round_, 1) + 1)
         return warming
 
     def _chunks(self, length: int) -> "tuple[_Chunks, int]":
