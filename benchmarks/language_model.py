@@ -12,6 +12,7 @@ with "half" twice as many in batches of half the size. Rows:
     single          one process, the same characters: batches of all workers together
     single-half     the same
     diloco          --algo diloco --inner-steps 30 --outer-lr 3 --compress sparseloco; results are applied 8 steps later
+    diloco-256      the same with --compress sparseloco:1,keep=256 --outer-lr 2
     diloco-q4       the same with --compress q4 --outer-lr 0.9 --outer-momentum 0.5
     party-half      as diloco with --reduce torch: a party trains as one worker
     fsa             --algo fsa without codec: the mean gradient in each step
@@ -74,6 +75,7 @@ ROWS: Mapping[str, Row] = {
     "single": Row({"algo": "local", "lr": 0.003}),
     "single-half": Row({"algo": "local", "lr": 0.002}, halved=True),
     "diloco": Row(OUTER),
+    "diloco-256": Row({**OUTER, "compress": "sparseloco:1,keep=256", "outer_lr": 2.0, "lr": 0.008}),
     "diloco-q4": Row({**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.004}),
     "party-half": Row({**OUTER, "reduce": "torch", "lr": 0.002}, "language_model_party.py", halved=True),
     "fsa": Row({"algo": "fsa", "topology": "spread"}, partly=True),
@@ -83,7 +85,7 @@ ROWS: Mapping[str, Row] = {
 }
 """Rates and outer steps to begin with: choose the best of --sweep, for `single` too."""
 GRID: Mapping[str, list[Mapping[str, Value]]] = {
-    "single": [{"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004)],
+    "single": [{"lr": rate} for rate in (0.001, 0.002, 0.003, 0.004, 0.006)],
     "single-half": [{"lr": rate} for rate in (0.001, 0.0015, 0.002, 0.003)],
     "party-half": [*({"lr": rate} for rate in (0.0015, 0.002, 0.003)), *({"outer_lr": rate} for rate in (2.0, 4.0))],
     "diloco": [
@@ -92,6 +94,10 @@ GRID: Mapping[str, list[Mapping[str, Value]]] = {
         *({"overlap": steps} for steps in (0, 16)),
         {"mix": 0.5},
         {"compress": "sparseloco:1"},
+    ],
+    "diloco-256": [
+        *({"lr": rate} for rate in (0.004, 0.008, 0.012)),
+        {"compress": "sparseloco:1,keep=2048", "outer_lr": 0.9, "outer_momentum": 0.5},
     ],
 }
 
@@ -193,7 +199,8 @@ def _computing(rounds: list[RoundCompleted], since: float = 0.0) -> float:
 
 def table(bench: Bench, arguments: argparse.Namespace) -> list[Result]:
     """Run every row once and print them beside each other."""
-    rows = {name: bench.run(name, {}) for name in arguments.row}
+    own: Mapping[str, Value] = {"lr": arguments.lr} if arguments.lr else {}
+    rows = {name: bench.run(name, own) for name in arguments.row}
     base = min((row.loss for name, row in rows.items() if ROWS[name].single and row.loss), default=None)
     fsa = rows.get("fsa")
     lines = []
@@ -234,6 +241,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8, help="of a worker")
+    parser.add_argument("--lr", type=float, help="of the rows' optimizers; default: each row's own")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", default="20mbit", help="of each party's link; '' is no limit")
     parser.add_argument("--rtt", default="80ms", help="round trip between parties; '' is no delay")

@@ -29,7 +29,8 @@ from geomx_cli.runtime.settings import Settings
 
 Array = np.ndarray
 Quantise = Callable[[Array], Array]
-LAN = ("fp16", "bf16", *QUANTISERS)
+LAN = ("fp16", "bf16", *(spec for spec in QUANTISERS if "keep" not in spec))
+"""Not the one that leaves thousands of equal elements: which of them a second codec chooses is decided by roundings."""
 WAN = ("", "fp16", "topk:0.05,fp32")
 F32 = np.float32
 
