@@ -122,9 +122,9 @@ class Operations:
         self._pass, self._numbers = None, None
         self._reached.clear()
 
-    def begin_step(self, member: Member) -> "Gathered":
-        """This worker takes a step; `check` returns the ranks of those that do."""
-        return self.group.begin_gather(self._number(member, _STEP))
+    def step(self, member: Member) -> list[int]:
+        """This worker has taken a step; blocks. Return the ranks of those that have. Raises as `check`."""
+        return self.check(self.group.begin_gather(self._number(member, _STEP)))
 
     def _number(self, member: Member, kind: int) -> int:
         return self._members.index(member) * _KINDS + kind

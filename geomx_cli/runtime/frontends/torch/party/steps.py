@@ -17,7 +17,6 @@ from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.frontends.torch.party.group import Gathered
     from geomx_cli.runtime.frontends.torch.party.operations import Operations
 
 __all__ = ["LeaderModel", "PartySteps"]
@@ -64,12 +63,7 @@ class PartySteps(PartySynchroniser):
         self._samples = samples
         self._parameters = list(state.trained.values())
         self._buffers = list(statistics.values())
-        self._stepping: Gathered | None = None
         optimizer.register_step_post_hook(self._on_step)
-
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        super()._before_step(optimizer, args, kwargs)
-        self._stepping = self.operations.begin_step(self)  # beside the step, so that nothing is left to wait for
 
     def receive(self, active: Sequence[int]) -> None:
         """See Member."""
@@ -79,9 +73,7 @@ class PartySteps(PartySynchroniser):
 
     def _on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
-        numbers, self._stepping = self._stepping, None
-        assert numbers is not None
-        self.after_step(self.operations.check(numbers))
+        self.after_step(self.operations.step(self))
 
     def after_step(self, active: Sequence[int]) -> None:
         """See Member."""
