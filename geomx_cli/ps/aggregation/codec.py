@@ -116,7 +116,7 @@ def with_numbers(name: str, argument: str, **usual: int) -> tuple[str, dict[str,
     for word in words:
         what, _, number = word.partition("=")
         if what not in usual or what in found or not (number.isascii() and number.isdigit()):
-            hint = f"write {name}:{','.join(f'{each}={number}' for each, number in usual.items())}"
+            hint = f"write {name}:{','.join(f'{each}={default}' for each, default in usual.items())}"
             raise InvalidSettings(f"{name}:{argument}: it does not take {word!r}", hint)
         found[what] = int(number)
     return first, usual | found
