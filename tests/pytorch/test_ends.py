@@ -79,6 +79,16 @@ def test_a_script_may_go_on_after_its_context_has_failed(workers: Workers) -> No
     assert "the loop has ended" in workers.cluster.output("w1")
 
 
+@pytest.mark.parametrize("steps", ["8", "4"])
+def test_a_script_may_go_on_after_a_failed_pass(workers: Workers, steps: str) -> None:
+    """In the fourth step. All end with the model of the one that takes all steps, the last one too."""
+    workers.start("context.py", "Training", steps, "fails")
+    workers.finish()
+    assert "the loop has ended" in workers.cluster.output("w1")
+    first, second = (workers.saved(rank) for rank in range(2))
+    assert np.array_equal(first["weight"], first["last"]) and np.array_equal(second["weight"], first["last"])
+
+
 def test_a_context_of_another_algorithm_is_refused(workers: Workers) -> None:
     workers.start("context.py", "DiLoCo", "8", "refused")
     workers.cluster.wait(60)

@@ -98,6 +98,23 @@ def test_diloco(workers: Workers) -> None:
     check(workers, 2, now)
 
 
+@pytest.mark.parametrize("overlap", ["0", "1"])
+def test_diloco_with_bfloat16_weights(workers: Workers, overlap: str) -> None:
+    """What bfloat16 rounds is no step: after the only one, the weights are where its momentum takes them."""
+    rounds = 30
+    options = {"GEOMX_ALGO": "diloco", "GEOMX_INNER_STEPS": "2", "GEOMX_OVERLAP": overlap, "GEOMX_MIX": "0"}
+    workers.start("half.py", str(2 * rounds), count=2, env=options)
+    workers.finish()
+    first, second = (workers.saved(rank) for rank in range(2))
+    assert np.array_equal(first["weight"], second["weight"])
+    wanted, outer = first["start"].astype(np.float64), Nesterov(first["start"].size)
+    outer.velocity = outer.velocity.reshape(wanted.shape)
+    step = first["start"] - first["stepped"]
+    for round_ in range(rounds):
+        wanted = outer.step(wanted, step if round_ == 0 else np.zeros_like(step))
+    np.testing.assert_allclose(first["weight"], wanted, rtol=2**-8, atol=1e-6)
+
+
 def test_diloco_in_fragments_that_overlap_with_steps(workers: Workers) -> None:
     """Weight and bias are exchanged in turn, each after 4 steps; the result is applied one step later, which stays."""
     options = {"GEOMX_INNER_STEPS": "4", "GEOMX_FRAGMENTS": "2", "GEOMX_OVERLAP": "1", "GEOMX_MIX": "0.5"}

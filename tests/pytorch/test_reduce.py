@@ -132,12 +132,15 @@ def test_gloo_ends_before_the_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_script_may_go_on_after_a_failed_pass(tmp_path: Path) -> None:
-    """The other trains to its end."""
+@pytest.mark.parametrize("steps", ["8", "4"])
+def test_a_script_may_go_on_after_a_failed_pass(tmp_path: Path, steps: str) -> None:
+    """In the fourth step. Both end with the model of the one that takes all steps, the last one too."""
     options = ("--parties", "1", "--workers", "2")
-    job = Launched(tmp_path, "context.py", "Training", "8", "fails", options=options)
+    job = Launched(tmp_path, "context.py", "Training", steps, "fails", options=options)
     assert job.end().get("status") == "done", (job.errors, job.logs)
     assert "the loop has ended" in job.logs
+    with np.load(tmp_path / "0.npz") as first, np.load(tmp_path / "1.npz") as second:
+        assert np.array_equal(first["weight"], first["last"]) and np.array_equal(second["weight"], first["last"])
 
 
 @pytest.mark.processes

@@ -15,8 +15,9 @@ __all__ = ["PseudoGradient"]
 class PseudoGradient:
     """Pushes the difference of this worker's weights to the last global ones, and receives new ones.
 
-    origin: the last global weights received, by tensor. Tensors are named by their index in the model. For the
-    training thread only.
+    origin: the last global weights received, by tensor. Tensors are named by their index in the model. What the
+    model's dtype has rounded in them (bfloat16, float16) is no step of this worker, and is left out of the difference.
+    For the training thread only.
     """
 
     def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
@@ -27,6 +28,7 @@ class PseudoGradient:
         self._rounds = TensorRounds(client, model)
         self._model = model
         self._pushed: dict[int, Array] = {}
+        self._rounding: dict[int, Array] = {}
         self.origin: list[Array] = []
 
     def start(self) -> None:
@@ -44,7 +46,10 @@ class PseudoGradient:
             own = self.steps.weights[index]
             if continues:
                 self._pushed[index] = own.copy()
-            self._rounds.buffers[index][:] = (self.origin[index] - own) * weight
+            difference = self.origin[index] - own
+            if index in self._rounding:
+                difference += self._rounding[index]
+            self._rounds.buffers[index][:] = difference * weight
             self._rounds.push(index, weight)
 
     def abstain(self, tensors: Iterable[int]) -> None:
@@ -66,4 +71,7 @@ class PseudoGradient:
             origin, own = self.origin[index], self.steps.weights[index]
             origin[:] = self._rounds.buffers[index]
             pushed = self._pushed.pop(index, None)
-            self.steps.put(index, origin if pushed is None else origin + mix * (pushed - origin) + (own - pushed))
+            new = origin if pushed is None else origin + mix * (pushed - origin) + (own - pushed)
+            held = self.steps.put(index, new)
+            if held is not new:
+                self._rounding[index] = held - new

@@ -44,8 +44,10 @@ class LocalSteps(ABC):
         """Update once with the model's gradients, of a batch of `samples` samples; waits for them."""
 
     @abstractmethod
-    def put(self, index: int, value: Floats) -> None:
-        """Replace one tensor by `value`, which may be modified once this returns."""
+    def put(self, index: int, value: Floats) -> Floats:
+        """Replace one tensor by `value`, which may be modified once this returns; return what it now holds, which is
+        `value` itself unless the tensor's dtype has rounded it.
+        """
 
 
 class _Model(Protocol):
@@ -104,7 +106,8 @@ class OptimizerSteps(LocalSteps):
             self._vector[...] = self.optimizer.update((0, 0), self._vector, self._gradient)
             self._model.write_weights(self._vector)
 
-    def put(self, index: int, value: Floats) -> None:
+    def put(self, index: int, value: Floats) -> Floats:
         """See LocalSteps."""
         self._weights[index][...] = value
         self._model.write_weight(index, self._weights[index])
+        return value

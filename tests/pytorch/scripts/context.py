@@ -30,10 +30,12 @@ try:
             optimizer.zero_grad()
             loss_of(model(images), labels).backward()
             optimizer.step()
+            last = model.weight.detach().numpy().copy()
 except geomx.InvalidSettings as error:
     assert how == "refused", error
     print(f"{error.message} | {error.hint}")
     sys.exit()
 except ValueError:
-    print("the loop has ended")  # and the script goes on without training
-save(model, gradients=0, rounds=0)
+    print("the loop has ended")
+    geomx.finish()  # and the script goes on without training
+save(model, gradients=0, rounds=0, last=last)

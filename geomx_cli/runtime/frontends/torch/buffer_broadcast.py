@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
 from geomx_cli.runtime.frontends.torch.tensor_bytes import write_bytes
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.runtime.frontends import ScriptSession
 
-__all__ = ["replace_buffer_broadcast"]
+__all__ = ["refuse_join", "replace_buffer_broadcast"]
 
 _ENOUGH = 10
 """Forward passes with a broadcast after which there is a warning."""
@@ -40,7 +41,7 @@ def replace_buffer_broadcast(parallel: Any, session: "ScriptSession") -> None:
             return
         own = models.setdefault(model, _Statistics(model.process_group))
         read = _read_in_forward(model)
-        if read or model._join_config.enable or hasattr(model, "buffer_hook"):
+        if read or hasattr(model, "buffer_hook"):
             own.discard()
             original(model)
             warning.count(model, read)
@@ -51,6 +52,22 @@ def replace_buffer_broadcast(parallel: Any, session: "ScriptSession") -> None:
         own.send_in_next_pass(model.modules_buffers)
 
     parallel._sync_buffers = sync_buffers
+
+
+def refuse_join(parallel: Any) -> None:
+    """Make torch.distributed.algorithms.Join raise InvalidSettings for a model in our process groups: what it reduces
+    for workers without batches is outside of any backward pass, and would not meet the others' gradients.
+    """
+    original = parallel.join_hook
+
+    @functools.wraps(original)
+    def join_hook(model: Any, **options: Any) -> Any:
+        if isinstance(model.process_group, GeomxProcessGroup):
+            hint = "give all workers equally many batches (DistributedSampler), or use geomx_cli.torch.wrap, with which"
+            raise InvalidSettings("Join with DistributedDataParallel", f"{hint} they need not have")
+        return original(model, **options)
+
+    parallel.join_hook = join_hook
 
 
 def _read_in_forward(model: Any) -> list[str]:

@@ -81,8 +81,10 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
         return self._size // self._count
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator()
+        generator = torch.Generator("cpu")
         generator.manual_seed(self._seed * 1_000_003 + self._epoch)
         self._epoch += 1
-        order = torch.randperm(self._size, generator=generator) if self._shuffle else torch.arange(self._size)
+        order = torch.arange(self._size, device="cpu")
+        if self._shuffle:
+            order = torch.randperm(self._size, generator=generator, device="cpu")
         return iter(order[self._rank : len(self) * self._count : self._count].tolist())

@@ -95,9 +95,11 @@ class _Groups:
             what = f"init_process_group with --algo {algorithm}: what a script reduces are gradients"
             hint = f"use --algo fsa, or geomx_cli.torch.wrap, which exchanges weights with {algorithm}"
             raise InvalidSettings(what, hint)
-        from geomx_cli.runtime.frontends.torch.buffer_broadcast import replace_buffer_broadcast
+        from geomx_cli.runtime.frontends.torch.buffer_broadcast import refuse_join, replace_buffer_broadcast
 
-        replace_buffer_broadcast(sys.modules["torch"].nn.parallel.DistributedDataParallel, self._session)
+        parallel = sys.modules["torch"].nn.parallel.DistributedDataParallel
+        replace_buffer_broadcast(parallel, self._session)
+        refuse_join(parallel)
         return store
 
 

@@ -103,6 +103,8 @@ class GradientSums:
     def _at_end(self) -> None:
         with self._lock:
             works, self._works = self._works, []
+        for copies in self._copies.values():
+            copies.settle()
         for work in works:
             work.done.result()
 

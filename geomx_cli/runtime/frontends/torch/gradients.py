@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
 
-__all__ = ["GradientSynchroniser", "set_gradient"]
+__all__ = ["GradientSynchroniser", "elect_newest", "set_gradient"]
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +85,7 @@ class GradientSynchroniser(Synchroniser):
         self._is_first = False  # the next gradient of this pass is its first
         self._has_local = False
         self._is_newest = True  # of all workers' models, as this one contributed to the last round
+        self._has_failed = False  # this one's last pass has, so that it has not taken the step
         self._p3 = bool(client.settings.options["p3"]) and not statistics
         self._late: dict[str, _Slot] = {}  # those whose exchange may not be over when their backward pass is, by key
         self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
@@ -186,7 +187,7 @@ class GradientSynchroniser(Synchroniser):
                 no_longer_late(gradient)
                 slot.staging.store(local(gradient), self._copies_of(slot))
             elif exchange.weight > 0:
-                received = torch.empty(local(parameter).shape, dtype=EXCHANGED[parameter.dtype])
+                received = torch.empty(local(parameter).shape, dtype=EXCHANGED[parameter.dtype], device="cpu")
                 exchange.copy_to(received.view(-1).numpy())
                 set_gradient(parameter, received.to(parameter.device, parameter.dtype))
                 gradient = parameter.grad
@@ -234,6 +235,7 @@ class GradientSynchroniser(Synchroniser):
                 yield slot.exchange.done
             self._settle(slot)
         if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest of its round
+            self._has_failed = True
             self.contribute_rest()
             yield self._vote.pending
             self.receive()
@@ -262,8 +264,16 @@ class GradientSynchroniser(Synchroniser):
 
     def _elect(self) -> int:
         """Return the highest global rank of the workers whose model is the newest."""
-        candidate = self._client.global_rank if self._is_newest else None
-        return elect(self._client, f"{self._state.prefix}{ELECTION}", candidate, self._client.num_all_workers)
+        return elect_newest(self._client, self._state, is_newest=self._is_newest, has_failed=self._has_failed)
+
+
+def elect_newest(client: "Client", state: ModelState, *, is_newest: bool, has_failed: bool) -> int:
+    """Return the highest global rank of the workers that contributed to the last round, if possible of those whose
+    backward pass has not failed, and so which have taken the step. See `elect`.
+    """
+    workers = client.num_all_workers
+    candidate = client.global_rank + (0 if has_failed else workers) if is_newest else None
+    return elect(client, f"{state.prefix}{ELECTION}", candidate, 2 * workers) % workers
 
 
 def set_gradient(parameter: Any, elements: Any) -> None:

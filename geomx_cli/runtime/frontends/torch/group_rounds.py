@@ -80,7 +80,7 @@ class GroupRounds:
         def check() -> None:
             if exchange.weight != contributions:
                 what = f"{exchange.weight:g} of {contributions} workers took part in a collective operation"
-                hint = "all workers must call the same ones: give them equally many batches (DistributedSampler, Join)"
+                hint = "all workers must call the same ones: give them equally many batches (DistributedSampler)"
                 raise TrainingFailed(f"{what}: the others have ended", hint)
 
         return after([exchange.done], check)

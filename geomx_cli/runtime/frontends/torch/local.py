@@ -1,7 +1,7 @@
 """Local steps: the script's optimizer trains this worker's weights, which algorithms exchange (hfa, diloco, esync)."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -77,17 +77,23 @@ class LocalRounds:
 class SampleCount:
     """Module hook that counts the samples of training passes; scripts copy and pickle it with their module."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any) -> None:
         self._samples = 0
+        self._counted = False
+        model.register_forward_pre_hook(self, with_kwargs=True)
 
-    def __call__(self, model: Any, inputs: tuple[Any, ...]) -> None:
+    def __call__(self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         """Count the rows of the first tensor."""
-        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-        if torch.is_grad_enabled() and tensors and tensors[0].ndim:
-            self._samples += len(tensors[0])
+        tensors = (item for item in (*inputs, *named.values()) if isinstance(item, torch.Tensor) and item.ndim)
+        if torch.is_grad_enabled() and (first := next(tensors, None)) is not None:
+            self._samples += len(first)
+            self._counted = True
 
     def take(self) -> int:
-        """The number since the last call, at least 1."""
+        """The number since the last call, at least 1. Raises InvalidSettings if there was none yet."""
+        if not self._counted:
+            what = "--weight samples: the wrapped model was called with no tensor before the optimizer's step"
+            raise InvalidSettings(what, "call that model with its batch, in tensors, or leave --weight out")
         samples, self._samples = max(1, self._samples), 0
         return samples
 
@@ -106,9 +112,7 @@ class LocalSynchroniser(Synchroniser):
         self._state = state
         self._check = check
         self._local = LocalRounds(client, state, part)
-        self._samples = SampleCount()
-        if client.settings.text("weight") == "samples":
-            model.register_forward_pre_hook(self._samples)
+        self._samples = SampleCount(model) if client.settings.text("weight") == "samples" else None
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
@@ -120,7 +124,7 @@ class LocalSynchroniser(Synchroniser):
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
-        self._local.advance(self._samples.take())
+        self._local.advance(1 if self._samples is None else self._samples.take())
         self.rounds = self._local.count
 
     def finishing(self) -> Iterator["Future[None]"]:

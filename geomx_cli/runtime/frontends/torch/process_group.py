@@ -124,7 +124,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def _padded_sum(self, tensor: Any, outs: Sequence[Any], divisor: int) -> PendingWork:
         size, kind = tensor.numel(), EXCHANGED[tensor.dtype]
-        whole = torch.zeros(size_class(size), dtype=kind)
+        whole = torch.zeros(size_class(size), dtype=kind, device="cpu")
         whole[:size].copy_(tensor.detach().reshape(-1))
         elements = whole.numpy()
         self._gradients.observe(elements)

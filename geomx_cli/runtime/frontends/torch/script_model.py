@@ -108,12 +108,15 @@ class _ScriptSteps(LocalSteps):
         self.samples += samples
         self._is_current = False
 
-    def put(self, index: int, value: Floats) -> None:
+    def put(self, index: int, value: Floats) -> Floats:
         """See LocalSteps."""
+        parameter = self._model.parameters[index]
         self._model.write_weight(index, value)
+        held = value if parameter.dtype == torch.float32 else _elements(parameter)
         own = self._weights[index] if self._is_current else None
-        if own is not None and not np.shares_memory(own, _elements(self._model.parameters[index])):
-            own[:] = value
+        if own is not None and not np.shares_memory(own, _elements(parameter)):
+            own[:] = held
+        return held
 
 
 def last_gradient(state: ModelState) -> list[Floats]:

@@ -1,13 +1,16 @@
 """A torch.optim optimizer as one that the global servers run: name and hyper-parameters."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["group_of", "hyper_parameters", "server_optimizer"]
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["ServersOptimizer", "group_of", "hyper_parameters", "server_optimizer"]
 
 Hyper = dict[str, float]
 
@@ -56,6 +59,34 @@ def server_optimizer(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
             raise InvalidSettings("the groups differ in nesterov", "use the same in all")
     name, params = _KINDS[kind](optimizer.param_groups[0])
     return name, {"learning_rate": float(optimizer.param_groups[0]["lr"]), **params}
+
+
+class ServersOptimizer:
+    """The one optimizer of the global servers, for all optimizers that a script wraps. Each key's pushes carry the
+    numbers of its own group, so these differ only in numbers.
+    """
+
+    def __init__(self) -> None:
+        self._kind: dict[str, Any] = {}
+
+    def take(self, client: "Client", optimizer: Any) -> None:
+        """Have the servers run an optimizer like this. Raises InvalidSettings as `server_optimizer`, and if they run
+        another kind already.
+        """
+        name, params = server_optimizer(optimizer)
+        kind = {"name": name, **{key: value for key, value in params.items() if isinstance(value, bool)}}
+        if self._kind and kind != self._kind:
+            what = f"a second optimizer of another kind with --algo {client.settings.text('algo')}: the global servers"
+            hint = "use the same class and the same nesterov for all, or an algorithm whose workers run the optimizer"
+            raise InvalidSettings(f"{what} run one, here {_of_kind(self._kind)}, and not {_of_kind(kind)}", hint)
+        if not self._kind and client.global_rank == 0:
+            client.control.set_optimizer(name, params)
+        self._kind = kind
+
+
+def _of_kind(kind: Mapping[str, Any]) -> str:
+    name, *switches = kind.items()
+    return " with ".join([str(name[1]), *(f"{key}={value}" for key, value in switches)])
 
 
 def hyper_parameters(optimizer: Any, group: Mapping[str, Any]) -> Hyper:

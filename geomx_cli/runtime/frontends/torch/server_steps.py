@@ -49,21 +49,20 @@ class ServerSynchroniser(Synchroniser):
     failures are raised from `optimizer.step`.
     """
 
-    def __init__(
-        self, client: "Client", state: ModelState, optimizer: Any, params: dict[str, Any], check: BatchCheck
-    ) -> None:
+    def __init__(self, client: "Client", state: ModelState, optimizer: Any, check: BatchCheck) -> None:
         self._client = client
         self._state = state
         self._optimizer = optimizer
         self._check = check
         self._slots = []
         for index, (name, parameter) in enumerate(state.trained.items()):
-            values = torch.empty(parameter.shape, dtype=EXCHANGED[parameter.dtype], pin_memory=parameter.is_cuda)
+            dtype, pinned = EXCHANGED[parameter.dtype], parameter.is_cuda
+            values = torch.empty(parameter.shape, dtype=dtype, device="cpu", pin_memory=pinned)
             group = group_of(optimizer, parameter)
             key = f"{state.prefix}{name}"
             self._slots.append(_Slot(key, parameter, group, -index, values, values.view(-1).numpy()))
         self._hyper = PushedHyper()
-        self._hyper.begin(params, 0)
+        self._hyper.begin({}, 0)  # so that each key's first push carries all of its group's numbers
         workers = 1 if client.flat else client.num_workers
         self._share, self._workers = workers / client.num_all_workers, workers
         self._vote = StopVote(client, -len(self._slots), f"{state.prefix}{STOP}")

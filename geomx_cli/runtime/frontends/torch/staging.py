@@ -32,7 +32,7 @@ class Staging:
             return
         if self._copy is None or self._copy.shape != tensor.shape:
             dtype, pinned = EXCHANGED[tensor.dtype], copies is not None
-            self._copy = torch.empty(tensor.shape, dtype=dtype, pin_memory=pinned)
+            self._copy = torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=pinned)
         array: Array = self._copy.view(-1).numpy()
         if copies is None:
             self._copy.copy_(tensor)

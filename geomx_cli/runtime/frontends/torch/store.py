@@ -8,6 +8,7 @@ from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.digests import to_first_worker
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
+from geomx_cli.runtime.frontends.torch.server_optimizer import ServersOptimizer
 from geomx_cli.runtime.frontends.torch.synchronise import synchronise
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore, finish_rounds
@@ -29,6 +30,7 @@ class Store(BaseStore, WrappingStore):
         BaseStore.__init__(self, client, "torch")
         WrappingStore.__init__(self, session)
         self._backward = BackwardPass()
+        self._on_servers = ServersOptimizer()
 
     @property
     def failure(self) -> BaseException | None:
@@ -38,7 +40,9 @@ class Store(BaseStore, WrappingStore):
     def _synchronise(
         self, state: ModelState, model: Any, optimizer: Any, buffers: str, check: BatchCheck
     ) -> Synchroniser:
-        return synchronise(self._client, state, model, optimizer, buffers, self._backward, check)
+        return synchronise(
+            self._client, state, model, optimizer, buffers, self._backward, self._on_servers, check
+        )
 
     def _gather(self, name: str, digest: "Array") -> "Future[Array] | None":
         return to_first_worker(self._client, name, digest)

@@ -16,7 +16,7 @@ from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser
 from geomx_cli.runtime.frontends.torch.local import LocalSynchroniser
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
-from geomx_cli.runtime.frontends.torch.server_optimizer import server_optimizer
+from geomx_cli.runtime.frontends.torch.server_optimizer import ServersOptimizer
 from geomx_cli.runtime.frontends.torch.server_steps import ServerSynchroniser
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.momentum_check import MomentumCheck
@@ -32,20 +32,17 @@ __all__ = ["Chosen", "refuse_closures", "synchronise"]
 
 def synchronise(
     client: "Client", state: ModelState, model: Any, optimizer: Any, buffers: str, backward: BackwardPass,
-    check: BatchCheck,
+    on_servers: ServersOptimizer, check: BatchCheck,
 ) -> Synchroniser:  # fmt: skip
     """Set the servers up, give all workers the initial tensors, and register the hooks; blocks until all workers have
     called this. See geomx_cli.torch.wrap.
 
-    backward: shared by the optimizers of a script. check: compares what workers compute with this one.
+    backward, on_servers: shared by the optimizers of a script. check: compares what workers compute with this one.
     """
     chosen = Chosen.of(client.settings, state, buffers)
     asynchronous = chosen.about.asynchronous
-    params: dict[str, float] = {}
     if asynchronous:
-        name, params = server_optimizer(optimizer)
-        if client.global_rank == 0:
-            client.control.set_optimizer(name, params)
+        on_servers.take(client, optimizer)
     if chosen.exchanges_gradients:
         refuse_closures(optimizer, f"--algo {chosen.about.name}", "an algorithm that exchanges weights, as --algo hfa")
     chosen.set_servers_up(client, optimizer)
@@ -54,7 +51,7 @@ def synchronise(
     chosen.declare(broadcast, state)
     client.control.barrier("all")
     if asynchronous:
-        return ServerSynchroniser(client, state, optimizer, params, check)
+        return ServerSynchroniser(client, state, optimizer, check)
     if chosen.exchanges_gradients:
         return GradientSynchroniser(client, state, optimizer, list(chosen.statistics.values()), backward, check)
     weights = ScriptModel(state, chosen.statistics)

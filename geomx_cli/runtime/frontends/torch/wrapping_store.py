@@ -104,13 +104,13 @@ class WrappingStore(ABC):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """See geomx_cli.torch.no_sync."""
-        before = [item.accumulating for item in self._wrapped]
-        for item in self._wrapped:
+        before = [(item, item.accumulating) for item in self._wrapped]
+        for item, _ in before:
             item.accumulating = True
         try:
             yield
         finally:
-            for item, accumulating in zip(self._wrapped, before, strict=True):
+            for item, accumulating in before:
                 item.accumulating = accumulating
 
     def settle(self) -> None:

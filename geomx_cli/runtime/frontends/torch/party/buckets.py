@@ -110,7 +110,7 @@ class Buckets:
 
     def _add(self, bucket: Bucket) -> None:
         loaded = [float(slot.loaded) for slot in bucket.slots]
-        bucket.counts.copy_(torch.tensor(loaded, dtype=bucket.counts.dtype))
+        bucket.counts.copy_(torch.tensor(loaded, dtype=bucket.counts.dtype, device="cpu"))
         bucket.work = self._group.add(bucket.vector)
         self._next += 1
         if self._on_begun is not None:

@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
+from geomx_cli.runtime.frontends.torch.gradients import elect_newest
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.party.broadcast import PartyBroadcast
 from geomx_cli.runtime.frontends.torch.party.exchange import Exchanger
 from geomx_cli.runtime.frontends.torch.party.passes import PartySynchroniser
-from geomx_cli.runtime.training.stop_vote import ELECTION, STOP, StopVote, elect
+from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.frontends.torch.party.operations import Operations
 
 __all__ = ["PartyGradients"]
+
+_OLD, _FAILED, _STEPPED = range(3)
+"""How new a worker's model is at the end: it did not contribute to the last round, has not taken its step, or has."""
 
 
 class PartyGradients(PartySynchroniser):
@@ -73,10 +77,13 @@ class PartyGradients(PartySynchroniser):
     def conclude(self) -> None:
         """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
         self.ended = True
-        newest = [rank for rank, value in enumerate(self.group.gather(int(self.has_newest))) if value]
+        own = (_FAILED if self.has_failed else _STEPPED) if self.has_newest else _OLD
+        models = self.group.gather(own)
+        best = max(models)
         between = None
         if self._client is not None:
-            candidate = self._client.global_rank if self._is_newest and newest else None
-            key = f"{self.state.prefix}{ELECTION}"
-            between = Broadcast(self._client, elect(self._client, key, candidate, self._client.num_all_workers))
-        self.state.conclude(PartyBroadcast(self.group, between, max(newest, default=0)), trained=True)
+            is_newest = self._is_newest and best != _OLD
+            elected = elect_newest(self._client, self.state, is_newest=is_newest, has_failed=best == _FAILED)
+            between = Broadcast(self._client, elected)
+        source = max(rank for rank, model in enumerate(models) if model == best)
+        self.state.conclude(PartyBroadcast(self.group, between, source), trained=True)

@@ -161,7 +161,7 @@ class PartyGroup:
 
     def begin_gather(self, value: int, *, patient: bool = False) -> "Gathered":
         """Begin to collect every worker's number, from 0. patient: without a limit, where leaders wait for servers."""
-        table = torch.zeros(self.size, dtype=torch.int64)
+        table = torch.zeros(self.size, dtype=torch.int64, device="cpu")
         table[self.rank] = value
         return Gathered(self, table, self.add(table, patient=patient))
 
@@ -171,22 +171,22 @@ class PartyGroup:
 
     def gather_bytes(self, data: "Array") -> "Array":
         """Every worker's bytes (1-D, uint8, as many in all), by rank, of shape (workers, bytes); blocks."""
-        table = torch.zeros((self.size, data.size), dtype=torch.uint8)
-        table[self.rank] = torch.tensor(data)
+        table = torch.zeros((self.size, data.size), dtype=torch.uint8, device="cpu")
+        table[self.rank] = torch.tensor(data, device="cpu")
         self.wait(self.add(table))
         gathered: Array = table.numpy()
         return gathered
 
     def share(self, value: int, source: int = 0) -> int:
         """The number of the worker of rank `source`; blocks."""
-        number = torch.tensor([value])
+        number = torch.tensor([value], device="cpu")
         self.wait(self.send(number, source))
         return int(number[0])
 
     def share_bytes(self, content: bytes, source: int = 0) -> bytes:
         """The bytes, of any length, of the worker of rank `source`; blocks."""
         size = self.share(len(content), source)
-        data = torch.zeros(size, dtype=torch.uint8)
+        data = torch.zeros(size, dtype=torch.uint8, device="cpu")
         if self.rank == source and size:
             data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         if size:

@@ -37,6 +37,9 @@ class Member(Protocol):
     def receive(self, active: Sequence[int]) -> None:
         """Wait for the results of the pass."""
 
+    def fail(self) -> None:
+        """This worker's backward pass has failed, and its script has ended without a step."""
+
     def after_step(self, active: Sequence[int]) -> None:
         """Workers of these ranks have taken a step."""
 
@@ -146,6 +149,8 @@ class Operations:
     def follow(self) -> None:
         """This worker's script has finished: take part in what the others do, until all have."""
         if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest
+            for member in self._reached:
+                member.fail()
             self.contribute_rest()
             self.receive()
         reached: list[Member] = []

@@ -41,6 +41,7 @@ class PartySynchroniser(Synchroniser):
         self._check = check
         self._has_local = False
         self.has_newest = True  # of all workers' models, as this one contributed to the last round
+        self.has_failed = False
         for slot in self.slots:
             if slot.parameter is not None:
                 slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot))
@@ -53,6 +54,10 @@ class PartySynchroniser(Synchroniser):
     @abstractmethod
     def receive(self, active: Sequence[int]) -> None:
         """See Member: leave the means in the gradients."""
+
+    def fail(self) -> None:
+        """See Member."""
+        self.has_failed = True
 
     def after_step(self, active: Sequence[int]) -> None:
         """See Member."""

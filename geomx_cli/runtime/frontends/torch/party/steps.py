@@ -93,7 +93,7 @@ class PartySteps(PartySynchroniser):
     def _spread(self) -> None:
         """Copy what has changed in the leader's model."""
         written = self._model.written
-        marks = torch.zeros(len(self._parameters) + 2, dtype=torch.int64)
+        marks = torch.zeros(len(self._parameters) + 2, dtype=torch.int64, device="cpu")
         marks[[*written]] = 1
         marks[-2] = self.rounds if self._local is None else self._local.count
         self.group.wait(self.group.send(marks))

@@ -37,9 +37,7 @@ def synchronise(
     operations.choose_device(parameter.device for parameter in state.trained.values())
     if chosen.exchanges_gradients:
         return PartyGradients(operations, client, state, optimizer, list(chosen.statistics.values()), check)
-    samples = SampleCount() if settings.text("weight") == "samples" else None
-    if samples is not None:
-        model.register_forward_pre_hook(samples)
+    samples = SampleCount(model) if settings.text("weight") == "samples" else None
     weights, rounds = LeaderModel(state, chosen.statistics), None
     if client is not None:
         rounds = LocalRounds(client, state, chosen.algorithm.worker(client, weights, chosen.config))

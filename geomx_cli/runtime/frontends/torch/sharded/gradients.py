@@ -48,6 +48,7 @@ class ShardGradients(GradientSynchroniser):
 
     def conclude(self) -> None:
         """See Synchroniser: the leaders of all shards elect the same party, whose model is the newest."""
+        self._has_failed = any(self._shard.party.gather(int(self._has_failed)))
         self._state.conclude(*self._shard.broadcasts(self._elect()), trained=True)
 
 
@@ -58,7 +59,7 @@ class ReplicaGradients(Synchroniser):
         self._shard = shard
         self._state = state
         self._backward = backward
-        self._entered = self._has_local = False
+        self._entered = self._has_local = self._has_failed = False
         for parameter in state.trained.values():
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
         optimizer.register_step_pre_hook(self._before_step)
@@ -99,10 +100,12 @@ class ReplicaGradients(Synchroniser):
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: only leaders take part in the other parties' rounds."""
         if self._entered:  # the pass has failed, and the script went on; so it does in the leader
+            self._has_failed = True
             self.receive()
         yield from ()
 
     def conclude(self) -> None:
         """See Synchroniser."""
         self.ended = True
+        self._shard.party.gather(int(self._has_failed))
         self._state.conclude(*self._shard.broadcasts(), trained=True)

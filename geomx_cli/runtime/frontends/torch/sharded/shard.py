@@ -49,7 +49,7 @@ class Shard:
 
     def announce(self, changed: Iterable[int], count: int, number: int) -> tuple[list[int], int]:
         """Return the numbers of the tensors that have changed in the leader, of `count`, and its `number`."""
-        marks = torch.zeros(count + 1, dtype=torch.int64)
+        marks = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
         marks[[*changed]] = 1
         marks[-1] = number
         if self.holders.size > 1:

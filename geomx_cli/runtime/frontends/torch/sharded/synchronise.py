@@ -42,9 +42,7 @@ def synchronise(
         if client is None:
             return ReplicaGradients(shard, state, optimizer, backward)
         return ShardGradients(client, shard, state, optimizer, backward, check)
-    samples = SampleCount() if settings.text("weight") == "samples" else None
-    if samples is not None:
-        model.register_forward_pre_hook(samples)
+    samples = SampleCount(model) if settings.text("weight") == "samples" else None
     weights, rounds = LeaderModel(state, {}), None
     if client is not None:
         rounds = LocalRounds(client, state, chosen.algorithm.worker(client, weights, chosen.config))
