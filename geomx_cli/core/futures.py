@@ -12,21 +12,22 @@ _Result = TypeVar("_Result")
 
 def after(futures: Sequence["Future[Any]"], action: Callable[[], _Result]) -> "Future[_Result]":
     """A future that is done when all of `futures` are, of which there is at least one, and `action` has run, in the
-    thread that completes the last one. It gets the result of `action`, or the exception of any of them.
+    thread that completes the last one. It gets the result of `action`, or as soon as one of them fails its exception.
     """
     done: Future[_Result] = Future()
     lock = threading.Lock()
     missing = len(futures)
 
-    def count(_: "Future[Any]") -> None:
+    def count(future: "Future[Any]") -> None:
         nonlocal missing
         with lock:
-            missing -= 1
+            if not missing:
+                return
+            missing = missing - 1 if future.exception() is None else 0
             if missing:
                 return
         try:
-            for future in futures:
-                future.result()
+            future.result()
             done.set_result(action())
         except Exception as error:
             done.set_exception(error)

@@ -93,6 +93,29 @@ def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: s
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("how", "first", "second"),
+    [
+        ("size", "all_reduce SUM of float32 x 5", "all_reduce SUM of float32 x 6"),
+        ("dtype", "all_reduce SUM of float32 x 5", "all_reduce SUM of float64 x 5"),
+        ("operation", "all_reduce SUM of float32 x 5", "all_reduce MAX of float32 x 5"),
+        ("source", "broadcast from 0 of float32 x 5", "broadcast from 1 of float32 x 5"),
+        ("gathered", "all_gather of float32 x 3", "all_gather of float32 x 4"),
+        ("call", "all_reduce SUM of float32 x 5", "broadcast from 0 of float32 x 5"),
+        ("pass", "barrier", "a backward pass"),
+    ],
+)
+@pytest.mark.parametrize("codec", ["none", "fp16"])
+def test_workers_that_make_other_calls(workers: Workers, codec: str, how: str, first: str, second: str) -> None:
+    """An error in all of them, at once: with other calls some would wait, and with other sizes get other numbers."""
+    workers.start("unlike.py", how, count=2, env={"GEOMX_COMPRESS": codec})
+    workers.cluster.wait(100)
+    for name in ("w0", "w1"):
+        output = workers.cluster.output(name)
+        assert f" is {first}, and worker 1's is {second} | all workers must call torch.distributed alike" in output
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["wait", "backward"])
 def test_a_killed_worker_is_named(workers: Workers, where: str) -> None:
     workers.start("lost.py", "killed", where, count=2)
@@ -114,7 +137,9 @@ def test_a_worker_that_ends_earlier_is_an_error(workers: Workers) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("single", "each worker trains a model of its own"),
+        ("single", "each worker trains a model of its own; use torch.distributed.init_process_group"),
+        ("grad", "each worker trains a model of its own; gradients are exchanged by loss.backward()"),
+        ("foreign hfa", "an optimizer that is not wrapped takes steps of a wrapped model"),
         ("same", "workers 0 and 1 train on the same batches"),
         ("wrapped", "workers 0 and 1 train on the same batches"),
         ("wrapped hfa", "workers 0 and 1 train on the same batches"),
@@ -126,7 +151,8 @@ def test_training_that_is_not_together_is_said(workers: Workers, how: str, said:
     for name in ("w0", "w1"):  # servers whose workers never join wait longer
         assert workers.cluster.processes[name].wait(100) == 0
     outputs = [workers.cluster.output(name) for name in ("w0", "w1")]
-    assert [text.count(said) for text in sorted(outputs, key=len)] == ([1, 1] if how == "single" else [0, 1]), outputs
+    times = [0, 1] if how in ("same", "wrapped") else [1, 1]
+    assert [text.count(said) for text in sorted(outputs, key=len)] == times, outputs
 
 
 @pytest.mark.timeout(600)

@@ -98,6 +98,18 @@ def test_diloco(workers: Workers) -> None:
     check(workers, 2, now)
 
 
+@pytest.mark.parametrize("algorithm", ["hfa", "diloco"])
+def test_who_brings_nan_is_said(workers: Workers, algorithm: str) -> None:
+    """Once, in that worker, though all have it after the round."""
+    rounds = {"MXNET_KVSTORE_HFA_K1": "2", "MXNET_KVSTORE_HFA_K2": "1", "GEOMX_INNER_STEPS": "2"}
+    workers.start("damaged.py", parties=(1, 1), env={"GEOMX_ALGO": algorithm, **rounds})
+    workers.finish()
+    said = "warning: weight has elements that are not finite here in round 3, so the means"
+    assert [workers.cluster.output(name).count(said) for name in ("Aw0", "Bw0")] == [0, 1], workers.cluster.outputs()
+    assert "not finite" not in workers.cluster.output("Aw0")
+    assert np.isnan(workers.saved(0)["weight"]).all()
+
+
 @pytest.mark.parametrize("overlap", ["0", "1"])
 def test_diloco_with_bfloat16_weights(workers: Workers, overlap: str) -> None:
     """What bfloat16 rounds is no step: after the only one, the weights are where its momentum takes them."""

@@ -180,6 +180,28 @@ def changes_after_wrap() -> None:
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     refused(optimizer, "the optimizer has other parameters")
     del optimizer.param_groups[1:]
+    optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(7, FEATURES))
+    refused(optimizer, "the optimizer has other parameters")
+    optimizer.param_groups[0]["params"][0] = model[0].weight
+    other = layers()
+    optimizer = geomx.wrap(other, torch.optim.SGD(other.parameters(), 0.1))
+    other[2] = nn.Linear(7, CLASSES)
+    loss_of(other(images), labels).backward()
+    refused(optimizer, "the model has got parameter 2.weight since it was wrapped")
+
+
+def tensors_without_memory() -> None:
+    """Of their own."""
+    shared, nowhere = layers(), layers()
+    shared[0].bias = nn.Parameter(torch.zeros(1).expand(7))
+    nowhere.to("meta")
+    for model, why in ((shared, "elements of tensor 0.bias share memory"), (nowhere, "is on the device meta")):
+        try:
+            geomx.wrap(model, torch.optim.SGD(model.parameters(), 0.1))
+        except geomx.InvalidSettings as error:
+            assert why in error.message and error.hint
+        else:
+            raise AssertionError(why)
 
 
 def refused(optimizer: Any, why: str) -> None:
@@ -217,11 +239,18 @@ def half() -> None:
     def make() -> Any:
         return nn.Conv2d(3, 8, 3).bfloat16().to(memory_format=torch.channels_last)
 
-    model, optimizer, _, _ = wrapped(make, lambda model: torch.optim.SGD(model.parameters(), 0.1))
+    model, optimizer, alone, optimizer_alone = wrapped(make, lambda model: torch.optim.SGD(model.parameters(), 0.1))
+    random = torch.Generator().manual_seed(3)
     for _ in range(3):
+        step = torch.randn(COUNT, 2, 3, 5, 5, generator=random).bfloat16()
         optimizer.zero_grad(set_to_none=False)
-        model(torch.randn(2, 3, 5, 5).bfloat16()).float().square().mean().backward()
+        model(step[RANK]).float().square().mean().backward()
         optimizer.step()
+        optimizer_alone.zero_grad()
+        alone(step.flatten(0, 1)).float().square().mean().backward()
+        optimizer_alone.step()
+    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=2e-2, atol=2e-3)
     finals["half"] = torch.cat([item.detach().float().reshape(-1) for item in model.parameters()]).numpy()
 
 
@@ -230,6 +259,7 @@ accumulation()
 mixed_precision()
 odd_parameters()
 changes_after_wrap()
+tensors_without_memory()
 statistics()
 half()
 images = torch.arange(10 * COUNT + 1)

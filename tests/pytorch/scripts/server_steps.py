@@ -44,7 +44,8 @@ class Pair:
 
     def __init__(self, make: Any) -> None:
         self.model = linear(seed=RANK)
-        self._optimizer = geomx.wrap(self.model, make(self.model))
+        with torch.device("meta"):  # what geomx itself creates is where it has to be
+            self._optimizer = geomx.wrap(self.model, make(self.model))
         self._alone = copy.deepcopy(self.model)
         self._optimizer_alone = make(self._alone)
         self._schedules = [

@@ -21,6 +21,7 @@ device = os.environ.get("TEST_DEVICE", "cpu")
 model = linear(seed=rank).to(device)
 start = [parameter.detach().to(device) for parameter in linear(seed=0).parameters()]
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.set_default_device("meta")  # what geomx itself creates is where it has to be
 assert geomx.wrap(model, optimizer) is optimizer
 assert all(torch.equal(one, other) for one, other in zip(model.parameters(), start, strict=True)), "not the master's"
 copy.deepcopy(model), torch.save((model, optimizer), io.BytesIO())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
     from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds
 
-__all__ = ["GradientSums"]
+__all__ = ["GradientSums", "in_pass"]
 
 _LARGE = 8192
 """Elements up to which a tensor in a backward pass may be statistics of a layer, which must not be encoded."""
@@ -38,13 +38,13 @@ class GradientSums:
         self._lock = threading.Lock()
         self._pass = -1
         self._position = 0
-        self._works: list[PendingWork] = []
+        self._begun: list[Future[None]] = []
         self._actions: list[Callable[[], None]] = []
         self._copies: dict[Any, DeviceCopies] = {}
 
     def takes(self, tensor: Any) -> bool:
         """Whether `begin` is to sum this tensor: a large one, within a backward pass."""
-        return int(tensor.numel()) > _LARGE and _in_pass()
+        return int(tensor.numel()) > _LARGE and in_pass()
 
     def begin(self, tensor: Any, divisor: int) -> PendingWork:
         """Sum the tensor in place, and divide the sum. One that is contiguous, of float32 and on the CPU is not copied.
@@ -68,7 +68,7 @@ class GradientSums:
 
     def observe(self, elements: "Array") -> None:
         """Note the elements of a small tensor before they are summed."""
-        if _in_pass() and self._enter() == 0:
+        if in_pass() and self._enter() == 0:
             self._check.observe(elements)
 
     def in_next_pass(self, action: Callable[[], None]) -> None:
@@ -77,14 +77,14 @@ class GradientSums:
 
     def in_pass(self, work: PendingWork) -> PendingWork:
         """Have the end of the backward pass in progress, if there is one, wait for `work`; returns it."""
-        if not _in_pass():
+        if not in_pass():
             return work
         self._enter()
         return self._keep(work)
 
     def _keep(self, work: PendingWork) -> PendingWork:
         with self._lock:
-            self._works.append(work)
+            self._begun.append(work.done)
         return work
 
     def _enter(self) -> int:
@@ -92,7 +92,8 @@ class GradientSums:
         current = torch._C._current_graph_task_id()
         with self._lock:
             if current != self._pass:
-                self._pass, self._position, self._works = current, 0, []
+                self._pass, self._position = current, 0
+                self._begun = [self._rounds.agree("a backward pass")]
                 torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
                 actions, self._actions = self._actions, []
                 for action in actions:
@@ -102,11 +103,11 @@ class GradientSums:
 
     def _at_end(self) -> None:
         with self._lock:
-            works, self._works = self._works, []
+            begun, self._begun = self._begun, []
         for copies in self._copies.values():
             copies.settle()
-        for work in works:
-            work.done.result()
+        for each in begun:
+            each.result()
 
     def _copies_for(self, device: Any) -> DeviceCopies | None:
         if device.type != "cuda":
@@ -116,7 +117,8 @@ class GradientSums:
         return self._copies[device]
 
 
-def _in_pass() -> bool:
+def in_pass() -> bool:
+    """Whether a backward pass is in progress in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 

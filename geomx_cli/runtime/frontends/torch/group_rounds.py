@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.core.futures import after
 from geomx_cli.ps.cluster.partition import Tensor
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["GroupRounds", "size_class"]
 
 _SMALLEST = 64
+_CALL = 64
+"""Characters of a call that workers compare."""
 _TABLE = 65_536
 """Bytes of all workers that are gathered in one round; more are gathered in a round for each worker."""
 
@@ -41,6 +43,26 @@ class GroupRounds:
         self.workers = client.num_all_workers
         self.rank = client.global_rank
         self.large = 0
+        self._calls = 0
+
+    def agree(self, call: str) -> "Future[None]":
+        """Compare the call that this worker makes with those of the others, besides the rounds that it consists of.
+        Fails with InvalidSettings in all workers if they differ: these rounds would not meet, or give other results.
+        """
+        with self._lock:
+            self._calls += 1
+            number = self._calls
+        made = self.gather(np.frombuffer(call[:_CALL].ljust(_CALL).encode("ascii", "replace"), np.uint8), "call")
+
+        def compare() -> None:
+            own, *_ = calls = [row.tobytes().decode("ascii").rstrip() for row in made.result()]
+            rank = next((rank for rank, other in enumerate(calls) if other != own), 0)
+            if rank:
+                what = f"worker 0's operation {number} is {own}, and worker {rank}'s is {calls[rank]}"
+                hint = "all workers must call torch.distributed alike, in the same order, with tensors of equal sizes"
+                raise InvalidSettings(what, hint)
+
+        return after([made], compare)
 
     def sum(self, name: str, elements: "Array") -> "Future[None]":
         """Replace the elements (1-D, float32 or float64) by their sums over all workers. `--compress` applies."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradient
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
+from geomx_cli.runtime.frontends.torch.tensor_parts import local
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 from geomx_cli.runtime.training.stopwatch import Stopwatch
 from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm
@@ -40,6 +42,7 @@ class LocalRounds:
         self._vote = StopVote(client, -len(state.trained), f"{state.prefix}{STOP}")
         self._watch = Stopwatch()
         self._exchanging = False
+        self._finite = _FiniteCheck(client, state)
         self._part.start()
 
     def advance(self, samples: int) -> None:
@@ -53,11 +56,13 @@ class LocalRounds:
     def _begin(self, steps_left: int) -> None:
         self.count += 1
         self._exchanging = True
+        self._finite.before(self.count)
         self._vote.begin(stop=False, unfinished=self._part.unfinished(steps_left))
 
     def _synchronise(self) -> bool:
         """Take the round's result. Return True if no worker has anything to contribute to later ones."""
         self._part.synchronise()
+        self._finite.after()
         unfinished = self._vote.result().unfinished
         self._exchanging = False
         self._part.expect(unfinished)
@@ -72,6 +77,35 @@ class LocalRounds:
             yield self._vote.pending
             self.ended = self._synchronise()
         self._part.end()
+
+
+class _FiniteCheck:
+    """Warns once, in the worker that brings nan or infinity to the weights: the means spread it to all."""
+
+    def __init__(self, client: "Client", state: ModelState) -> None:
+        self._client = client
+        self._state = state
+        self._looks = True
+
+    def before(self, round_: int) -> None:
+        """This worker contributes its weights."""
+        if self._looks and (name := self._spoiled()):
+            self._looks = False
+            message = (
+                f"{name} has elements that are not finite here in round {round_}, so the means over the workers have"
+                " them from now on; is the learning rate too high, or a sample damaged?"
+            )
+            print(f"warning: {message}", file=sys.stderr, flush=True)
+            self._client.events.write(WarningRaised(message=message, affects_result=True))
+
+    def after(self) -> None:
+        """This worker has the means."""
+        self._looks = self._looks and not self._spoiled()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def _spoiled(self) -> str:
+        totals = ((name, local(tensor).sum(dtype=torch.float64)) for name, tensor in self._state.trained.items())
+        return next((name for name, total in totals if not total.isfinite()), "")
 
 
 class SampleCount:

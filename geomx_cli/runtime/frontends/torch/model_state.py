@@ -1,7 +1,7 @@
 """The tensors of a script's model: which are trained, and copying all of them from one worker to the others."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,9 +30,11 @@ class ModelState:
 
     def __init__(self, model: Any, optimizer: Any, prefix: str = "") -> None:
         self.prefix = prefix
+        self._model = model
         self._optimizer = optimizer
-        updated = {id(item): None for group in optimizer.param_groups for item in group["params"]}
-        self._updated = len(updated)
+        updated = {id(item): None for item in self._in_groups()}
+        self._updated = [id(item) for item in self._in_groups()]
+        self._looked = False
         self._frozen: dict[str, Any] = {}
         self.trained: dict[str, Any] = {}
         self.others: dict[str, Any] = {}
@@ -49,6 +51,8 @@ class ModelState:
             raise InvalidSettings(what, "pass wrap the module that has all of them, and create the optimizer from it")
         if not self.trained:
             raise InvalidSettings("the optimizer updates no parameter of the model", "unfreeze some before wrap")
+        for name, tensor in (*model.named_parameters(), *self.buffers.items()):
+            _check_memory(name, tensor)
         for name, parameter in self.trained.items():
             self._check_layout(name, parameter)
             if parameter.dtype not in EXCHANGED:
@@ -62,13 +66,27 @@ class ModelState:
             raise InvalidSettings(what, "launch with --reduce torch --shards N, of N shards in each party")
 
     def check_unchanged(self) -> None:
-        """Raise InvalidSettings if the optimizer now updates parameters that are not exchanged."""
+        """Raise InvalidSettings if the optimizer now updates parameters that are not exchanged, and once if the model
+        has others than it had: that takes as long as a step of a small model.
+        """
         hint = "call wrap after the last change of the model and of the optimizer's groups"
-        if sum(len(group["params"]) for group in self._optimizer.param_groups) != self._updated:
+        if [id(item) for item in self._in_groups()] != self._updated:
             raise InvalidSettings("the optimizer has other parameters than when it was wrapped", hint)
+        if not self._looked:
+            self._looked = True
+            if added := self.added():
+                raise InvalidSettings(f"the model has got parameter {added} since it was wrapped", hint)
         for name, parameter in self._frozen.items():
             if parameter.grad is not None:
                 raise InvalidSettings(f"parameter {name} has a gradient, and was frozen when it was wrapped", hint)
+
+    def added(self) -> str:
+        """The first parameter that the model has got since; "" if none."""
+        known = {id(item) for item in (*self.trained.values(), *self.others.values())}
+        return next((name for name, item in self._model.named_parameters() if id(item) not in known), "")
+
+    def _in_groups(self) -> "Iterator[Any]":
+        return (item for group in self._optimizer.param_groups for item in group["params"])
 
     def begin(self, broadcast: Broadcast, whole: Broadcast | None = None) -> None:
         """Copy all tensors from the worker that provides the initial values, which then are the values of the keys of
@@ -125,6 +143,17 @@ class ModelState:
         groups = [len(group["params"]) for group in self._optimizer.param_groups]
         optimizer = [type(self._optimizer).__name__, groups, len(self._optimizer.state)]
         return {"tensors": tensors, "optimizer": optimizer}
+
+
+def _check_memory(name: str, tensor: Any) -> None:
+    """Raise InvalidSettings for a tensor without values, and one whose elements share memory."""
+    own = local(tensor)
+    if own.is_meta:
+        hint = "call model.to_empty(device=...), and set the values or load them, before wrap"
+        raise InvalidSettings(f"tensor {name} is on the device meta, and so has no values", hint)
+    if any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.shape, strict=True)):
+        what = f"elements of tensor {name} share memory, as after expand"
+        raise InvalidSettings(what, "clone it before it becomes a part of the model")
 
 
 def check_gradient(key: str, gradient: Any) -> None:

@@ -12,7 +12,7 @@ from geomx_cli.core.futures import after
 from geomx_cli.runtime.frontends.torch import reductions
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
-from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums
+from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums, in_pass
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, size_class
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED
 from geomx_cli.runtime.frontends.torch.refusals import Refusals
@@ -64,7 +64,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> PendingWork:
         """Reduce each tensor in place. Raises InvalidSettings for an unsupported operation."""
         operation = ReduceOp.SUM if opts is None else opts.reduceOp
-        return _joined([self._reduce(tensor, tensor, operation) for tensor in tensors], tensors)
+        return _joined([self._reduce("all_reduce", tensor, tensor, operation) for tensor in tensors], tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> PendingWork:
         """See `allreduce`."""
@@ -72,9 +72,9 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def reduce(self, tensors: Sequence[Any], opts: Any) -> PendingWork:
         """Reduce into the tensors of one worker; those of the others stay as they are."""
-        receives = opts.rootRank == self.rank()
+        receives, call = opts.rootRank == self.rank(), f"reduce to {opts.rootRank}"
         # A copy, as those that receive nothing must choose the same way as the one that does.
-        works = [self._reduce(tensor.clone(), tensor if receives else None, opts.reduceOp) for tensor in tensors]
+        works = [self._reduce(call, tensor.clone(), tensor if receives else None, opts.reduceOp) for tensor in tensors]
         return _joined(works, tensors)
 
     def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
@@ -92,7 +92,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_part(self, output: Any, whole: Any, opts: Any) -> PendingWork:
-        reduced = self._reduce(whole, whole, opts.reduceOp)
+        reduced = self._reduce("reduce_scatter", whole, whole, opts.reduceOp)
         first = self.rank() * output.numel()
 
         def keep() -> None:
@@ -100,7 +100,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
         return PendingWork(reduced.done, [output], keep)
 
-    def _reduce(self, tensor: Any, out: Any | None, operation: Any) -> PendingWork:
+    def _reduce(self, call: str, tensor: Any, out: Any | None, operation: Any) -> PendingWork:
         """Reduce `tensor` over all workers, to `out` if given, which is `tensor` itself in all workers or in none."""
         name = reductions.name_of(operation, tensor.dtype)
         outs = [] if out is None else [out]
@@ -110,9 +110,10 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         divisor = self.size() if name == "AVG" else 1
         if adds and out is tensor and self._gradients.takes(tensor):
             return self._gradients.begin(tensor, divisor)
+        call = f"{call} {name} {_described(tensor)}"
         if adds and not self._encodes:
-            return self._padded_sum(tensor, outs, divisor)
-        gathered = self.rounds.gather(read_bytes(tensor))
+            return self._padded_sum(call, tensor, outs, divisor)
+        gathered = self._agreed(call, self.rounds.gather(read_bytes(tensor)))
 
         def store() -> None:
             rows = [of_bytes(np.ascontiguousarray(row), tensor.dtype) for row in gathered.result()]
@@ -122,13 +123,13 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
         return self._gradients.in_pass(PendingWork(gathered, outs, store))
 
-    def _padded_sum(self, tensor: Any, outs: Sequence[Any], divisor: int) -> PendingWork:
+    def _padded_sum(self, call: str, tensor: Any, outs: Sequence[Any], divisor: int) -> PendingWork:
         size, kind = tensor.numel(), EXCHANGED[tensor.dtype]
         whole = torch.zeros(size_class(size), dtype=kind, device="cpu")
         whole[:size].copy_(tensor.detach().reshape(-1))
         elements = whole.numpy()
         self._gradients.observe(elements)
-        summed = self.rounds.sum("sum", elements)
+        summed = self._agreed(call, self.rounds.sum("sum", elements))
 
         def store() -> None:
             result = whole[:size].div_(divisor) if divisor > 1 else whole[:size]
@@ -143,24 +144,24 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         """Copy the tensors of the worker of rank opts.rootRank to all."""
         works = []
         for tensor in tensors:
-            if opts.rootRank == self.rank():
-                works.append(self._receive(opts.rootRank, read_bytes(tensor), None, _bytes(tensor)))
-            else:
-                works.append(self._receive(opts.rootRank, None, tensor, _bytes(tensor)))
+            own, out = (read_bytes(tensor), None) if opts.rootRank == self.rank() else (None, tensor)
+            call = f"broadcast from {opts.rootRank} {_described(tensor)}"
+            works.append(self._receive(call, opts.rootRank, own, out, _bytes(tensor)))
         return _joined(works, tensors)
 
     def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
         """Copy a tensor from one worker to each."""
         (output,) = outputs
         own = np.concatenate([read_bytes(part) for part in inputs[0]]) if opts.rootRank == self.rank() else None
-        return self._receive(opts.rootRank, own, output, _bytes(output) * self.size(), self.rank() * _bytes(output))
+        call, size = f"scatter from {opts.rootRank} {_described(output)}", _bytes(output)
+        return self._receive(call, opts.rootRank, own, output, size * self.size(), self.rank() * size)
 
-    def _receive(self, source: int, own: Any, out: Any | None, size: int, first: int = 0) -> PendingWork:
+    def _receive(self, call: str, source: int, own: Any, out: Any | None, size: int, first: int = 0) -> PendingWork:
         """Copy `size` bytes of one worker, of which those from `first` on become `out`."""
         outs = [] if out is None else [out]
         if not size:
             return _done(outs)
-        received = self.rounds.broadcast(source, own, size)
+        received = self._agreed(call, self.rounds.broadcast(source, own, size))
 
         def store() -> None:
             for each in outs:
@@ -170,7 +171,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> PendingWork:
         """Copy a tensor of each worker to all."""
-        works = [self._gather(given, found) for given, found in zip(inputs, outputs, strict=True)]
+        works = [self._gather("all_gather", given, found) for given, found in zip(inputs, outputs, strict=True)]
         return _joined(works, [tensor for found in outputs for tensor in found])
 
     allgather_coalesced = allgather
@@ -179,7 +180,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         """Copy a tensor of each worker to all, one after another into one tensor."""
         if not given.numel():
             return _done([output])
-        gathered = self.rounds.gather(read_bytes(given))
+        gathered = self._agreed(f"all_gather {_described(given)}", self.rounds.gather(read_bytes(given)))
         return PendingWork(gathered, [output], lambda: write_bytes(output, gathered.result().reshape(-1)))
 
     _allgather_base = all_gather_single
@@ -195,12 +196,13 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> PendingWork:
         """Copy a tensor of each worker to one of them."""
-        return self._gather(inputs[0], outputs[0] if opts.rootRank == self.rank() else [])
+        call = f"gather to {opts.rootRank}"
+        return self._gather(call, inputs[0], outputs[0] if opts.rootRank == self.rank() else [])
 
-    def _gather(self, given: Any, outs: Sequence[Any]) -> PendingWork:
+    def _gather(self, call: str, given: Any, outs: Sequence[Any]) -> PendingWork:
         if not given.numel():
             return _done(outs)
-        gathered = self.rounds.gather(read_bytes(given))
+        gathered = self._agreed(f"{call} {_described(given)}", self.rounds.gather(read_bytes(given)))
 
         def store() -> None:
             for each, row in zip(outs, gathered.result(), strict=False):
@@ -210,7 +212,17 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def barrier(self, opts: Any = None) -> PendingWork:
         """Complete once all workers have called this."""
-        return PendingWork(self.rounds.gather(np.ones(1, np.uint8)), [], lambda: None)
+        return PendingWork(self.rounds.agree("barrier"), [], lambda: None)
+
+    def _agreed(self, call: str, data: "Future[Any]") -> "Future[Any]":
+        """`data`, if all workers have made this call; else an error in all of them. Within a backward pass that is
+        known already.
+        """
+        return data if in_pass() else after([data, self.rounds.agree(call)], data.result)
+
+
+def _described(tensor: Any) -> str:
+    return f"of {str(tensor.dtype).removeprefix('torch.')} x {tensor.numel()}"
 
 
 def _bytes(tensor: Any) -> int:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
+    from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
 __all__ = ["watch"]
 
@@ -18,9 +19,14 @@ def watch(optimizer_module: Any, session: "ScriptSession") -> None:
         optimizer_module.register_optimizer_step_post_hook(watcher.after_step)
 
 
+_TOGETHER = "use torch.distributed.init_process_group and DistributedDataParallel, or geomx_cli.torch.wrap"
+_BY_BACKWARD = "gradients are exchanged by loss.backward(), and not by torch.autograd.grad"
+_ALONE = f"{_STEPS} optimizer steps, and nothing was exchanged: each worker trains a model of its own;"
+
+
 class _StepWatch:
-    """Warns once, after so many optimizer steps in a row during which no round was begun, unless steps of wrapped
-    optimizers are local on purpose.
+    """Warns once, after so many optimizer steps in a row during which no round was begun, unless these are local steps
+    on purpose; and of a step by which an optimizer that is not wrapped changes a wrapped model.
     """
 
     def __init__(self, session: "ScriptSession", process: int) -> None:
@@ -30,23 +36,35 @@ class _StepWatch:
         self._steps = 0
         self._ended = False
 
-    def after_step(self, *_: Any) -> None:
+    def after_step(self, optimizer: Any, *_: Any) -> None:
         """Hook of all optimizers."""
         if self._ended:
             return
         store = self._session.store
         rounds = 0 if store is None else store.calls
-        self._steps = self._steps + 1 if rounds == self._rounds else 0
-        self._rounds = rounds
-        if self._steps < _STEPS:
+        wrapping = _wrapping(store)
+        if wrapping is not None and wrapping.finished:
             return
-        self._ended = True
-        if os.getpid() == self._process and self._session.num_all_workers != 1 and not _steps_locally(store):
-            self._session.warn(
-                f"{_STEPS} optimizer steps, and nothing was exchanged: each worker trains a model of its own;"
-                " use torch.distributed.init_process_group and DistributedDataParallel, or geomx_cli.torch.wrap"
+        if wrapping is not None and wrapping.is_foreign(optimizer):
+            self._warn(
+                "an optimizer that is not wrapped takes steps of a wrapped model: none of them is exchanged; keep the"
+                " one that geomx_cli.torch.wrap got, and change the rate in its param_groups or by a schedule"
             )
+        is_wrapped = wrapping is not None and wrapping.is_wrapped(optimizer)
+        is_local = is_wrapped and wrapping is not None and not wrapping.exchanges_gradients
+        self._steps = 0 if is_local or rounds != self._rounds else self._steps + 1
+        self._rounds = rounds
+        if self._steps >= _STEPS:
+            self._warn(f"{_ALONE} {_BY_BACKWARD if is_wrapped else _TOGETHER}")
+
+    def _warn(self, message: str) -> None:
+        self._ended = True
+        if os.getpid() == self._process and self._session.num_all_workers != 1:
+            self._session.warn(message, affects_result=True)
 
 
-def _steps_locally(store: Any) -> bool:
-    return bool(getattr(store, "wraps", False))
+def _wrapping(store: Any) -> "WrappingStore | None":
+    # Not before a step: it imports torch, which this module is loaded in the middle of.
+    from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
+
+    return store if isinstance(store, WrappingStore) else None

@@ -25,14 +25,15 @@ _ADVICE = "divide the data with geomx_cli.torch.shard or sampler"
 
 
 class WrappingStore(ABC):
-    """Base class of ScriptStores behind geomx_cli.torch. For the training thread."""
+    """Base class of ScriptStores behind geomx_cli.torch. For the training thread. finished: no step follows."""
 
     def __init__(self, session: "ScriptSession") -> None:
         self._session = session
         self._wrapped: list[Synchroniser] = []
+        self._states: list[ModelState] = []
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
-        self._finished = False
+        self.finished = False
 
     @property
     @abstractmethod
@@ -68,13 +69,22 @@ class WrappingStore(ABC):
         return sum(item.rounds for item in self._wrapped)
 
     @property
-    def wraps(self) -> bool:
-        """Whether an optimizer is wrapped: then its steps may be local ones."""
-        return bool(self._wrapped)
+    def exchanges_gradients(self) -> bool:
+        """Whether each step of a wrapped optimizer needs a round; else most are this worker's own."""
+        return plugins.algorithms()[str(self.option("algo"))].exchanges == "gradients"
+
+    def is_wrapped(self, optimizer: Any) -> bool:
+        """Whether `wrap` got this optimizer."""
+        return optimizer in self._optimizers
+
+    def is_foreign(self, optimizer: Any) -> bool:
+        """Whether an optimizer is not wrapped, and updates parameters of one that is."""
+        updated = (item for group in optimizer.param_groups for item in group["params"])
+        return not self.is_wrapped(optimizer) and any(id(item) in self._parameters for item in updated)
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See geomx_cli.torch.wrap."""
-        if self._finished:
+        if self.finished:
             raise InvalidSettings("this worker has finished", "wrap all optimizers before geomx.finish")
         if not hasattr(model, "named_parameters") or not hasattr(optimizer, "param_groups"):
             given = f"wrap takes a model and its optimizer, not {type(model).__name__} and {type(optimizer).__name__}"
@@ -91,6 +101,7 @@ class WrappingStore(ABC):
                 what = f"parameter {name} is in two wrapped optimizers"
                 raise InvalidSettings(what, "give one of them all parameters that both train, or wrap one")
         self._wrapped.append(self._synchronise(state, model, optimizer, buffers, self._batch_check()))
+        self._states.append(state)
         self._optimizers.add(optimizer)
         self._parameters |= {id(parameter) for parameter in state.trained.values()}
 
@@ -115,12 +126,15 @@ class WrappingStore(ABC):
 
     def settle(self) -> None:
         """See geomx_cli.torch.finish, and ScriptStore."""
-        if self._finished:
+        if self.finished:
             return
-        self._finished = True
+        self.finished = True
         self._finish(self._wrapped)
         for item in self._wrapped:
             item.conclude()
+        for added in filter(None, (state.added() for state in self._states)):
+            message = f"parameter {added} is not in all workers the same: the model got it after wrap"
+            self._session.warn(message, affects_result=True)
 
     def _state(self, model: Any, optimizer: Any, prefix: str) -> ModelState:
         """The model's tensors; prefix: of the names of keys. Raises InvalidSettings as ModelState."""

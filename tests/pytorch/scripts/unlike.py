@@ -1,0 +1,45 @@
+"""Workers that do not make the same collective calls: unlike.py HOW. Each prints the error that it gets."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import geomx_cli.torch as geomx
+
+how = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = torch.nn.Linear(8, 4)
+parallel = DistributedDataParallel(model)
+tensor = torch.ones(5)
+
+
+def train() -> None:
+    parallel(torch.ones(2, 8)).sum().backward()
+
+
+for _ in range(2):  # after the first DistributedDataParallel makes calls of its own
+    train()
+try:
+    if how == "size":
+        dist.all_reduce(torch.ones(5 + rank))
+    elif how == "dtype":
+        dist.all_reduce(torch.ones(5, dtype=torch.float64 if rank else torch.float32))
+    elif how == "operation":
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+    elif how == "source":
+        dist.broadcast(tensor, rank)
+    elif how == "gathered":
+        dist.all_gather([torch.zeros(3) for _ in range(2)], torch.ones(3 + rank))
+    elif how == "call":
+        dist.broadcast(tensor, 0) if rank else dist.all_reduce(tensor)
+    elif rank:
+        train()
+    else:
+        dist.barrier()
+except geomx.InvalidSettings as error:
+    print(f"InvalidSettings: {error.message} | {error.hint}", flush=True)
+    raise
+raise AssertionError("nothing was noticed")
