@@ -10,7 +10,7 @@ worker trains on a contiguous part of the text, in as few epochs as it allows, a
 with "half" twice as many in batches of half the size. Rows:
 
     single          one process, the same characters: batches of all workers together
-    single-half     the same
+    single-half     the same, in batches of half the size at a lower rate
     diloco          --algo diloco --inner-steps 30 --outer-lr 3 --compress sparseloco; results are applied 8 steps later
     diloco-256      the same with --compress sparseloco:1,keep=256 --outer-lr 2
     diloco-2048     the same with --compress sparseloco:1,keep=2048 --outer-lr 0.9 --outer-momentum 0.5

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from peer_measure import follow
-from peer_model import Payload, check_all
+from peer_model import Payload, check_all, passes
 from tensors import LISTS
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,31 +30,15 @@ def _wrapped(sizes: list[int]) -> tuple[Payload, Any]:
 
 def _wrap(sizes: list[int]) -> None:
     payload, _ = _wrapped(sizes)
-    _follow_backward(payload, payload, geomx.num_all_workers())
+    follow(*passes(payload, payload, (geomx.num_all_workers() + 1) / 2))
 
 
 def _ddp(sizes: list[int]) -> None:
     dist.init_process_group("gloo")  # geomx's, whatever the script names
     payload = Payload(sizes, dist.get_rank() + 1.0)
     model = DistributedDataParallel(payload, gradient_as_bucket_view=True)
-    _follow_backward(payload, model, dist.get_world_size())
+    follow(*passes(payload, model, (dist.get_world_size() + 1) / 2))
     dist.destroy_process_group()
-
-
-def _follow_backward(payload: Payload, model: Any, workers: int) -> None:
-    def backward() -> None:
-        loss.pop().backward()
-
-    loss: list[Any] = []
-
-    def prepare() -> None:
-        payload.zero_grad()
-        loss.append(model())
-
-    def check(done: int) -> None:
-        check_all([item.grad for item in payload.tensors], (workers + 1) / 2)
-
-    follow(backward, check, prepare)
 
 
 def _diloco(sizes: list[int]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from peer_measure import follow
-from peer_model import Payload, check_all
+from peer_model import Parts, Payload, check_all, passes
 from tensors import LISTS
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -32,9 +32,6 @@ def main(mode: str, dtype: str, name: str) -> None:
     dist.destroy_process_group()
 
 
-Parts = tuple[Callable[[], None], Callable[[int], None], Callable[[], None]]
-
-
 def _expected() -> float:
     """The mean of what the ranks contribute: each its rank + 1."""
     return float(dist.get_world_size() + 1) / 2
@@ -45,19 +42,7 @@ def _ddp(sizes: list[int], half: bool) -> Parts:
     model = DistributedDataParallel(payload, bucket_cap_mb=BUCKET >> 20, gradient_as_bucket_view=True)
     if half:
         model.register_comm_hook(None, fp16_compress_hook)
-    def backward() -> None:
-        loss.pop().backward()
-
-    loss: list[Any] = []
-
-    def prepare() -> None:
-        payload.zero_grad()
-        loss.append(model())
-
-    def check(done: int) -> None:
-        check_all([item.grad for item in payload.tensors], _expected())
-
-    return backward, check, prepare
+    return passes(payload, model, _expected())
 
 
 def _flat(sizes: list[int], half: bool) -> Parts:

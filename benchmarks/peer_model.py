@@ -1,11 +1,14 @@
 """The payload of peers.py as a PyTorch module: the tensors of a list, with a backward pass that computes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["Payload", "check_all"]
+__all__ = ["Parts", "Payload", "check_all", "passes"]
+
+Parts = tuple[Callable[[], None], Callable[[int], None], Callable[[], None]]
+"""The arguments of peer_measure.follow."""
 
 
 class _Pass(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
@@ -50,3 +53,20 @@ def check_all(tensors: Sequence[Any], expected: float, tolerance: float = 0.0) -
         error = float((tensor.detach() - expected).abs().max())
         if not error <= tolerance:
             raise AssertionError(f"a wrong result: {expected:g} is off by {error:g}")
+
+
+def passes(payload: Payload, model: Any, expected: float) -> Parts:
+    """Backward passes of `model`, which is the payload or has it, each of which leaves the gradient `expected`."""
+    loss: list[Any] = []
+
+    def prepare() -> None:
+        payload.zero_grad()
+        loss.append(model())
+
+    def backward() -> None:
+        loss.pop().backward()
+
+    def check(done: int) -> None:
+        check_all([item.grad for item in payload.tensors], expected)
+
+    return backward, check, prepare

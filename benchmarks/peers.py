@@ -42,17 +42,16 @@ ENDING = 5.0
 
 
 class Ranks:
-    """The processes of one system. `close` ends them all."""
+    """The processes of one system. `close` ends them all, also after a `start` that has failed."""
 
-    def __init__(self, members: list[Member], wan: Wan, directory: Path) -> None:
+    def __init__(self, wan: Wan, directory: Path) -> None:
         self._heard: list[queue.Queue[str]] = []
         self._running: list[tuple[Member, subprocess.Popen[str], Path]] = []
+        self._measured: list[int] = []
         self._directory, self._wan = directory, wan
-        for member in members:
-            self._start(member)
-        self._measured = [index for index, (member, _, _) in enumerate(self._running) if member.measured]
 
-    def _start(self, member: Member) -> None:
+    def start(self, member: Member) -> None:
+        """Start a process."""
         errors = self._directory / f"errors{len(self._running)}"
         clean = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
         env = {**clean, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **member.env}
@@ -61,6 +60,8 @@ class Ranks:
                 member.site, member.argv, env=env, cwd=self._directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=log, text=True, start_new_session=True,
             )  # fmt: skip
+        if member.measured:
+            self._measured.append(len(self._running))
         self._running.append((member, popen, errors))
         self._heard.append(queue.Queue())
         threading.Thread(target=self._read, args=(popen, self._heard[-1]), daemon=True).start()
@@ -125,8 +126,10 @@ def measure(system: System, wan: Wan, arguments: argparse.Namespace, goodput: fl
     python = interpreter(system.environment)
     with tempfile.TemporaryDirectory(prefix="gxp") as folder, contextlib.ExitStack() as stack:
         setting = Setting(wan, python, Path(folder), arguments.tensors)
-        ranks = Ranks(system.commands(setting), wan, Path(folder))
+        ranks = Ranks(wan, Path(folder))
         stack.callback(ranks.close)
+        for member in system.commands(setting):
+            ranks.start(member)
         ranks.ready()
         times: list[float] = []
         before = wan.bytes()

@@ -36,7 +36,7 @@ base_option = click.option(
 network_option = click.option(
     "-n", "--network", required=True, metavar="NAME", shell_complete=networks_of_records,
     callback=lambda ctx, parameter, name: file_name(name) if name else name,
-    help="As in resnet18-v1, or MODULE:FUNCTION.",
+    help="As in resnet18-v1, or MODULE:FUNCTION; of a script its name: train for train.py.",
 )  # fmt: skip
 target_option = click.option(
     "--target", type=click.FloatRange(0, 1, min_open=True), default=0.8, show_default=True,

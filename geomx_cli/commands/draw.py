@@ -51,7 +51,7 @@ _FILES_ONLY = ("folder", "form", "size", "font_size", "logx", "logy")
 )  # fmt: skip
 @click.option(
     "-n", "--network", metavar="NAME", shell_complete=networks_of_records,
-    help="With --base: only this network, as in resnet18-v1, or script.",
+    help="With --base: only this network, as in resnet18-v1, or the name of a script.",
 )  # fmt: skip
 @group_option
 @click.option(

@@ -1,6 +1,7 @@
 """Starter files for users, copied from templates/."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed, UsageError
@@ -15,11 +16,14 @@ FOLDER = next((path for path in (_PACKAGE / "templates", _PACKAGE.parent / "temp
 
 
 def write(directory: Path) -> list[tuple[Path, bool]]:
-    """Copy each of FILES to `directory`, creating it if necessary; return for each whether it is new.
+    """Copy each of FILES to `directory`, creating it if necessary; return for each whether it is new. The script is one
+    for PyTorch where only that is installed.
 
     Existing files are never overwritten. Raises CheckFailed if writing fails.
     """
-    return [(directory / name, _copy(directory, name, force=False)) for name in FILES]
+    only_torch = find_spec("mxnet") is None and find_spec("torch") is not None
+    sources = {"train.py": "torch_script.py"} if only_torch else {}
+    return [(directory / name, _copy(directory, sources.get(name, name), name, force=False)) for name in FILES]
 
 
 def templates() -> Mapping[str, str]:
@@ -46,7 +50,7 @@ def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, st
     if name not in known:
         raise UsageError(f"there is no template {name!r}", nearest(name, known))
     path = directory / known[name]
-    if not _copy(directory, known[name], force=force):
+    if not _copy(directory, known[name], known[name], force=force):
         raise CheckFailed(f"{path} is there already", "--force writes over it")
     return path, _first_line(path)[1]
 
@@ -57,9 +61,9 @@ def _first_line(path: Path) -> tuple[str, str]:
     return summary, command
 
 
-def _copy(directory: Path, name: str, *, force: bool) -> bool:
-    """Copy a template; return False if the file exists and `force` is False."""
-    content = (FOLDER / name).read_bytes()
+def _copy(directory: Path, source: str, name: str, *, force: bool) -> bool:
+    """Copy a template to a file; return False if that exists and `force` is False."""
+    content = (FOLDER / source).read_bytes()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / name).open("wb" if force else "xb") as file:

@@ -141,7 +141,7 @@ def of(what: str, groups: Sequence[RunGroup], metrics: Sequence[str] = ()) -> Fi
         found = {series: [("", mean)] for series, mean in means.items() if mean is not None}
         figures.add(name, Bars(name, title, y, found) if found else why, groups)
 
-    title, why = f"Data throughput of {what}", "no run has recorded a round"
+    title, why = f"Data throughput of {what}", "no run has recorded a round, and no script has called geomx.report"
     bars("throughput", title, "samples per second", "samples_per_s", why)
     bars("traffic", f"Traffic of {what}'s workers", "MB per second, both ways", "traffic", "no record has bytes")
     busy = {_series(group): found for group in groups if (found := list(_busy(group)))}

@@ -74,7 +74,7 @@ class JobRecords:
             network=network_of(self.plan), mode=mode_of(self.plan.spec.options),
             script=list(self.plan.spec.script), script_digest=self.plan.spec.script_digest,
             outcome=self._outcome(), evaluator=self._evaluator(), warnings=self._warnings(),
-            emulated_network=self.plan.network,
+            emulated_network=self.plan.network, rounds=self._rounds_of_script(),
         )  # fmt: skip
 
     @property
@@ -106,6 +106,11 @@ class JobRecords:
             for name, value in log.state.recorded.items():
                 largest[name] = max(value, largest.get(name, value))
         return largest
+
+    def _rounds_of_script(self) -> int:
+        if not self.plan.spec.script:
+            return 0
+        return max((self.logs[process.name].state.round for process in self._training()), default=0)
 
     def _starts(self) -> dict[str, float]:
         begun = {"/".join(place): self.logs[name].state.trains_since for name, place in self.places.items()}

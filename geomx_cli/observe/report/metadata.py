@@ -27,8 +27,8 @@ class Metadata(msgspec.Struct):
     times include evaluations. recorded: the algorithm's own metrics of the last round, the maximum over the workers; in
     the file they have their own names, and are not read back. outcome: how the job ended ("done", "done in part",
     "failed", "interrupted"), or its state when the records were made. warnings: why its figures may not be those of its
-    mode. evaluator: the worker (HOST/DEVICE) whose accuracies are the job's. emulated_network: Plan.network. None, or
-    an empty text, means unknown.
+    mode. evaluator: the worker (HOST/DEVICE) whose accuracies are the job's. emulated_network: Plan.network. rounds: of
+    a script, whose records are its reports, else 0. None, or an empty text, means unknown.
     """
 
     job: str
@@ -48,6 +48,7 @@ class Metadata(msgspec.Struct):
     warnings: list[str] = []
     evaluator: str = ""
     emulated_network: str = ""
+    rounds: int = 0
     schema_version: int = 1
 
     @staticmethod

@@ -76,9 +76,10 @@ class Summary:
             rate, traffic = _original_rate(samples, workers), _original_traffic(run.mode, workers, evaluator)
         parts = [_original_busy(one) if parity else one.busy for one in workers]
         busy = [part for part in parts if part is not None]
+        of_script = run.metadata.rounds if run.metadata is not None else 0
         return cls(
             network=run.network, mode=run.mode, workers=len(workers),
-            rounds=max(worker.rounds for worker in workers), samples=samples, seconds=seconds,
+            rounds=of_script or max(worker.rounds for worker in workers), samples=samples, seconds=seconds,
             samples_per_s=rate, traffic=traffic,
             busy=sum(busy) / len(busy) if busy else None,
             bytes=total, wan_bytes=run.metadata.total if run.metadata is not None else None,

@@ -122,7 +122,8 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "D
 class DilocoWorker(FiniteWorkerAlgorithm):
     """Inner steps with periodic exchanges of a fragment; plain DiLoCo has a single fragment.
 
-    `_wait`: steps until the result of the pending exchange is taken; -1 if there is none.
+    One exchange is pending at most; the end of training waits for it, and drops what mixing would have kept.
+    `_wait`: inner steps until the result of the pending exchange is taken; -1 if there is none.
     """
 
     def __init__(self, pseudo_gradient: PseudoGradient, config: "TrainConfig") -> None:

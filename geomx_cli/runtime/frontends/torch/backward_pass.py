@@ -5,7 +5,9 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["BackwardPass", "Participant"]
+from geomx_cli.core.errors import InvalidSettings
+
+__all__ = ["BackwardPass", "Participant", "current_pass"]
 
 
 class Participant(Protocol):
@@ -16,6 +18,18 @@ class Participant(Protocol):
 
     def receive(self) -> None:
         """Wait for the round's results."""
+
+
+def current_pass(begun: int | None) -> int:
+    """The number of the backward pass in progress in this thread. Raises InvalidSettings if `begun`, the one whose
+    results are still waited for, is another.
+    """
+    current: int = torch._C._current_graph_task_id()
+    if begun not in (None, current):
+        what = "a backward pass began before the gradients of the one before it had been exchanged"
+        hint = "a pass that has failed cannot be repeated; checkpoint activations with use_reentrant=False"
+        raise InvalidSettings(what, hint)
+    return current
 
 
 class BackwardPass:

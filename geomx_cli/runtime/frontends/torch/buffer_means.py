@@ -19,7 +19,9 @@ BUFFERS = "geomx.buffers"
 
 
 class BufferMeans:
-    """For the training thread; nothing is exchanged without buffers."""
+    """For the training thread; nothing is exchanged without buffers. Workers that have finished, and contribute none,
+    get the means too.
+    """
 
     def __init__(self, client: "Client", key: str, buffers: Sequence[Any], priority: int) -> None:
         self._client = client

@@ -92,8 +92,8 @@ class _Groups:
         self._session.store = store
         load.leave_unless_training(store)
         if (algorithm := str(store.option("algo"))) not in _ALGORITHMS:
-            what = f"init_process_group with --algo {algorithm}: what a script reduces are gradients"
-            hint = f"use --algo fsa, or geomx_cli.torch.wrap, which exchanges weights with {algorithm}"
+            what = f"DistributedDataParallel exchanges gradients, and --algo {algorithm} does not"
+            hint = f"launch with --algo fsa, or use geomx_cli.torch.wrap, which takes part in {algorithm}"
             raise InvalidSettings(what, hint)
         from geomx_cli.runtime.frontends.torch.buffer_broadcast import refuse_join, replace_buffer_broadcast
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
+from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, current_pass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
@@ -83,7 +83,6 @@ class GradientSynchroniser(Synchroniser):
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._pass: int | None = None  # the backward pass whose round is in progress
         self._is_first = False  # the next gradient of this pass is its first
-        self._has_local = False
         self._is_newest = True  # of all workers' models, as this one contributed to the last round
         self._has_failed = False  # this one's last pass has, so that it has not taken the step
         self._p3 = bool(client.settings.options["p3"]) and not statistics
@@ -107,23 +106,19 @@ class GradientSynchroniser(Synchroniser):
     def _on_gradient(self, slot: _Slot, parameter: Any) -> None:
         """Autograd hook, for the parameter whose gradient is complete."""
         if self.accumulating:
-            self._has_local = True
+            self.has_local = True
             return
         with self._lock:
             self._enter_pass()
         self._contribute(slot)
 
     def _enter_pass(self) -> None:
-        current = torch._C._current_graph_task_id()
+        current = current_pass(self._pass)
         if self._pass is None:
             self._pass, self._is_first = current, True
             self.rounds += 1
             self._vote.begin(stop=False, unfinished=True, weight=self.workers)
             self._backward.enter(self)
-        elif self._pass != current:
-            what = "a backward pass began before the gradients of the one before it had been exchanged"
-            hint = "a pass that has failed cannot be repeated; checkpoint activations with use_reentrant=False"
-            raise InvalidSettings(what, hint)
 
     def _contribute(self, slot: _Slot) -> None:
         gradient = local(slot.parameter.grad)
@@ -165,7 +160,7 @@ class GradientSynchroniser(Synchroniser):
             else:
                 self._settle(slot)
         self._buffers.take()
-        self._pass, self._has_local = None, False
+        self._pass, self.has_local = None, False
 
     def _abstain(self, slot: _Slot) -> None:
         """The result is waited for at the end of the pass, as the others may have a gradient; so it goes first."""
@@ -204,9 +199,6 @@ class GradientSynchroniser(Synchroniser):
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook: hide the gradients that are late, whose parameters then become late too."""
         self.check_step(self._state)
-        if self._has_local:
-            what = "this step would use gradients of this worker only"
-            raise InvalidSettings(what, "leave the last backward pass before a step out of no_sync")
         self._hidden = []
         step = late_step(optimizer, args, kwargs) if self._late else None
         for slot in list(self._late.values()):

@@ -13,12 +13,13 @@ __all__ = ["Synchroniser"]
 class Synchroniser(ABC):
     """Base class, one for each wrapped optimizer. For the training thread.
 
-    rounds: begun by this worker. accumulating: within `no_sync`. ended: after `finishing`, when the optimizer cannot
-    step any more.
+    rounds: begun by this worker. accumulating: within `no_sync`. has_local: the last backward pass was, and steps need
+    exchanged gradients. ended: after `finishing`, when the optimizer cannot step any more.
     """
 
     rounds = 0
     accumulating = False
+    has_local = False
     ended = False
 
     @abstractmethod
@@ -32,9 +33,14 @@ class Synchroniser(ABC):
     def conclude(self) -> None:
         """After `finishing` of all synchronisers: leave the same tensors in all workers; blocks."""
 
-    def check_step(self, state: ModelState) -> None:
-        """Raise InvalidSettings after the end, and if the optimizer is not as it was wrapped."""
+    def check_step(self, state: ModelState, of: str = "worker") -> None:
+        """Raise InvalidSettings after the end, if the optimizer is not as it was wrapped, and if it would use gradients
+        of this worker, or `of` this party, only.
+        """
         state.check_unchanged()
         if self.ended:
             what = "this worker has finished: the other workers no longer train with it"
             raise InvalidSettings(what, "call geomx.finish after the last step")
+        if self.has_local:
+            what = f"this step would use gradients of this {of} only"
+            raise InvalidSettings(what, "leave the last backward pass before a step out of no_sync")

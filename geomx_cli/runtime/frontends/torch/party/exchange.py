@@ -21,7 +21,7 @@ __all__ = ["Exchanger"]
 class Exchanger:
     """Sends each bucket as soon as the party's sum is known, from a thread of its own, beside the backward pass.
 
-    For the training thread, but for `put`. What fails in the own thread is raised by `take`.
+    For the training thread, but for `put`. What fails in the own thread is raised by `take`, at the end of the pass.
     """
 
     def __init__(self, client: "Client", operations: "Operations", vote: "StopVote") -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
+from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, current_pass
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.party.group import Gathered, PartyGroup
@@ -89,15 +89,11 @@ class Operations:
         """The current backward pass has computed a gradient of this optimizer; in autograd's threads. Raises
         InvalidSettings if the pass before it has not ended.
         """
-        current = torch._C._current_graph_task_id()
         with self._lock:
+            current = current_pass(self._pass)
             if self._pass is None:
                 self._pass = current
                 self._backward.enter(self)
-            elif self._pass != current:
-                what = "a backward pass began before the gradients of the one before it had been exchanged"
-                hint = "a pass that has failed cannot be repeated; checkpoint activations with use_reentrant=False"
-                raise InvalidSettings(what, hint)
             if member not in self._reached:
                 self._reached.append(member)
                 member.begin()

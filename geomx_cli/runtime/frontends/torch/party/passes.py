@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
@@ -39,7 +38,6 @@ class PartySynchroniser(Synchroniser):
         self._statistics = self.slots[0] if statistics else None
         self.sums = Buckets(self.group, self.slots, operations.device, on_begun)
         self._check = check
-        self._has_local = False
         self.has_newest = True  # of all workers' models, as this one contributed to the last round
         self.has_failed = False
         for slot in self.slots:
@@ -67,7 +65,7 @@ class PartySynchroniser(Synchroniser):
         if self.ended:
             return
         if self.accumulating:
-            self._has_local = True
+            self.has_local = True
             return
         self.operations.reach(self)
         if self.operations.overlaps:
@@ -85,7 +83,7 @@ class PartySynchroniser(Synchroniser):
         if self._statistics is not None:
             self.sums.load(self._statistics)
         self.sums.flush()
-        self._has_local = False
+        self.has_local = False
         if self._check.compares:
             self._check.observe(*last_gradient(self.state))
 
@@ -103,9 +101,6 @@ class PartySynchroniser(Synchroniser):
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
         self.check_step(self.state)
-        if self._has_local:
-            what = "this step would use gradients of this worker only"
-            raise InvalidSettings(what, "leave the last backward pass before a step out of no_sync")
 
 
 def _slots(state: ModelState, statistics: Sequence[Any]) -> list[Slot]:

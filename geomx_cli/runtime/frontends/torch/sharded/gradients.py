@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser, set_gradient
@@ -59,7 +58,7 @@ class ReplicaGradients(Synchroniser):
         self._shard = shard
         self._state = state
         self._backward = backward
-        self._entered = self._has_local = self._has_failed = False
+        self._entered = self._has_failed = False
         for parameter in state.trained.values():
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
         optimizer.register_step_pre_hook(self._before_step)
@@ -69,7 +68,7 @@ class ReplicaGradients(Synchroniser):
         if self.ended:
             return
         if self.accumulating:
-            self._has_local = True
+            self.has_local = True
         elif not self._entered:
             self._entered = True
             self.rounds += 1
@@ -88,14 +87,11 @@ class ReplicaGradients(Synchroniser):
                 set_gradient(parameters[index], torch.empty_like(local(parameters[index])))
         self._shard.copy(parameters[index].grad for index in found)
         self._shard.check(self.rounds, workers)
-        self._entered = self._has_local = False
+        self._entered = self.has_local = False
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
-        self.check_step(self._state)
-        if self._has_local:
-            what = "this step would use gradients of this party only"
-            raise InvalidSettings(what, "leave the last backward pass before a step out of no_sync")
+        self.check_step(self._state, "party")
 
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: only leaders take part in the other parties' rounds."""
