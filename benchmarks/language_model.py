@@ -247,6 +247,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", default="20mbit", help="of each party's link; '' is no limit")
     parser.add_argument("--rtt", default="80ms", help="round trip between parties; '' is no delay")
+    parser.add_argument(
+        "--keep-windows", action="store_true", help="net.ipv4.tcp_slow_start_after_idle=0, as docs/sites.md advises"
+    )
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a job is stopped")
     parser.add_argument("--sweep", action="store_true", help=sweep.__doc__)
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -264,6 +267,8 @@ def main() -> int:
             wan: Any = None
             if arguments.rate or arguments.rtt:
                 wan = stack.enter_context(Wan(SITES, arguments.rate or None, arguments.rtt or None))
+                if arguments.keep_windows:
+                    wan.keep_windows()
                 test = wan.self_test()
                 print("\n".join(test.lines()), file=sys.stderr, flush=True)
                 test.check()

@@ -166,6 +166,12 @@ class Wan:
         """
         self._router.lose(site, percent, congestion)
 
+    def keep_windows(self) -> None:
+        """Let the TCP of all sites remember in pauses how much its connections can carry, which is not Linux's default.
+        """
+        for site in self.sites:
+            self._spaces.sysctl(site, {"net.ipv4.tcp_slow_start_after_idle": "0"})
+
     def emulation_cpu_seconds(self) -> float:
         """CPU time used by the forwarder so far; 0 without one."""
         return self._router.cpu_seconds()

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from geomx_cli import __version__
+from geomx_cli.core import plugins
 from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.inventory import Host
+from geomx_cli.plan import Plan
 from geomx_cli.preflight.check import Check
 from geomx_cli.preflight.complete_inventory import listening
 from geomx_cli.preflight.probe_pool import OLDEST_PYTHON, Facts, Skew, old_python
@@ -13,7 +15,10 @@ from geomx_cli.preflight.requirements import Requirements
 from geomx_cli.probe.facts import code_digest
 from geomx_cli.ps.net.addresses import is_loopback
 
-__all__ = ["check_clock", "check_hardware", "check_host", "check_memory", "check_torch", "names_gpus", "warn_of_gpus"]
+__all__ = [
+    "check_clock", "check_hardware", "check_host", "check_memory", "check_slow_start", "check_torch", "names_gpus",
+    "warn_of_gpus",
+]  # fmt: skip
 
 _SKEW = 2.0
 _CLOCK = "geomx corrects its records for this, but not times that scripts print; use NTP there (chrony, timesyncd)"
@@ -86,6 +91,25 @@ def check_hardware(
         what = f"the workers take {threads} cores, and there are {cores}"
         fix = "give it fewer workers (devices) or threads, or expect slow training"
         yield Check(", ".join(names), "cores", "warning", what, fix)
+
+
+def check_slow_start(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Check]:
+    """Warn if TCP forgets between two rounds how much the links between parties take: then each exchange begins with
+    some 15 kB, and takes a round trip more each time that is doubled. For algorithms with pauses between rounds.
+    """
+    if plugins.algorithms()[str(plan.spec.options["algo"])].exchanges == "gradients":
+        return
+    serving = dict.fromkeys(process.host for process in plan.processes if process.role in ("server", "global_server"))
+    hosts = {host: facts[host] for host in serving if host in facts}
+    if len({known.boot or host for host, known in hosts.items()}) < 2:
+        return
+    for host, known in hosts.items():
+        if not known.slow_start:
+            yield Check(host, "tcp")
+            continue
+        what = "TCP begins each exchange after a pause slowly again (net.ipv4.tcp_slow_start_after_idle is 1)"
+        fix = "as root there: sysctl -w net.ipv4.tcp_slow_start_after_idle=0, and in /etc/sysctl.d for good"
+        yield Check(host, "tcp", "warning", what, fix)
 
 
 def _machines(facts: Mapping[str, Facts]) -> Sequence[Sequence[str]]:

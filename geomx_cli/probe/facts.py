@@ -59,6 +59,7 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
         "unusable": {address: error for address, (_, error) in free.items() if error},
         "memory": machine.memory(),
         "cores": machine.cores(),
+        "slow_start": machine.slow_start(),
         "gpus": machine.gpus() if request["gpus"] else [],
         "missing": [name for name in request["modules"][:_MOST] if not _is_there(name)],
         "versions": _versions(request["distributions"][:_MOST]),

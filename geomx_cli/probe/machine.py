@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["boot", "cores", "gpus", "memory"]
+__all__ = ["boot", "cores", "gpus", "memory", "slow_start"]
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -27,6 +27,11 @@ def memory() -> int:
             cached = re.search(r"^inactive_file (\d+)", _read(group / "memory.stat"), re.MULTILINE)
             rooms.append(max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0)))
     return min(rooms, default=0)
+
+
+def slow_start() -> bool:
+    """Return whether TCP connections forget how much their path takes while they are idle; no if unknown."""
+    return _read(Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")) == "1"
 
 
 def cores() -> int:

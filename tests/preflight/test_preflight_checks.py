@@ -44,6 +44,7 @@ FACTS = Facts(
     unusable={},
     memory=8 * GIB,
     cores=4,
+    slow_start=True,
     gpus=["NVIDIA A100, 40960 MiB"],
     missing=[],
     versions={"numpy": "1.26.4", "mxnet": "1.9.1"},
@@ -134,6 +135,26 @@ def test_hosts_of_one_machine_share_its_memory_and_cores() -> None:
     assert wrong(list(hosts.check_hardware(planned, alone, required))) == []
     [check] = wrong(list(hosts.check_hardware(planned, both, required)))
     assert (check.level, check.what) == ("warning", "the workers take 6 cores, and there are 4")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "slow", "boots", "warned"),
+    [
+        ("diloco", True, "abc", ["hub", "alpha", "beta"]),
+        ("fsa", True, "abc", []),  # no pauses
+        ("hfa", False, "abc", []),
+        ("hfa", True, "aaa", []),  # one machine
+    ],
+)
+def test_tcp_that_forgets_its_links_in_pauses(algorithm: str, slow: bool, boots: str, warned: list[str]) -> None:
+    names = ("hub", "alpha", "beta")
+    spec = JobSpec(job="j", job_dir="/j", socket_dir="/tmp/gx-0-abc", key_dir="/k", options={"algo": algorithm})
+    addresses = {name: f"10.0.0.{number}" for number, name in enumerate(names)}
+    planned = plan(star(addresses, range(9000, 9008)), spec)
+    facts = {name: changed(slow_start=slow, boot=boot) for name, boot in zip(names, boots, strict=True)}
+    found = wrong(list(hosts.check_slow_start(facts, planned)))
+    assert [check.subject for check in found] == warned
+    assert all(check.level == "warning" and "tcp_slow_start_after_idle=0" in check.fix for check in found)
 
 
 def test_gpus() -> None:
