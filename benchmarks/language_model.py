@@ -13,7 +13,7 @@ with "half" twice as many in batches of half the size. Rows:
     single-half     the same, in batches of half the size at a lower rate
     diloco          --algo diloco --inner-steps 30 --outer-lr 3 --compress sparseloco; results are applied 8 steps later
     diloco-256      the same with --compress sparseloco:1,keep=256 --outer-lr 2
-    diloco-2048     the same with --compress sparseloco:1,keep=2048 --outer-lr 0.9 --outer-momentum 0.5
+    diloco-1024     the same with --compress sparseloco:1,keep=1024 --outer-lr 0.9 --outer-momentum 0.6 --overlap 6
     diloco-q4       the same with --compress q4 --outer-lr 0.9 --outer-momentum 0.5
     party-half      as diloco with --reduce torch: a party trains as one worker
     fsa             --algo fsa without codec: the mean gradient in each step
@@ -77,9 +77,9 @@ ROWS: Mapping[str, Row] = {
     "single-half": Row({"algo": "local", "lr": 0.002}, halved=True),
     "diloco": Row(OUTER),
     "diloco-256": Row({**OUTER, "compress": "sparseloco:1,keep=256", "outer_lr": 2.0, "lr": 0.008}),
-    "diloco-2048": Row(
-        {**OUTER, "compress": "sparseloco:1,keep=2048", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.008}
-    ),
+    "diloco-1024": Row({
+        **OUTER, "compress": "sparseloco:1,keep=1024", "outer_lr": 0.9, "outer_momentum": 0.6, "overlap": 6, "lr": 0.008,
+    }),
     "diloco-q4": Row({**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.004}),
     "party-half": Row({**OUTER, "reduce": "torch", "lr": 0.002}, "language_model_party.py", halved=True),
     "fsa": Row({"algo": "fsa", "topology": "spread"}, partly=True),
@@ -100,7 +100,10 @@ GRID: Mapping[str, list[Mapping[str, Value]]] = {
         {"compress": "sparseloco:1"},
     ],
     "diloco-256": [{"lr": rate} for rate in (0.004, 0.008, 0.012)],
-    "diloco-2048": [{"lr": 0.004}, {"lr": 0.008}, {"compress": "none", "lr": 0.004}, {"compress": "none", "lr": 0.008}],
+    "diloco-1024": [
+        *({"lr": rate} for rate in (0.004, 0.008)), *({"compress": "none", "lr": rate} for rate in (0.004, 0.008)),
+        {"outer_momentum": 0.5}, {"outer_lr": 1.1, "outer_momentum": 0.5},
+    ],
 }
 
 
