@@ -77,9 +77,10 @@ ROWS: Mapping[str, Row] = {
     "single-half": Row({"algo": "local", "lr": 0.002}, halved=True),
     "diloco": Row(OUTER),
     "diloco-256": Row({**OUTER, "compress": "sparseloco:1,keep=256", "outer_lr": 2.0, "lr": 0.008}),
-    "diloco-1024": Row({
-        **OUTER, "compress": "sparseloco:1,keep=1024", "outer_lr": 0.9, "outer_momentum": 0.6, "overlap": 6, "lr": 0.008,
-    }),
+    "diloco-1024": Row(
+        {**OUTER, "overlap": 6, "compress": "sparseloco:1,keep=1024"}
+        | {"outer_lr": 0.9, "outer_momentum": 0.6, "lr": 0.008}
+    ),
     "diloco-q4": Row({**OUTER, "compress": "q4", "outer_lr": 0.9, "outer_momentum": 0.5, "lr": 0.004}),
     "party-half": Row({**OUTER, "reduce": "torch", "lr": 0.002}, "language_model_party.py", halved=True),
     "fsa": Row({"algo": "fsa", "topology": "spread"}, partly=True),
