@@ -34,6 +34,7 @@ class ModelState:
         self._optimizer = optimizer
         updated = {id(item): None for item in self._in_groups()}
         self._updated = [id(item) for item in self._in_groups()]
+        self._known = {id(item) for item in model.parameters()}
         self._looked = False
         self._frozen: dict[str, Any] = {}
         self.trained: dict[str, Any] = {}
@@ -82,8 +83,7 @@ class ModelState:
 
     def added(self) -> str:
         """The first parameter that the model has got since; "" if none."""
-        known = {id(item) for item in (*self.trained.values(), *self.others.values())}
-        return next((name for name, item in self._model.named_parameters() if id(item) not in known), "")
+        return next((name for name, item in self._model.named_parameters() if id(item) not in self._known), "")
 
     def _in_groups(self) -> "Iterator[Any]":
         return (item for group in self._optimizer.param_groups for item in group["params"])
