@@ -102,7 +102,7 @@ GRID: Mapping[str, list[Mapping[str, Value]]] = {
     ],
     "diloco-256": [{"lr": rate} for rate in (0.004, 0.008, 0.012)],
     "diloco-1024": [
-        *({"lr": rate} for rate in (0.004, 0.008)), *({"compress": "none", "lr": rate} for rate in (0.004, 0.008)),
+        {"lr": 0.004}, {"lr": 0.008}, {"compress": "none", "lr": 0.004}, {"compress": "none", "lr": 0.008},
         {"outer_momentum": 0.5}, {"outer_lr": 1.1, "outer_momentum": 0.5},
     ],
 }

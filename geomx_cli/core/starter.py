@@ -10,19 +10,21 @@ from geomx_cli.core.nearest import nearest
 __all__ = ["FILES", "FOLDER", "summaries", "templates", "write", "write_template"]
 
 FILES = ("hosts.toml", "train.py")
+_SCRIPTS = {"mxnet": "train.py", "torch": "torch_script.py"}
+"""The template of train.py for each framework."""
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = next((path for path in (_PACKAGE / "templates", _PACKAGE.parent / "templates") if path.is_dir()), _PACKAGE)
 """Directory of the templates: inside an installed package, or next to it in a checkout."""
 
 
 def write(directory: Path) -> list[tuple[Path, bool]]:
-    """Copy each of FILES to `directory`, creating it if necessary; return for each whether it is new. The script is one
-    for PyTorch where only that is installed.
+    """Copy each of FILES to `directory`, creating it if necessary; return for each whether it is new. The script is for
+    the first of the frameworks that is installed here.
 
     Existing files are never overwritten. Raises CheckFailed if writing fails.
     """
-    only_torch = find_spec("mxnet") is None and find_spec("torch") is not None
-    sources = {"train.py": "torch_script.py"} if only_torch else {}
+    script = next((file for framework, file in _SCRIPTS.items() if find_spec(framework)), "train.py")
+    sources = {"train.py": script}
     return [(directory / name, _copy(directory, sources.get(name, name), name, force=False)) for name in FILES]
 
 
