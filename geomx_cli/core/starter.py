@@ -64,8 +64,8 @@ def _first_line(path: Path) -> tuple[str, str]:
 
 
 def _copy(directory: Path, source: str, name: str, *, force: bool) -> bool:
-    """Copy a template to a file; return False if that exists and `force` is False."""
-    content = (FOLDER / source).read_bytes()
+    """Copy a template to a file, whose name it then says; return False if that exists and `force` is False."""
+    content = (FOLDER / source).read_bytes().replace(source.encode(), name.encode())
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / name).open("wb" if force else "xb") as file:

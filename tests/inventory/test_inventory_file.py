@@ -557,6 +557,18 @@ def test_init_where_nothing_can_be_written() -> None:
         starter.write(Path("/proc/x"))
 
 
+@pytest.mark.parametrize(
+    ("installed", "wanted"), [("mxnet torch", "with MXNet"), ("torch", "with PyTorch"), ("", "with MXNet")]
+)
+def test_the_script_is_for_a_framework_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: str, wanted: str
+) -> None:
+    monkeypatch.setattr(starter, "find_spec", lambda name: name if name in installed.split() else None)
+    starter.write(tmp_path)
+    first = (tmp_path / "train.py").read_text().splitlines()[0]
+    assert wanted in first and "python train.py" in first
+
+
 @pytest.mark.processes
 def test_the_script_of_init_trains(desk: Desk, tmp_path: Path) -> None:
     starter.write(tmp_path)

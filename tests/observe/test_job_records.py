@@ -107,7 +107,7 @@ def test_reports_of_a_script_are_its_records(tmp_path: Path) -> None:
     write(
         folder, "A/worker:0", {"time": BEGAN, "event": "state", "state": "training"},
         {**usual, "time": BEGAN + 1, "step": 10, "total_time": 1.0, "samples": 64, "loss": 2.0},
-        {"time": BEGAN + 2, "event": "telemetry", "bytes": {"lan": [5, 6], "wan": [10, 20]}},
+        {"time": BEGAN + 2, "event": "telemetry", "round": 7, "bytes": {"lan": [5, 6], "wan": [10, 20]}},
         {**usual, "time": BEGAN + 3, "step": 20, "total_time": 3.0, "samples": 192, "loss": float("nan")},
         {**usual, "time": BEGAN + 4, "step": 20, "total_time": 4.0, "samples": 192, "accuracy": 0.5},
     )  # fmt: skip
@@ -115,7 +115,7 @@ def test_reports_of_a_script_are_its_records(tmp_path: Path) -> None:
     place = tmp_path / "base" / "own" / "fsa"
     run = written(job, place)
     summary = Summary.of(run, 0.5, parity=False)
-    assert (summary.rounds, summary.samples, summary.seconds, summary.samples_per_s) == (2, 192, 4.0, 48.0)
+    assert (summary.rounds, summary.samples, summary.seconds, summary.samples_per_s) == (7, 192, 4.0, 48.0)
     assert summary.reached is not None and summary.reached.seconds == 4.0 and summary.busy is None
     assert summary.bytes == (15, 26)
     assert list(metric_curve(run, "loss")) == [(1.0, 2.0)], "not what is not finite"
