@@ -5,6 +5,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
 
 from geomx_cli.core.errors import InvalidSettings
 
@@ -36,4 +38,7 @@ with refused("AVG of torch.int64"):
     dist.all_reduce(torch.ones(2, dtype=torch.int64), dist.ReduceOp.AVG)
 with refused("sparse"):
     dist.broadcast(torch.eye(3).to_sparse(), 0)
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+with refused("Join with DistributedDataParallel"), Join([model]):
+    pass
 dist.barrier()
