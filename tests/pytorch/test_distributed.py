@@ -107,8 +107,8 @@ def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: s
 )
 @pytest.mark.parametrize("codec", ["none", "fp16"])
 def test_workers_that_make_other_calls(workers: Workers, codec: str, how: str, first: str, second: str) -> None:
-    """An error in all of them, at once: with other calls some would wait, and with other sizes get other numbers. That of
-    the one that ends first may reach the other as the cause of the job's failure.
+    """An error in all of them, at once: with other calls some would wait, and with other sizes get other numbers. That
+    of the one that ends first may reach the other as the cause of the job's failure.
     """
     workers.start("unlike.py", how, count=2, env={"GEOMX_COMPRESS": codec})
     workers.cluster.wait(100)
