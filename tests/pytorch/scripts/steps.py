@@ -29,7 +29,7 @@ loss_of = torch.nn.CrossEntropyLoss()
 gradients, rounds = [], []
 for step, (images, labels) in enumerate(batches(rank, steps), 1):
     optimizer.zero_grad()
-    loss_of(model(images.to(device)), labels.to(device)).backward()
+    loss_of(model(input=images.to(device)), labels.to(device)).backward()  # by name, as many models are called
     gradients.append(model.weight.grad.cpu().numpy().copy())
     expected = model.weight.detach() - 0.1 * model.weight.grad
     optimizer.step()
