@@ -23,7 +23,8 @@ def after(futures: Sequence["Future[Any]"], action: Callable[[], _Result]) -> "F
         with lock:
             if not missing:
                 return
-            missing = missing - 1 if future.exception() is None else 0
+            failed = future.cancelled() or future.exception() is not None
+            missing = 0 if failed else missing - 1
             if missing:
                 return
         try:

@@ -24,8 +24,8 @@ def write(directory: Path) -> list[tuple[Path, bool]]:
     Existing files are never overwritten. Raises CheckFailed if writing fails.
     """
     script = next((file for framework, file in _SCRIPTS.items() if find_spec(framework)), "train.py")
-    sources = {"train.py": script}
-    return [(directory / name, _copy(directory, sources.get(name, name), name, force=False)) for name in FILES]
+    sources = zip((FILES[0], script), FILES, strict=True)
+    return [(directory / name, _copy(directory, source, name, force=False)) for source, name in sources]
 
 
 def templates() -> Mapping[str, str]:
