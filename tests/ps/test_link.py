@@ -7,7 +7,7 @@ import pytest
 from bench import RecordingTransport
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.net import link_health
+from geomx_cli.ps.net import fusing, link_health
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import Header, Kind, encode_body
@@ -34,6 +34,31 @@ def test_a_new_connection_gets_each_message_once_in_order(lane: Lane) -> None:
     for received in range(1, in_flight + COUNT + 1):
         link.credit(received * SLICE, received * SLICE)
     assert transport.sent == list(range(1, COUNT + 1))
+
+
+def test_fused_tensors_do_not_wait_for_a_long_turn_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are one message, sent when another message is handled after the first has waited long enough."""
+    now = [100.0]
+    monkeypatch.setattr(fusing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    links, transport, upstream = fusing.FusingLinks(), RecordingTransport(SLICE, WINDOW), UpstreamClient()
+    monkeypatch.setattr(transport, "fuses", links.add)
+    link = Link(transport, "root 0", wide_area=False, greeting={})  # type: ignore[arg-type]
+
+    def send(index: int) -> None:
+        header = Header(kind=Kind.PUSH, slice=index, length=8, size=32)
+        upstream.send(link, header, memoryview(bytes(32)), lambda _, __: None)
+
+    for index in range(3):
+        send(index)
+        links.flush_due()
+    assert transport.sent == []
+    now[0] += 2 * fusing.LONGEST
+    links.flush_due()
+    assert transport.sent == [1], "the request of the first of three in one message"
+    send(3)
+    assert transport.sent == [1]
+    links.flush()
+    assert transport.sent == [1, 4]
 
 
 def _contribution(key: int, contributors: tuple[int, ...] = (0,)) -> Header:

@@ -1,8 +1,9 @@
 """A link to one peer: what is sent to it, when, and on which connection.
 
 A link has two lanes, each a connection of its own: "tensors", and "control" for everything else. So credit, requests
-and answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent in one turn
-of the loop are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per message.
+and answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent shortly
+after one another are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per
+message.
 """
 
 from collections import Counter
@@ -47,7 +48,7 @@ class LinkTransport(Protocol):
         """Like `owes`, callable from any thread."""
 
     def fuses(self, link: "Link") -> None:
-        """Flush this link at the end of the turn of the loop."""
+        """Flush this link soon, at the end of the loop's turn at the latest."""
 
     def hand_over(self, link: "Link", lane: Lane, parts: list[Any], size: int) -> None:
         """Write to the socket, now or when the emulated link has passed the message."""

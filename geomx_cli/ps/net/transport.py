@@ -15,6 +15,7 @@ import zmq
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Traffic
 from geomx_cli.ps.net.accepted_links import MAX_HELLO, AcceptedLinks
+from geomx_cli.ps.net.fusing import FusingLinks
 from geomx_cli.ps.net.lanes import LANES, Lane, identities
 from geomx_cli.ps.net.link import MAX_FUSED, Link
 from geomx_cli.ps.net.link_warnings import LinkWarnings
@@ -89,8 +90,8 @@ class Transport:
         self._on_asked = on_asked
         self.wan = DelayLine(loop, shaper) if shaper else None
         self._wan_log = WanLog(loop, events, lambda: self.traffic().wan[0])
-        self._owing, self._fusing = set[Link](), set[Link]()
-        loop.each_turn(self._flush_fused)
+        self._owing, self._fusing = set[Link](), FusingLinks()
+        loop.each_turn(self._fusing.flush)
         keep_freed_memory()
         self.sharing = Sharing(events)
         self.warnings = LinkWarnings(events, who["process"], self.counters)
@@ -201,6 +202,7 @@ class Transport:
                     self._sockets.known(identity.get(zmq.SRCFD))
         except BadMessage as error:
             self.warnings.refuse(link, "malformed", str(error))
+        self._fusing.flush_due()
         return link
 
     def _arrived(self, link: Link, header: Header, payload: memoryview | None, size: int) -> None:
@@ -255,10 +257,6 @@ class Transport:
             case _:
                 return False
         return True
-
-    def _flush_fused(self) -> None:
-        while self._fusing:
-            self._fusing.pop().flush()
 
     def _flush_credit(self) -> None:
         while self._owing:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
@@ -46,10 +48,11 @@ class PseudoGradient:
             own = self.steps.weights[index]
             if continues:
                 self._pushed[index] = own.copy()
-            difference = self.origin[index] - own
+            difference = np.subtract(self.origin[index], own, out=self._rounds.buffers[index])
             if index in self._rounding:
                 difference += self._rounding[index]
-            self._rounds.buffers[index][:] = difference * weight
+            if weight != 1:
+                difference *= np.float32(weight)
             self._rounds.push(index, weight)
 
     def abstain(self, tensors: Iterable[int]) -> None:

@@ -104,8 +104,12 @@ class _FiniteCheck:
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _spoiled(self) -> str:
-        totals = ((name, local(tensor).sum(dtype=torch.float64)) for name, tensor in self._state.trained.items())
-        return next((name for name, total in totals if not total.isfinite()), "")
+        for name, tensor in self._state.trained.items():
+            own = local(tensor)
+            # A sum takes one pass and no memory, but may overflow where all elements are finite.
+            if not own.sum().isfinite() and not own.isfinite().all():
+                return name
+        return ""
 
 
 class SampleCount:
