@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
@@ -44,6 +42,8 @@ class PseudoGradient:
         """Begin a round of these tensors; the differences have this weight in the mean. continues: steps follow before
         `take`, which keeps them.
         """
+        import numpy as np
+
         for index in tensors:
             own = self.steps.weights[index]
             if continues:
