@@ -1,4 +1,5 @@
-"""Clusters of real processes for tests, started by hand with only the DMLC variables of old start scripts."""
+"""Clusters of real processes for tests, started by hand with little more than the DMLC variables of old start scripts.
+"""
 
 import contextlib
 import itertools
@@ -179,7 +180,7 @@ class Cluster:
 
         Processes are called gs, root0, cs, master, central1..., and for each party A, B, ...: As, Asrv0, Aw0, Aw1, ...
         Without `central` the central party has no scheduler and no worker. `ports`: the schedulers' ports to dial: gs,
-        cs, As, Bs, ...
+        cs, As, Bs, ... Parties have the order of their letters, not that in which their servers join.
         """
         ports = ports or free_ports(2 + len(parties))
         upper = {
@@ -200,11 +201,12 @@ class Cluster:
         for rank in range(1, central_workers):
             name = f"central{rank}"
             self.start(name, worker, {**plane, "DMLC_ROLE": "worker", **worker_env.get(name, {})})
-        for letter, count, port in zip("ABCDEFGH", parties, ports[2:], strict=False):
+        for index, (letter, count, port) in enumerate(zip("ABCDEFGH", parties, ports[2:], strict=False)):
             local = {**self._plane("", port, local_servers, count), **env}
             self.start(f"{letter}s", RUNTIME, {**local, "DMLC_ROLE": "scheduler"})
             for rank in range(local_servers):
-                self.start(f"{letter}srv{rank}", RUNTIME, {**upper, **local, "DMLC_ROLE": "server"})
+                server = {**upper, **local, "GEOMX_PARTY_INDEX": str(index), "DMLC_ROLE": "server"}
+                self.start(f"{letter}srv{rank}", RUNTIME, server)
             for rank in range(count):
                 name = f"{letter}w{rank}"
                 self.start(name, worker, {**local, "DMLC_ROLE": "worker", **worker_env.get(name, {})})

@@ -29,6 +29,13 @@ def test_uneven_numbers_of_batches_end_cleanly(cluster: Cluster, tmp_path: Path)
     assert_equal({rank: found[rank] for rank in (1, 3)}, wanted)
 
 
+def test_parties_without_an_index_are_in_the_order_in_which_they_join(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.each = {name: {"GEOMX_PARTY_INDEX": ""} for name in ("Asrv0", "Bsrv0")}
+    found = run(cluster, tmp_path, {})
+    assert len(found) == 4
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
+
+
 def test_two_local_servers_share_a_party(cluster: Cluster, tmp_path: Path) -> None:
     found = run(cluster, tmp_path, {"SHUFFLE": "3"}, roots=2, local_servers=2)
     assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))

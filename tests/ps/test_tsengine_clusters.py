@@ -140,8 +140,6 @@ def test_averages_of_hfa_have_the_same_bits(cluster: Cluster, tmp_path: Path, le
         **BY_HAND, "THROUGH": "1:0", "GEOMX_FORCED": level, "OUT": str(tmp_path / "w{rank}.npz"), "ROUNDS": "20",
         "PUSH": "weights", "GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K2": "2",
     }  # fmt: skip
-    for party in "AB":
-        cluster.each[f"{party}srv0"] = {"GEOMX_PARTY_INDEX": str("AB".index(party))}
     cluster.launch(AVERAGES)
     cluster.finish()
     for index, size in enumerate(SIZES_OF_AVERAGES):
@@ -160,8 +158,7 @@ def test_hfa_and_bsc_with_all_deliveries_have_the_same_bits(cluster: Cluster, tm
         "SIZES": "5000,1500,3", "MXNET_KVSTORE_BIGARRAY_BOUND": "2500", "GEOMX_JOB_DIR": str(tmp_path),
     }  # fmt: skip
     for name in ("Asrv0", "Bsrv0", "Csrv0", "root0", "root1", "root2"):
-        place = {"GEOMX_PARTY_INDEX": str("ABC".index(name[0]))} if name[0] in "ABC" else {}
-        cluster.each[name] = {**place, "GEOMX_PROCESS": name}
+        cluster.each[name] = {"GEOMX_PROCESS": name}
     together = {
         "THROUGH": "1:0", "ENABLE_DGT": "1", "DGT_BLOCK_SIZE": "256", "GEOMX_DGT_WAIT": "40", "ENABLE_P3": "1",
     }  # fmt: skip
@@ -191,7 +188,7 @@ def test_encoded_contributions_have_the_same_bits_as_with_direct_delivery(
     codec = {"GEOMX_COMPRESS": compress, "MXNET_KVSTORE_SIZE_LOWER_BOUND": "100"}
     env = {**BY_HAND, **codec, "ROUNDS": "40", "SHUFFLE": "1"}
     for name in ("Asrv0", "Bsrv0", "Csrv0"):
-        cluster.each[name] = {"GEOMX_PARTY_INDEX": str("ABC".index(name[0])), "GEOMX_PROCESS": name}
+        cluster.each[name] = {"GEOMX_PROCESS": name}
     shape = {"parties": (1, 1, 1)}
     direct = run(cluster, tmp_path, {**env, "THROUGH": ""}, **shape)
     cluster.processes.clear()

@@ -28,10 +28,9 @@ def launch(
 ) -> None:
     """Two parties of two workers, with twelve rounds of three keys in flight; those of rank 1 send through rank 0."""
     for name in (*SERVERS, *WORKERS, "root0"):
-        place = {"GEOMX_PARTY_INDEX": str("AB".index(name[0]))} if name in SERVERS else {}
         rank = {"GEOMX_RANK": name[-1]} if name in WORKERS else {}
         party = {"GEOMX_PARTY": name[0]}
-        cluster.each[name] = {"GEOMX_PROCESS": name, **party, **place, **rank, **each.get(name, {})}
+        cluster.each[name] = {"GEOMX_PROCESS": name, **party, **rank, **each.get(name, {})}
     cluster.environment = {
         **BY_HAND, "THROUGH": "1:0", "GEOMX_FORCED": level, "OUT": str(tmp_path / "w{rank}.npz"), "AHEAD": "12",
         "SIZES": ",".join(map(str, SIZES)), "ROUNDS": str(ROUNDS), "SERVER_OPTIMIZER": "1", "PAUSE": "0.04",

@@ -46,7 +46,8 @@ def check(workers: Workers, count: int, wanted: Any) -> None:
     workers.finish()
     found = [workers.saved(rank) for rank in range(count)]
     vectors = [np.concatenate([one["weight"].reshape(-1), one["bias"]]) for one in found]
-    assert all(np.array_equal(vector, vectors[0]) for vector in vectors)
+    for rank, vector in enumerate(vectors):
+        np.testing.assert_array_equal(vector, vectors[0], f"worker {rank} has other weights than worker 0")
     np.testing.assert_allclose(vectors[0], wanted, rtol=1e-4, atol=1e-6)
 
 

@@ -115,8 +115,7 @@ def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
         "OPTIMIZER": json.dumps(["nag", {"learning_rate": RATE, "momentum": MOMENTUM}]), "WEIGHTS": "1,3",
         "MXNET_KVSTORE_BIGARRAY_BOUND": "1024",
     }  # fmt: skip
-    each = {"Asrv0": {"GEOMX_PARTY_INDEX": "0"}, "Bsrv0": {"GEOMX_PARTY_INDEX": "1"}}
-    cluster.each = {**each, "Aw0": {"ROUNDS": "6"}, "Bw0": {"ROUNDS": "4"}}
+    cluster.each = {"Aw0": {"ROUNDS": "6"}, "Bw0": {"ROUNDS": "4"}}
     cluster.launch([sys.executable, str(SCRIPTS / "averages.py")], parties=(1, 1), roots=2)
     cluster.finish()
     start = np.random.default_rng(1000).standard_normal(3000).astype(np.float32)

@@ -257,8 +257,8 @@ def test_a_cluster_whose_second_party_comes_late(cluster: Cluster, tmp_path: Pat
     }  # fmt: skip
     cluster.each = {
         "root0": {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": "root0", "GEOMX_PARTY": "central"},
-        "Asrv0": {"GEOMX_PARTY": "A", "GEOMX_PARTY_INDEX": "0"},
-        "Bsrv0": {"GEOMX_PARTY": "B", "GEOMX_PARTY_INDEX": "1"},
+        "Asrv0": {"GEOMX_PARTY": "A"},
+        "Bsrv0": {"GEOMX_PARTY": "B"},
         "Aw0": {"OPENS": f"5={gate}"},
         "Bw0": {"WAITS": gate, "ROUNDS": "3"},
         "master": {"GEOMX_PARTY": "central"},
