@@ -22,8 +22,8 @@ def main(system: str, name: str, warm_up: int, iterations: int) -> None:
     if exchange.trains:
         for _ in range(warm_up):
             exchange.iterate()
-        exchange.barrier()
         exchange.check(warm_up)
+        exchange.barrier()
         start, bytes_before = time.monotonic(), exchange.bytes()
         print(json.dumps({"start": start, "pid": os.getpid()}), flush=True)
         for _ in range(iterations):

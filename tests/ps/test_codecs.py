@@ -101,6 +101,15 @@ def test_wrong_specs(spec: str, recwarn: pytest.WarningsRecorder) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "right"), [("sparseloco,keep=64", "sparseloco:keep=64"), ("topk+0.01", "topk:0.01")]
+)
+def test_a_missing_colon_is_named(spec: str, right: str) -> None:
+    with pytest.raises(InvalidSettings) as raised:
+        parse_codec(spec)
+    assert raised.value.hint == f"write {right}"
+
+
+@pytest.mark.parametrize(
     ("argument", "said"),
     [
         ("x", "the codec own does not take 'x': ValueError"),

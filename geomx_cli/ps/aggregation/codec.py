@@ -151,6 +151,9 @@ def parse_codec(spec: str) -> Codec | None:
     name, _, argument = spec.partition(":")
     if len(spec) > MAX_CODEC:
         raise InvalidSettings(f"a codec of {len(spec)} characters", "write NAME or NAME:ARGUMENT")
+    first, _, rest = spec.replace("+", ",").partition(",")
+    if rest and first in plugins.codecs():
+        raise InvalidSettings(f"{spec}: no colon before the argument of {first}", f"write {first}:{rest}")
     plugin = plugins.find("codec", name)
     try:
         made: Codec = plugin.codec(argument)  # type: ignore[attr-defined]
