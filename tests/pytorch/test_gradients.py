@@ -40,6 +40,22 @@ def test_what_scripts_do_in_their_loops(workers: Workers) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("p3", ["0", "1"])
+@pytest.mark.parametrize("parties", [(), (1, 1)], ids=["sync", "fsa"])
+def test_gradients_that_share_memory(workers: Workers, parties: tuple[int, ...], p3: str) -> None:
+    """See scripts/aliases.py, which compares with training in one process."""
+    workers.start("aliases.py", parties=parties, env={"ENABLE_P3": p3})
+    workers.finish()
+
+
+@pytest.mark.processes
+def test_unusual_parameters(workers: Workers) -> None:
+    """See scripts/edges.py."""
+    workers.start("edges.py")
+    workers.finish()
+
+
+@pytest.mark.processes
 def test_several_models_in_one_pass(workers: Workers) -> None:
     """See scripts/several.py: adversaries, actor and critic, and gradients that arrive in another order."""
     workers.start("several.py")

@@ -99,6 +99,13 @@ def test_diloco(workers: Workers) -> None:
     check(workers, 2, now)
 
 
+def test_statistics_of_workers_that_take_no_step(workers: Workers) -> None:
+    """See scripts/resumed.py."""
+    env = {"GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K1": "2", "MXNET_KVSTORE_HFA_K2": "1"}
+    workers.start("resumed.py", parties=(1, 1), env=env)
+    workers.finish()
+
+
 @pytest.mark.parametrize("algorithm", ["hfa", "diloco"])
 def test_who_brings_nan_is_said(workers: Workers, algorithm: str) -> None:
     """Once, in that worker, though all have it after the round."""

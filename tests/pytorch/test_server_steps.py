@@ -21,3 +21,15 @@ def test_the_servers_compute_what_torch_does(
     workers.finish()
     first, second = (workers.saved(rank) for rank in range(2))
     assert len(first) == 4 and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_rates_after_a_loaded_state(workers: Workers) -> None:
+    workers.start("groups.py", count=1, env={"GEOMX_ALGO": "async"})
+    workers.finish()
+
+
+def test_who_brings_nan_is_said(workers: Workers) -> None:
+    workers.start("damaged.py", parties=(1, 1), env={"GEOMX_ALGO": "mixed"})
+    workers.finish()
+    said = "has elements that are not finite here in step 5, so all workers' weights have them from now on"
+    assert [workers.cluster.output(name).count(said) for name in ("Aw0", "Bw0")] == [0, 1], workers.cluster.outputs()

@@ -24,7 +24,7 @@ from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longe
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
-from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
+from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local, shares_memory
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP, StopVote, elect
 
 if TYPE_CHECKING:
@@ -121,15 +121,15 @@ class GradientSynchroniser(Synchroniser):
             self._backward.enter(self)
 
     def _contribute(self, slot: _Slot) -> None:
-        gradient = local(slot.parameter.grad)
-        check_gradient(slot.key, gradient)
+        check_gradient(slot.key, slot.parameter.grad)
         if slot.begun:
             what = f"the gradient of {slot.key} was computed twice in one backward pass"
             raise InvalidSettings(what, "checkpoint activations with use_reentrant=False")
+        # Autograd may leave a gradient in the memory of another one, or of what it still computes with.
+        if not is_divided(slot.parameter) and shares_memory(slot.parameter.grad):
+            slot.parameter.grad = slot.parameter.grad.clone()
         slot.begun, slot.gradient = True, slot.parameter.grad
-        if self.workers > 1:
-            gradient.mul_(self.workers)
-        slot.staging.load(gradient, self._copies_of(slot), partial(self._send, slot))
+        slot.staging.load(local(slot.gradient), self._copies_of(slot), partial(self._send, slot), self.workers)
 
     def _send(self, slot: _Slot, elements: "Array") -> None:
         if self._is_first:
@@ -180,14 +180,13 @@ class GradientSynchroniser(Synchroniser):
             self._late.pop(slot.key, None)
             if gradient is not None:
                 no_longer_late(gradient)
-                slot.staging.store(local(gradient), self._copies_of(slot))
+                slot.staging.store(local(gradient), self._copies_of(slot), max(1, workers))
             elif exchange.weight > 0:
                 received = torch.empty(local(parameter).shape, dtype=EXCHANGED[parameter.dtype], device="cpu")
                 exchange.copy_to(received.view(-1).numpy())
+                received.div_(float(max(1, workers)))
                 set_gradient(parameter, received.to(parameter.device, parameter.dtype))
                 gradient = parameter.grad
-            if gradient is not None and workers > 1:
-                local(gradient).div_(float(workers))
             if step is not None:
                 no_longer_late(parameter)
                 step(parameter, gradient)

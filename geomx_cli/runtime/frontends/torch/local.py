@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.events import WarningRaised
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
+from geomx_cli.runtime.frontends.torch.finite import is_finite, warn_not_finite
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradient
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
@@ -91,12 +91,10 @@ class _FiniteCheck:
         """This worker contributes its weights."""
         if self._looks and (name := self._spoiled()):
             self._looks = False
-            message = (
-                f"{name} has elements that are not finite here in round {round_}, so the means over the workers have"
-                " them from now on; is the learning rate too high, or a sample damaged?"
+            what = f"{name} has elements that are not finite here in round {round_}, so the means over the workers have"
+            warn_not_finite(
+                self._client, f"{what} them from now on; is the learning rate too high, or a sample damaged?"
             )
-            print(f"warning: {message}", file=sys.stderr, flush=True)
-            self._client.events.write(WarningRaised(message=message, affects_result=True))
 
     def after(self) -> None:
         """This worker has the means."""
@@ -104,12 +102,7 @@ class _FiniteCheck:
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _spoiled(self) -> str:
-        for name, tensor in self._state.trained.items():
-            own = local(tensor)
-            # A sum takes one pass and no memory, but may overflow where all elements are finite.
-            if not own.sum().isfinite() and not own.isfinite().all():
-                return name
-        return ""
+        return next((name for name, tensor in self._state.trained.items() if not is_finite(local(tensor))), "")
 
 
 class SampleCount:

@@ -23,9 +23,9 @@ EXCHANGED: Mapping[Any, Any] = {
 class ModelState:
     """The tensors of `model` by name, each once, also if modules share it.
 
-    trained: those that `optimizer` updates, of a floating dtype. others: frozen parameters, and `buffers`. prefix: of
-    the names of keys. Raises InvalidSettings for parameters of the optimizer that the model does not have, and those
-    that cannot be exchanged.
+    trained: those that `optimizer` updates, of a floating dtype, with elements. others: the other parameters, and
+    `buffers`. prefix: of the names of keys. Raises InvalidSettings for parameters of the optimizer that the model does
+    not have, and those that cannot be exchanged.
     """
 
     def __init__(self, model: Any, optimizer: Any, prefix: str = "") -> None:
@@ -40,9 +40,9 @@ class ModelState:
         self.trained: dict[str, Any] = {}
         self.others: dict[str, Any] = {}
         for name, parameter in model.named_parameters():
-            trains = parameter.requires_grad and id(parameter) in updated
+            trains = parameter.requires_grad and id(parameter) in updated and parameter.numel() > 0
             (self.trained if trains else self.others)[name] = parameter
-            if id(parameter) in updated and not trains:
+            if id(parameter) in updated and not parameter.requires_grad:
                 self._frozen[name] = parameter
             updated.pop(id(parameter), None)
         self.buffers = {name: tensor for name, tensor in model.named_buffers() if tensor.numel()}

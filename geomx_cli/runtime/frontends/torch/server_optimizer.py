@@ -10,7 +10,7 @@ from geomx_cli.core.errors import InvalidSettings
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
-__all__ = ["ServersOptimizer", "group_of", "hyper_parameters", "server_optimizer"]
+__all__ = ["ServersOptimizer", "hyper_parameters", "index_of_group", "server_optimizer"]
 
 Hyper = dict[str, float]
 
@@ -96,9 +96,10 @@ def hyper_parameters(optimizer: Any, group: Mapping[str, Any]) -> Hyper:
     return {"learning_rate": float(group["lr"]), **numbers}
 
 
-def group_of(optimizer: Any, parameter: Any) -> Mapping[str, Any]:
-    """Return the group that has a parameter."""
-    found: Mapping[str, Any] = next(
-        group for group in optimizer.param_groups if any(item is parameter for item in group["params"])
+def index_of_group(optimizer: Any, parameter: Any) -> int:
+    """Return the index of the group that has a parameter; `load_state_dict` replaces the groups themselves."""
+    return next(
+        index
+        for index, group in enumerate(optimizer.param_groups)
+        if any(item is parameter for item in group["params"])
     )
-    return found

@@ -1,7 +1,7 @@
 """Steps of an optimizer on the global servers: parties do not wait for each other (mixed, async)."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
+from geomx_cli.runtime.frontends.torch.finite import is_finite, warn_not_finite
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.script_model import last_gradient
-from geomx_cli.runtime.frontends.torch.server_optimizer import group_of, hyper_parameters
+from geomx_cli.runtime.frontends.torch.server_optimizer import hyper_parameters, index_of_group
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.pushed_hyper import PushedHyper
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
@@ -29,11 +30,13 @@ __all__ = ["ServerSynchroniser"]
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, and what is sent and received. hidden: its gradient, within a step."""
+    """A trained tensor, its key, the index of its group, and what is sent and received. hidden: its gradient, within a
+    step.
+    """
 
     key: str
     parameter: Any
-    group: Any
+    group: int
     priority: int
     values: Any
     elements: "Array"
@@ -58,7 +61,7 @@ class ServerSynchroniser(Synchroniser):
         for index, (name, parameter) in enumerate(state.trained.items()):
             dtype, pinned = EXCHANGED[parameter.dtype], parameter.is_cuda
             values = torch.empty(parameter.shape, dtype=dtype, device="cpu", pin_memory=pinned)
-            group = group_of(optimizer, parameter)
+            group = index_of_group(optimizer, parameter)
             key = f"{state.prefix}{name}"
             self._slots.append(_Slot(key, parameter, group, -index, values, values.view(-1).numpy()))
         self._hyper = PushedHyper()
@@ -67,6 +70,7 @@ class ServerSynchroniser(Synchroniser):
         self._share, self._workers = workers / client.num_all_workers, workers
         self._vote = StopVote(client, -len(self._slots), f"{state.prefix}{STOP}")
         self._completion = CompletionClient(client)
+        self._looks = True  # for gradients that are not finite
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
 
@@ -89,11 +93,26 @@ class ServerSynchroniser(Synchroniser):
                 check_gradient(slot.key, slot.hidden)
                 slot.values.copy_(slot.hidden)
                 slot.elements *= slot.elements.dtype.type(scale)
+                self._look(slot)
                 self._exchange(slot, slot.elements)
         self._vote.begin(stop=False, unfinished=True)
 
+    def _look(self, slot: _Slot) -> None:
+        """Warn, once, of what the global servers' weights keep."""
+        if self._looks and not is_finite(slot.values):
+            self._looks = False
+            what = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
+            warn_not_finite(
+                self._client,
+                f"{what}, so all workers' weights have them from now on; is the learning rate too high, or a sample"
+                " damaged?",
+            )
+
     def _exchange(self, slot: _Slot, source: "Array | None") -> None:
-        hyper = self._hyper.news(slot.key, hyper_parameters(self._optimizer, slot.group)) if source is not None else {}
+        hyper: Mapping[str, float] = {}
+        if source is not None:
+            group = self._optimizer.param_groups[slot.group]
+            hyper = self._hyper.news(slot.key, hyper_parameters(self._optimizer, group))
         slot.exchange = self._client.exchange(slot.key, source, slot.elements, priority=slot.priority, hyper=hyper)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -17,37 +17,55 @@ class Staging:
     """For one tensor at a time, always of the same shape, dtype and device.
 
     A contiguous float32 or float64 tensor on the CPU is used itself; its memory must not change between `load` and
-    `store`. Others are copied, from a GPU to pinned memory, with `copies`.
+    `store`. Others are copied, from a GPU to pinned memory, with `copies`. Numbers of a narrower dtype are multiplied
+    and divided in the copy, which does not overflow.
     """
 
     def __init__(self) -> None:
         self._copy: Any = None
 
-    def load(self, tensor: Any, copies: "DeviceCopies | None", ready: Callable[[Array], None]) -> None:
-        """Call `ready` with the tensor's elements (1-D), at once or, for a tensor on a GPU, later in another thread."""
+    def load(
+        self, tensor: Any, copies: "DeviceCopies | None", ready: Callable[[Array], None], factor: int = 1
+    ) -> None:
+        """Call `ready` with the tensor's elements (1-D), `factor` times as large, at once or, for a tensor on a GPU,
+        later in another thread.
+        """
         tensor = tensor.detach()
         if copies is None and tensor.is_contiguous() and tensor.dtype == EXCHANGED[tensor.dtype]:
             self._copy = None
+            if factor > 1:
+                tensor.mul_(factor)
             ready(tensor.view(-1).numpy())
             return
         if self._copy is None or self._copy.shape != tensor.shape:
             dtype, pinned = EXCHANGED[tensor.dtype], copies is not None
             self._copy = torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=pinned)
         array: Array = self._copy.view(-1).numpy()
+
+        def copied() -> None:
+            if factor > 1:
+                array[:] *= array.dtype.type(factor)
+            ready(array)
+
         if copies is None:
             self._copy.copy_(tensor)
-            ready(array)
+            copied()
         else:
-            copies.fetch(self._copy, tensor, lambda: ready(array))
+            copies.fetch(self._copy, tensor, copied)
 
-    def store(self, tensor: Any, copies: "DeviceCopies | None") -> None:
-        """Copy the elements back, where they are not the tensor's own memory."""
-        if self._copy is None:
-            return
-        if copies is None:
-            tensor.detach().copy_(self._copy)
-        else:
-            copies.bring(tensor.detach(), self._copy)
+    def store(self, tensor: Any, copies: "DeviceCopies | None", divisor: int = 1) -> None:
+        """Copy the elements back, where they are not the tensor's own memory, divided by `divisor`."""
+        own = tensor.detach()
+        is_narrow = self._copy is not None and self._copy.dtype != own.dtype
+        if is_narrow and divisor > 1:
+            self._copy.div_(float(divisor))
+        if self._copy is not None:
+            if copies is None:
+                own.copy_(self._copy)
+            else:
+                copies.bring(own, self._copy)
+        if not is_narrow and divisor > 1:
+            own.div_(float(divisor))
 
 
 class DeviceCopies:

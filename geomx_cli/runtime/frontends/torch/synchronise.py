@@ -103,10 +103,11 @@ class Chosen:
     def declare(self, broadcast: Broadcast, state: ModelState) -> None:
         """Declare the keys beside those of trained tensors."""
         broadcast.arrays({f"{state.prefix}{name}": np.zeros(1, np.float32) for name in (STOP, ELECTION)})
-        sizes = {key: tensor.numel() for key, tensor in self.statistics.items()}
         if self.statistics and self.exchanges_gradients:
-            sizes = {f"{state.prefix}{BUFFERS}": sum(sizes.values())}
-        broadcast.arrays({key: np.zeros(size, np.float32) for key, size in sizes.items()})
+            size = sum(tensor.numel() for tensor in self.statistics.values())
+            broadcast.arrays({f"{state.prefix}{BUFFERS}": np.zeros(size, np.float32)})
+        else:  # their own values remain those of the job, should no worker ever contribute
+            broadcast.arrays(ScriptModel(state, self.statistics).read_statistics())
 
 
 def _statistics(state: ModelState, buffers: str, algorithm: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class WrappingStore(ABC):
         self._wrapped: list[Synchroniser] = []
         self._states: list[ModelState] = []
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._accumulating = False  # within no_sync
         self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
         self.finished = False
 
@@ -101,6 +102,7 @@ class WrappingStore(ABC):
                 what = f"parameter {name} is in two wrapped optimizers"
                 raise InvalidSettings(what, "give one of them all parameters that both train, or wrap one")
         self._wrapped.append(self._synchronise(state, model, optimizer, buffers, self._batch_check()))
+        self._wrapped[-1].accumulating = self._accumulating
         self._states.append(state)
         self._optimizers.add(optimizer)
         self._parameters |= {id(parameter) for parameter in state.trained.values()}
@@ -115,14 +117,17 @@ class WrappingStore(ABC):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """See geomx_cli.torch.no_sync."""
-        before = [(item, item.accumulating) for item in self._wrapped]
-        for item, _ in before:
-            item.accumulating = True
+        before = self._accumulating
+        self._accumulate(True)
         try:
             yield
         finally:
-            for item, accumulating in before:
-                item.accumulating = accumulating
+            self._accumulate(before)
+
+    def _accumulate(self, accumulating: bool) -> None:
+        self._accumulating = accumulating
+        for item in self._wrapped:
+            item.accumulating = accumulating
 
     def settle(self) -> None:
         """See geomx_cli.torch.finish, and ScriptStore."""
