@@ -85,7 +85,7 @@ def finish() -> None:
     make different numbers of steps: one that has finished no longer counts in means. Afterwards the wrapped optimizers
     cannot step. Blocks; raises GeomxError if the job fails.
     """
-    _store().settle()
+    _store().finish()
 
 
 def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> "TensorDataset":

@@ -56,7 +56,7 @@ def init(directory: Path, template: str | None, force: bool) -> None:
         f"next:\n{enter}"
         "  edit hosts.toml\n"
         "  geomx hosts check                          finds mistakes in it\n"
-        "  geomx doctor                               checks the machines and the network\n"
+        "  geomx doctor -- python train.py            checks the machines and the network\n"
         "  geomx launch -- python train.py            trains on these machines\n"
         "  geomx launch --local -- python train.py    trains on this machine alone"
     )

@@ -213,6 +213,8 @@ def test_a_script_stands_behind_two_hyphens(arguments: list[str], line: str) -> 
         ("run", "there is no program run", "write: -- ./run, and make it executable"),
         ("./gone", "there is no ", "correct the path"),
         ("no-such-program", "there is no program no-such-program", "correct its name"),
+        ("torchrun --nproc-per-node 2 train.py", "torchrun starts workers", "write: -- python train.py;"),
+        ("python -m torch.distributed.run train.py", "torch.distributed.run starts", "write: -- python train.py;"),
     ],
 )
 def test_a_script_that_cannot_be_started_is_refused_before_anything_is(

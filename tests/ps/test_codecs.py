@@ -101,7 +101,13 @@ def test_wrong_specs(spec: str, recwarn: pytest.WarningsRecorder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "right"), [("sparseloco,keep=64", "sparseloco:keep=64"), ("topk+0.01", "topk:0.01")]
+    ("spec", "right"),
+    [
+        ("sparseloco,keep=64", "sparseloco:keep=64"),
+        ("topk+0.01", "topk:0.01"),
+        ("bsc=0.01", "bsc:0.01"),
+        ("bsc0.01", "bsc:0.01"),
+    ],
 )
 def test_a_missing_colon_is_named(spec: str, right: str) -> None:
     with pytest.raises(InvalidSettings) as raised:

@@ -158,6 +158,18 @@ def test_training_that_is_not_together_is_said(workers: Workers, how: str, said:
     assert [text.count(said) for text in sorted(outputs, key=len)] == times, outputs
 
 
+@pytest.mark.parametrize("algorithm", ["fsa", "hfa"])
+def test_batches_that_differ_where_the_gradient_of_a_bias_does_not(workers: Workers, algorithm: str) -> None:
+    """And a script that does not call finish is told so where its model was not yet the common one."""
+    env = {"GEOMX_ALGO": algorithm, "MXNET_KVSTORE_HFA_K1": "2", "MXNET_KVSTORE_HFA_K2": "1"}
+    workers.start("critic.py", parties=(1, 1), env=env)
+    workers.finish()
+    outputs = [workers.cluster.output(name) for name in ("Aw0", "Bw0")]
+    assert not any("same batches" in text for text in outputs), outputs
+    told = ["has ended without geomx.finish()" in text for text in outputs]
+    assert told == [algorithm == "hfa"] * 2, outputs
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("example", ["imagenet.py", "imagenet.py --amp", "gpt.py"])
 def test_an_example_for_torchrun_runs_unchanged_under_launch(tmp_path: Path, example: str) -> None:

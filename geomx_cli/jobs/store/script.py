@@ -13,6 +13,7 @@ from geomx_cli.inventory import Host, Inventory
 __all__ = ["check_script", "ignored_interpreter", "python_file", "with_interpreter"]
 
 _INTERPRETERS = ("python", "python3")  # resolved on each host
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "mpirun", "mpiexec", "horovodrun")
 _BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
 
 
@@ -22,6 +23,7 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
     """
     if not script:
         return
+    _check_launcher(script)
     for host in inventory.hosts:
         here = host.shares_files
         if here or not host.workdir:
@@ -33,6 +35,15 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
                 _check_file(named, folder)
                 if script[0] in _INTERPRETERS or script[0] == sys.executable:
                     _check_syntax(folder / named)
+
+
+def _check_launcher(script: Sequence[str]) -> None:
+    """Raise InvalidSettings for a command that starts the ranks of a script itself."""
+    word = script[2] if len(script) > 2 and script[1] == "-m" else script[0]
+    if Path(word).name in _LAUNCHERS:
+        named = next((each for each in script if each.endswith(".py")), "SCRIPT.py")
+        hint = f"write: -- python {named}; launch sets RANK, WORLD_SIZE and the like in every worker"
+        raise InvalidSettings(f"{word} starts workers, and so does geomx launch", hint)
 
 
 def with_interpreter(script: Sequence[str], inventory: Inventory) -> Inventory:

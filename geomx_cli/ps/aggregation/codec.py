@@ -151,9 +151,10 @@ def parse_codec(spec: str) -> Codec | None:
     name, _, argument = spec.partition(":")
     if len(spec) > MAX_CODEC:
         raise InvalidSettings(f"a codec of {len(spec)} characters", "write NAME or NAME:ARGUMENT")
-    first, _, rest = spec.replace("+", ",").partition(",")
-    if rest and first in plugins.codecs():
-        raise InvalidSettings(f"{spec}: no colon before the argument of {first}", f"write {first}:{rest}")
+    known = max((each for each in plugins.codecs() if name.startswith(each)), key=len, default="")
+    if known and (rest := spec[len(known) :]).startswith((",", "+", "=", " ", *"0123456789")):
+        hint = f"write {known}:{rest.lstrip(',+= ')}"
+        raise InvalidSettings(f"{spec}: no colon before the argument of {known}", hint)
     plugin = plugins.find("codec", name)
     try:
         made: Codec = plugin.codec(argument)  # type: ignore[attr-defined]

@@ -22,8 +22,8 @@ _LARGEST = 1 << 20
 class BatchCheck:
     """Compares digests of what workers bring to their first rounds: of gradients, or of weights after local steps.
 
-    All start from the same weights, so equal values come from equal batches. The opposite need not hold: dropout and
-    different hardware make values differ.
+    All start from the same weights, so equal values come from equal batches, if some are of a matrix: the gradient of a
+    bias may be a constant. The opposite need not hold: dropout and different hardware make values differ.
 
     rounds: how many are compared. gather: takes a digest (1-D, uint8) of each worker once, and returns those of all by
     rank, of shape (workers, DIGEST); None in a worker that does not get them. advice: how to divide the data.
@@ -37,7 +37,7 @@ class BatchCheck:
         self._advice = advice
         self._gather = gather
         self._digest = blake2b(digest_size=DIGEST)
-        self._counts = True
+        self._counts, self._has_any = True, False
 
     @property
     def compares(self) -> bool:
@@ -45,13 +45,23 @@ class BatchCheck:
         return self._left > 0
 
     def observe(self, *values: "Array") -> None:
-        """Note what this worker alone has computed for a round. Nothing, or all zeros, is no evidence."""
+        """Note all that is compared of a round."""
+        for each in values:
+            self.note(each)
+        self.end_round()
+
+    def note(self, values: "Array") -> None:
+        """Note a part of what this worker alone has computed for a round."""
+        if self._left:
+            self._has_any = self._has_any or bool(values.any())
+            self._digest.update(values[:_LARGEST].data)
+
+    def end_round(self) -> None:
+        """All parts of a round are noted. None, or all zeros, is no evidence."""
         if not self._left:
             return
         self._left -= 1
-        self._counts = self._counts and any(bool(each.any()) for each in values)
-        for each in values:
-            self._digest.update(each[:_LARGEST].data)
+        self._counts, self._has_any = self._counts and self._has_any, False
         if not self._left:
             self._share(self._digest.digest() if self._counts else bytes(DIGEST))
 

@@ -41,7 +41,7 @@ class Training(Generic[_Optimizer]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
-            load.joined(script.session()).settle()
+            load.joined(script.session()).finish()
 
 
 class DiLoCo(Training[_Optimizer]):

@@ -59,7 +59,7 @@ class GradientSynchroniser(Synchroniser):
     without a gradient counts as zeros; one without a gradient in all workers gets none. Failures of the job are raised
     from `backward`, and with p3 from what first uses a late tensor.
     statistics: buffers that become means with each round. backward: shared by all optimizers of the script. check: gets
-    the first gradient of each round. workers: of how many each gradient is the mean already, when it is computed.
+    the first gradients of each round. workers: of how many each gradient is the mean already, when it is computed.
     """
 
     workers = 1
@@ -82,7 +82,7 @@ class GradientSynchroniser(Synchroniser):
         self._vote = StopVote(client, 1, f"{state.prefix}{STOP}")  # first, as every mean is divided by its weight
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._pass: int | None = None  # the backward pass whose round is in progress
-        self._is_first = False  # the next gradient of this pass is its first
+        self._notes = False  # gradients of this pass for the check, up to the first matrix's
         self._is_newest = True  # of all workers' models, as this one contributed to the last round
         self._has_failed = False  # this one's last pass has, so that it has not taken the step
         self._p3 = bool(client.settings.options["p3"]) and not statistics
@@ -115,7 +115,7 @@ class GradientSynchroniser(Synchroniser):
     def _enter_pass(self) -> None:
         current = current_pass(self._pass)
         if self._pass is None:
-            self._pass, self._is_first = current, True
+            self._pass, self._notes = current, True
             self.rounds += 1
             self._vote.begin(stop=False, unfinished=True, weight=self.workers)
             self._backward.enter(self)
@@ -132,10 +132,16 @@ class GradientSynchroniser(Synchroniser):
         slot.staging.load(local(slot.gradient), self._copies_of(slot), partial(self._send, slot), self.workers)
 
     def _send(self, slot: _Slot, elements: "Array") -> None:
-        if self._is_first:
-            self._is_first = False
-            self._check.observe(elements)
+        if self._notes:
+            self._check.note(elements)
+            if slot.parameter.ndim > 1:
+                self._end_notes()
         slot.exchange = self._client.exchange(slot.key, elements, elements, priority=slot.priority)
+
+    def _end_notes(self) -> None:
+        if self._notes:
+            self._notes = False
+            self._check.end_round()
 
     def _copies_of(self, slot: _Slot) -> DeviceCopies | None:
         return self._copies.get(slot.parameter.device)
@@ -154,6 +160,7 @@ class GradientSynchroniser(Synchroniser):
         """See Participant: the gradients become the means, with p3 later."""
         for copies in self._copies.values():
             copies.settle()
+        self._end_notes()
         for slot in self._slots:
             if self._p3 and slot.gradient is not None and become_late(slot.gradient, partial(self._settle, slot)):
                 self._late[slot.key] = slot

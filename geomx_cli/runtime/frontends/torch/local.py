@@ -12,7 +12,7 @@ from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.finite import is_finite, warn_not_finite
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.script_model import last_gradient
+from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_parts import local
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
@@ -151,7 +151,7 @@ class LocalSynchroniser(Synchroniser):
         """Optimizer hook."""
         self.check_step(self._state)
         if self._check.compares:
-            self._check.observe(*last_gradient(self._state))
+            self._check.observe(*last_gradients(self._state))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""

@@ -119,12 +119,17 @@ class _ScriptSteps(LocalSteps):
         return held
 
 
-def last_gradient(state: ModelState) -> list[Floats]:
-    """The elements of the gradient nearest to the output, which a backward pass computes first; none without one. Of a
-    sparse one, those that it has.
+def last_gradients(state: ModelState) -> list[Floats]:
+    """The elements of the gradients nearest to the output, which a backward pass computes first, up to the first of a
+    matrix; none without one. Of a sparse one, those that it has.
     """
-    found = [parameter.grad for parameter in reversed(state.trained.values()) if parameter.grad is not None]
-    return [_elements(gradient.coalesce().values() if gradient.is_sparse else gradient) for gradient in found[:1]]
+    found = []
+    for parameter in reversed(state.trained.values()):
+        if (gradient := parameter.grad) is not None:
+            found.append(_elements(gradient.coalesce().values() if gradient.is_sparse else gradient))
+            if parameter.ndim > 1:
+                break
+    return found
 
 
 def _elements(tensor: Any) -> Floats:

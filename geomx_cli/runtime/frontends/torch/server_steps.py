@@ -14,7 +14,7 @@ from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.finite import is_finite, warn_not_finite
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
-from geomx_cli.runtime.frontends.torch.script_model import last_gradient
+from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.server_optimizer import hyper_parameters, index_of_group
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.pushed_hyper import PushedHyper
@@ -82,7 +82,7 @@ class ServerSynchroniser(Synchroniser):
             what = "step(closure): the global servers take the step, and here there are no gradients before it"
             raise InvalidSettings(what, "compute them, then call step without arguments")
         if self._check.compares:
-            self._check.observe(*last_gradient(self._state))
+            self._check.observe(*last_gradients(self._state))
         self.rounds += 1
         scale = self._share / self._workers  # the sum over all workers is the mean
         for slot in reversed(self._slots):

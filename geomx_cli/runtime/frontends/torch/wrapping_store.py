@@ -33,6 +33,7 @@ class WrappingStore(ABC):
         self._states: list[ModelState] = []
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._accumulating = False  # within no_sync
+        self._is_told = False  # that no step follows
         self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
         self.finished = False
 
@@ -129,11 +130,21 @@ class WrappingStore(ABC):
         for item in self._wrapped:
             item.accumulating = accumulating
 
+    def finish(self) -> None:
+        """See geomx_cli.torch.finish."""
+        self._is_told = True
+        self.settle()
+
     def settle(self) -> None:
-        """See geomx_cli.torch.finish, and ScriptStore."""
+        """See ScriptStore: at the end of a script that has not called `finish`."""
         if self.finished:
             return
         self.finished = True
+        if self._wrapped and not self._is_told and not self.exchanges_gradients:
+            self._session.warn(
+                "the script has ended without geomx.finish(): each worker's model had steps of its own until now; call"
+                " it after the last step, before the model is evaluated or saved"
+            )
         self._finish(self._wrapped)
         for item in self._wrapped:
             item.conclude()

@@ -11,7 +11,7 @@ from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
 from geomx_cli.runtime.frontends.torch.party.buckets import Bucket, Buckets, Slot
-from geomx_cli.runtime.frontends.torch.script_model import last_gradient
+from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class PartySynchroniser(Synchroniser):
         self.sums.flush()
         self.has_local = False
         if self._check.compares:
-            self._check.observe(*last_gradient(self.state))
+            self._check.observe(*last_gradients(self.state))
 
     def contribute_nothing(self) -> None:
         """See Member."""

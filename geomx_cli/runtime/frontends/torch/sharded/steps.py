@@ -10,7 +10,7 @@ from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.local import LocalRounds, SampleCount
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.party.steps import LeaderModel
-from geomx_cli.runtime.frontends.torch.script_model import last_gradient
+from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ShardSteps(Synchroniser):
         """Optimizer hook."""
         self.check_step(self._state)
         if self._local is not None and self._check.compares:
-            self._check.observe(*last_gradient(self._state))
+            self._check.observe(*last_gradients(self._state))
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
