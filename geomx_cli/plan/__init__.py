@@ -173,7 +173,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
     if topology == "flat" and options["compress_lan"] not in ("", "none"):
         what = "--topology flat has no local servers, with which workers would exchange by --compress-lan"
         raise InvalidSettings(what, "write --compress, for what workers and servers exchange")
-    _check_codecs(options)
+    _check_codecs(options, central_workers=bool(inventory.central.workers))
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
         *(("delivery", "--delivery", name) for name in deliveries.chain(options)),
@@ -188,10 +188,10 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             raise InvalidSettings(f"{option} {value}: {reason}", f"change {option} or what it cannot work with")
 
 
-def _check_codecs(options: Mapping[str, Value]) -> None:
+def _check_codecs(options: Mapping[str, Value], *, central_workers: bool) -> None:
     if not (options["compress"] or options["compress_lan"]):
         return
-    from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec
+    from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec, has_momentum
 
     table = {option.name: option for option in plugins.table()}
     for name, complete in (("compress", complete_spec), ("compress_lan", complete_lan_spec)):
@@ -200,6 +200,11 @@ def _check_codecs(options: Mapping[str, Value]) -> None:
         except InvalidSettings as error:
             what = f"{table[name].flag} ({table[name].env}): {error.message}"
             raise InvalidSettings(what, error.hint) from None
+    only_parties = has_momentum(str(options["compress"])) and not has_momentum(str(options["compress_lan"]))
+    if central_workers and only_parties and plugins.algorithms()[str(options["algo"])].exchanges == "gradients":
+        what = f"--compress {options['compress']} corrects the momentum of parties' gradients, not of central workers'"
+        hint = "write topk, or leave out the central workers"
+        raise InvalidSettings(f"{what}, which would count up to 10 times less", hint)
 
 
 def _check_reduction(spec: JobSpec, topology: str) -> None:

@@ -111,6 +111,7 @@ def test_usage_errors(arguments: list[str]) -> None:
         (["--algo", "none-such"], {}, "error: --algo (GEOMX_ALGO): there is no 'none-such'\n  choose "),
         ([], {"GEOMX_WORKERS": "many"}, "error: --workers (GEOMX_WORKERS): 'many'"),
         (["--topology=flat", "--central-workers=1"], {}, "error: --topology flat has no central workers\n  "),
+        (["--compress=mpq:0.1", "--central-workers=1"], {}, "error: --compress mpq:0.1 corrects the momentum"),
     ],
 )
 def test_invalid_settings(arguments: list[str], env: dict[str, str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""topk, bsc and mpq: the parameters of their specs, in rounds against numpy."""
+"""topk, bsc and mpq: the parameters of their specs, in rounds against numpy; changes after sums and rows."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from tree import Tree
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
+from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_CODEC
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
@@ -230,6 +231,40 @@ def _encode(spec: str, array: Array) -> memoryview:
     assert codec is not None
     return codec.encode(array)
 
+
+@pytest.mark.parametrize("spec", ["int8", "q4", "1bit:0", "topk:0.25,fp32", "sparseloco"])
+def test_weights_after_rounds_of_sums(spec: str) -> None:
+    """Sums are no reference for the changes of weights that follow once there is an optimizer."""
+    size = 4096
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=size, compress=spec)
+    tree.init(np.full(size, 100, np.float32))
+    for party in (0, 1):
+        tree.pull((party, 0))
+    for number in range(1, 6):
+        if number == 3:
+            tree.use("sgd", learning_rate=1.0)
+        for party in (0, 1):
+            tree.push((party, 0), number, np.ones(size, np.float32))
+    (entry,) = tree.roots[0].rounds.table.entries.values()
+    np.testing.assert_allclose(tree.last((0, 0)), entry.slot.value, rtol=0, atol=3)
+
+
+@pytest.mark.parametrize("spec", ["topk:0.5,fp32", "topk:0.5,fp32,pull=union", "bsc:0.5,fp32,pull=union"])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_rows_change_what_members_pull(spec: str, lazy: bool) -> None:
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=8, row=2, compress=spec)
+    tree.use("sgd", learning_rate=1.0, lazy_update=lazy)
+    tree.init(np.full(8, 100, np.float32))
+    for party in (0, 1):
+        tree.pull((party, 0))
+    for number in (1, 2, 3):
+        for party in (0, 1):
+            tree.push((party, 0), number, Rows(np.array([1, 3]), np.ones((2, 2), np.float32)))
+        for party in (0, 1):
+            tree.pull((party, 0), rows=np.array([0, 1, 3]))
+    (entry,) = tree.roots[0].rounds.table.entries.values()
+    assert entry.slot.value[2] < 96
+    np.testing.assert_allclose(tree.last((0, 0)).values.ravel(), entry.slot.value[[0, 1, 2, 3, 6, 7]])
 
 @pytest.mark.parametrize("kind", ["bsc", "mpq"])
 def test_a_script_asks_as_for_geomx(cluster: Cluster, kind: str) -> None:

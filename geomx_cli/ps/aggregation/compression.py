@@ -129,6 +129,7 @@ class Compression:
         exact = array.astype(exact_dtype(where.dtype), copy=False)
         kept, name = self._kept.setdefault(where.id, {}), f"reference/{member}"
         if is_sum:
+            kept.pop(name, None)  # the members' reference is this sum now, not the last value
             payload = self._feedback_of(where).encode(_only(codec, exact), exact)
             return (array, None) if payload is None else self._values(codec, payload, array, where)
         reference, noted = kept.get(name), kept.pop(f"contributed/{member}", None)

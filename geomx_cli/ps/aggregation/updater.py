@@ -65,12 +65,11 @@ class Updater:
 
         optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper, ignored)
         cohort.is_sum = optimizer is None and not algorithm.starts_from_value
+        if not cohort.is_sum:
+            self._compression.contributed(entry.in_round(cohort.closed), total)
         if not isinstance(total, Rows):
             aggregate = Aggregate(total, accumulator.weight, cohort.member)
-            value = algorithm.aggregate_global(slot, aggregate, optimizer)
-            if not cohort.is_sum:
-                self._compression.contributed(entry.in_round(cohort.closed), total)
-            return value
+            return algorithm.aggregate_global(slot, aggregate, optimizer)
         assert isinstance(algorithm, RowAlgorithm)
         new = algorithm.rows_at_root(slot, total, accumulator.weight, cohort.member, optimizer)
         # In an asynchronous job other parties have changed other rows meanwhile, so these are not the whole change.

@@ -15,7 +15,7 @@ from geomx_cli.core.events import Telemetry
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.membership import Membership
-from geomx_cli.ps.cluster.partition import NEAR
+from geomx_cli.ps.cluster.partition import LONGEST, NEAR
 from geomx_cli.ps.cluster.rpc import Request, Rpc
 from geomx_cli.ps.cluster.shutdown import Shutdown
 from geomx_cli.ps.net import addresses, security
@@ -100,6 +100,7 @@ class Node:
             on_asked=on_asked,
             events=events,
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
+            longest_slice=4 * int(settings.number("slice_elements") or LONGEST),
             window_bytes=int(settings.number("window")),
             shaper=Shaper(settings.text("wan"), settings.wan_share, settings.links, settings.party),
         )

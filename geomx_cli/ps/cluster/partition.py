@@ -12,7 +12,7 @@ from functools import cached_property
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.net.wire import DTYPE_NAMES, EVERY, ITEM_SIZES, MAX_ELEMENTS
 
-__all__ = ["NEAR", "Partition", "Placement", "Slice", "Tensor"]
+__all__ = ["LONGEST", "NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
 MAX_KEYS = 1_000_000
 MAX_SLICES, MAX_SLICES_OF_ALL = 100_000, 1_000_000
@@ -27,6 +27,8 @@ MAX_SCALE = 4
 """How many times longer a slice elsewhere may be if it is sent encoded: its bytes are few, and its cost is the same."""
 FEW_BYTES, MAX_SCALE_OF_FEW = 30.0, 8
 """The same if its bytes are at least FEW_BYTES times fewer."""
+LONGEST = max(NEAR, MAX_SCALE_OF_FEW * FAR)
+"""Elements in a slice, at most, if the length is not given."""
 SLICES_PER_ROOT = 8
 """Slices of a tensor that each root should have elsewhere, within these limits: so they are loaded alike."""
 LEAST, LEAST_ENCODED = 256, 4096

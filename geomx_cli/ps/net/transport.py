@@ -56,6 +56,7 @@ class Transport:
     retransmission: "want" for a slice (key, slice, round) that is not in the link's queue, "again" and "damaged" for
     a request number.
 
+    slice_bytes: of a usual slice in float32; longest_slice: of the longest one, if they differ.
     `wan`: the emulated link to other parties. `counters` counts refused messages by reason, of which the first of each
     peer is logged.
     """
@@ -74,6 +75,7 @@ class Transport:
         on_asked: Callable[[Link, Header], None] = lambda _, __: None,
         events: EventLog,
         slice_bytes: int,
+        longest_slice: int = 0,
         window_bytes: int = 0,
         shaper: Shaper | None = None,
     ) -> None:
@@ -95,7 +97,7 @@ class Transport:
         keep_freed_memory()
         self.sharing = Sharing(events)
         self.warnings = LinkWarnings(events, who["process"], self.counters)
-        max_message = MAX_MESSAGE if keys is None else largest_message(slice_bytes)
+        max_message = MAX_MESSAGE if keys is None else largest_message(max(slice_bytes, longest_slice))
         self._sockets = Sockets(loop, keys, partial(self.warnings.refuse, None), max_message)
         self._accepted = AcceptedLinks(self, who["party"], self._on_accepted, on_closed)
 
@@ -149,6 +151,7 @@ class Transport:
 
     def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
         """See LinkTransport.hand_over."""
+        self._fusing.flush_due()
         if link.wide_area:
             self._wan_log.sent()
         if self.wan is None or not link.wide_area:
