@@ -133,8 +133,8 @@ def unused(
         yield f"--topology flat: all workers are one party in {algorithm}, so each mean is global; --k2 has no effect"
     training = ", ".join(option.flag for option in written if option.group == "training")
     if script and training:
-        own = "a script's own follow its name; those of MXNet may ask kv.option"
-        yield f"{training}: these are for the bundled training; {own}"
+        own = "write a script's own options behind its name (MXNet scripts may read these with kv.option)"
+        yield f"{training}: no effect on a script, only on the bundled training; {own}"
 
 
 def of_other_deliveries(ctx: click.Context, values: Mapping[str, Value]) -> Iterator[str]:
