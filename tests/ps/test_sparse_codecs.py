@@ -266,6 +266,7 @@ def test_rows_change_what_members_pull(spec: str, lazy: bool) -> None:
     assert entry.slot.value[2] < 96
     np.testing.assert_allclose(tree.last((0, 0)).values.ravel(), entry.slot.value[[0, 1, 2, 3, 6, 7]])
 
+
 @pytest.mark.parametrize("kind", ["bsc", "mpq"])
 def test_a_script_asks_as_for_geomx(cluster: Cluster, kind: str) -> None:
     """With tensors on both sides of the bound, cut into slices that are below it."""

@@ -204,3 +204,9 @@ def test_local(workers: Workers) -> None:
     for step in range(20):
         alone.step([0], step, RATE)
     check(workers, 1, alone.vector)
+
+
+def test_a_single_worker_needs_no_finish(workers: Workers) -> None:
+    workers.start("critic.py", count=1, env={"GEOMX_ALGO": "local"})
+    workers.finish()
+    assert "warning" not in workers.cluster.output("w0")

@@ -17,7 +17,8 @@ def is_finite(tensor: Any) -> bool:
     return bool(tensor.sum().isfinite() or tensor.isfinite().all())
 
 
-def warn_not_finite(client: "Client", message: str) -> None:
-    """Warn the user that this worker spoils the result."""
+def warn_not_finite(client: "Client", where: str, what: str) -> None:
+    """Warn the user that elements `where` spoil `what` all workers train with."""
+    message = f"{where}, so {what} have them from now on; is the learning rate too high, or a sample damaged?"
     print(f"warning: {message}", file=sys.stderr, flush=True)
     client.events.write(WarningRaised(message=message, affects_result=True))

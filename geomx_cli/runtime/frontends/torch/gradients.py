@@ -187,7 +187,7 @@ class GradientSynchroniser(Synchroniser):
             self._late.pop(slot.key, None)
             if gradient is not None:
                 no_longer_late(gradient)
-                slot.staging.store(local(gradient), self._copies_of(slot), max(1, workers))
+                slot.staging.store(local(gradient), self._copies_of(slot), workers)
             elif exchange.weight > 0:
                 received = torch.empty(local(parameter).shape, dtype=EXCHANGED[parameter.dtype], device="cpu")
                 exchange.copy_to(received.view(-1).numpy())

@@ -91,10 +91,8 @@ class _FiniteCheck:
         """This worker contributes its weights."""
         if self._looks and (name := self._spoiled()):
             self._looks = False
-            what = f"{name} has elements that are not finite here in round {round_}, so the means over the workers have"
-            warn_not_finite(
-                self._client, f"{what} them from now on; is the learning rate too high, or a sample damaged?"
-            )
+            where = f"{name} has elements that are not finite here in round {round_}"
+            warn_not_finite(self._client, where, "the means over the workers")
 
     def after(self) -> None:
         """This worker has the means."""

@@ -101,12 +101,8 @@ class ServerSynchroniser(Synchroniser):
         """Warn, once, of what the global servers' weights keep."""
         if self._looks and not is_finite(slot.values):
             self._looks = False
-            what = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
-            warn_not_finite(
-                self._client,
-                f"{what}, so all workers' weights have them from now on; is the learning rate too high, or a sample"
-                " damaged?",
-            )
+            where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
+            warn_not_finite(self._client, where, "all workers' weights")
 
     def _exchange(self, slot: _Slot, source: "Array | None") -> None:
         hyper: Mapping[str, float] = {}

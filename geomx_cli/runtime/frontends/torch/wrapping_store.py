@@ -140,7 +140,8 @@ class WrappingStore(ABC):
         if self.finished:
             return
         self.finished = True
-        if self._wrapped and not self._is_told and not self.exchanges_gradients:
+        differ = self.num_all_workers > 1 and not self.exchanges_gradients
+        if self._wrapped and differ and not self._is_told:
             self._session.warn(
                 "the script has ended without geomx.finish(): each worker's model had steps of its own until now; call"
                 " it after the last step, before the model is evaluated or saved"
