@@ -17,12 +17,15 @@ from rounds import SCRIPT, SIZES, assert_equal, expected, found_in, initial
 
 from geomx_cli.core.options import Value
 from geomx_cli.ps.aggregation import value_service
+from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_state import SliceState
+from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.payload import Content, as_payload, digest, view
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
+from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 MODEL = 4 * sum(SIZES)
 FIRST, OTHER = (np.full(SIZE, value, np.float32) for value in (1, 2))
@@ -221,6 +224,34 @@ def test_only_who_has_a_value_is_told_that_it_is_the_same() -> None:
     with pytest.raises(BadMessage, match="where none was offered"):
         up.answer(pushed, form=Form.SAME)
     assert not up.found
+
+
+def test_what_a_member_pushes_before_a_root_acknowledges_it_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat is not forwarded again, another member has its own limit, and acknowledged values do not count."""
+    monkeypatch.setattr(value_service, "MAX_PUSHED", 3 * 4 * SIZE)
+    monkeypatch.setattr(value_service, "MAX_PUSHES", 1)
+    up, (near, far) = Upstream(), (KeptLink(), KeptLink())
+    up.client.links = [up.link]  # type: ignore[list-item]
+    table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, required_contributors=lambda: [0, 1])
+    answers: list[tuple[KeptLink, int]] = []
+    down = SimpleNamespace(down=lambda link, header, _: answers.append((link, header.request)))
+    aggregator = Aggregator(delivery=down, upstream=up.client, own_rank=lambda: 0, table=table)  # type: ignore[arg-type]
+
+    def push(link: KeptLink, request: int) -> None:
+        header = Header(kind=Kind.PUSH, length=SIZE, request=request)
+        aggregator.values.on_push(link, header, payload(FIRST))  # type: ignore[arg-type]
+
+    for request in (1, 2, 3, 1, 2, 3):
+        push(near, request)
+    forwarded = [header for header, _ in up.link.sent]
+    assert up.sent() == [4 * SIZE] * 3
+    with pytest.raises(BadMessage, match="a push beyond 12000 bytes"):
+        push(near, 4)
+    push(far, 4)
+    up.answer(forwarded[0])
+    push(near, 5)
+    assert up.sent() == [4 * SIZE] * 2
+    assert answers == [(near, 1)]
 
 
 def test_a_digest_is_of_dtype_and_bits() -> None:

@@ -267,6 +267,25 @@ def test_rows_change_what_members_pull(spec: str, lazy: bool) -> None:
     np.testing.assert_allclose(tree.last((0, 0)).values.ravel(), entry.slot.value[[0, 1, 2, 3, 6, 7]])
 
 
+@pytest.mark.parametrize("lan", ["", "int8"])
+@pytest.mark.parametrize("spec", ["int8", "topk:0.25,fp32", "topk:0.25,fp32,pull=union"])
+def test_all_have_the_same_after_a_round_in_which_all_abstain(spec: str, lan: str) -> None:
+    """The weights stay, and what the codec has left of them too, for central workers as for the parties'."""
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=SIZE, compress=spec, compress_lan=lan, central=1)
+    tree.use("sgd", learning_rate=1.0)
+    tree.init(np.full(SIZE, 100, np.float32))
+    workers = [(0, 0), (1, 0), (-1, 0)]
+    for who in workers:
+        tree.pull(who)
+    for number, round_ in enumerate(gradients(5, len(workers)), 1):
+        for who, gradient in zip(workers, round_, strict=True):
+            tree.push(who, number, None if number in (2, 4) else gradient)
+        first, *others = (tree.last(who) for who in workers)
+        assert all(np.array_equal(first, other) for other in others), f"round {number}"
+    (entry,) = tree.roots[0].rounds.table.entries.values()
+    assert entry.slot.version == 3
+
+
 @pytest.mark.parametrize("kind", ["bsc", "mpq"])
 def test_a_script_asks_as_for_geomx(cluster: Cluster, kind: str) -> None:
     """With tensors on both sides of the bound, cut into slices that are below it."""

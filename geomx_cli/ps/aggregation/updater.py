@@ -72,6 +72,8 @@ class Updater:
             return algorithm.aggregate_global(slot, aggregate, optimizer)
         assert isinstance(algorithm, RowAlgorithm)
         new = algorithm.rows_at_root(slot, total, accumulator.weight, cohort.member, optimizer)
+        if new is None and self._compression.changes:
+            return None  # sent as any other result: members keep what the codec has left of the value, all the same
         # In an asynchronous job other parties have changed other rows meanwhile, so these are not the whole change.
         if new is None or (isinstance(new, Rows) and self._table.asynchronous):
             cohort.changed = Rows.none(entry.row, DTYPES[entry.dtype])

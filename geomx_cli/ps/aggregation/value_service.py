@@ -29,6 +29,8 @@ MAX_UNREAD, MAX_COPIES = 256 * 2**20, 16
 """What one member may pull without reading it: bytes, or copies of all values of this server if that is more; a local
 server so much for each of its workers, whose pulls it forwards.
 """
+MAX_PUSHED, MAX_PUSHES = 256 * 2**20, 2
+"""What one member may push before a root has acknowledged it: bytes, or copies of all values of this server."""
 OFFER_LIMIT = 30.0
 """Seconds after which a PUSH of a digest waits no more for an offer: its value is requested."""
 
@@ -64,6 +66,8 @@ class ValueService:
         self._sender = sender
         self._on_value = on_value
         self._due: Counter[Link] = Counter()  # bytes of values that members wait for
+        self._forwarded: set[tuple[Link, int]] = set()  # requests of PUSHes that no root has acknowledged
+        self._forwarded_bytes: Counter[Link] = Counter()
         self._may_offer = may_offer
         self._undecided: dict[tuple[int, int], _Undecided] = {}  # by slice
 
@@ -75,14 +79,32 @@ class ValueService:
             return
         array = view(header, payload)
         if self._upstream is not None:
-            self._send_up(entry, header, payload, lambda _, __: self._sender.acknowledge(link, header))
-            if header.digest and entry.slot.value is None:
-                self.fetch(entry, header.priority, array.copy())
+            self._push_up(entry, link, header, payload, array)
         else:
             if entry.slot.value is None:
                 self._set(entry, array.copy(), header)
             self._sender.acknowledge(link, header)
         link.consumed(array.nbytes)
+
+    def _push_up(
+        self, entry: SliceState, link: Link, header: Header, payload: memoryview | None, array: Array
+    ) -> None:
+        if (link, header.request) in self._forwarded:
+            return  # a repeat, and the first one's acknowledgement is to come
+        most = max(MAX_PUSHED, MAX_PUSHES * self._table.bytes)
+        if self._forwarded_bytes[link] + array.nbytes > most:
+            raise BadMessage(f"a push beyond {most} bytes of pushed values that no global server has acknowledged")
+
+        def acknowledged(_: Header, __: Content) -> None:
+            self._forwarded.discard((link, header.request))
+            self._forwarded_bytes[link] -= array.nbytes
+            self._sender.acknowledge(link, header)
+
+        self._forwarded.add((link, header.request))
+        self._forwarded_bytes[link] += array.nbytes
+        self._send_up(entry, header, payload, acknowledged)
+        if header.digest and entry.slot.value is None:
+            self.fetch(entry, header.priority, array.copy())
 
     def _on_digest(self, entry: SliceState, link: Link, header: Header) -> None:
         """Complete a PUSH without its value from an offer with its digest. Without an offer, wait for one; request the
