@@ -39,5 +39,5 @@ def with_rank_scope(
     chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
     if chosen.sentence:
         click.echo(chosen.sentence, err=True)
-    framework = {"framework": chosen.framework} if script else {}
+    framework = {"framework": chosen.framework} if chosen.framework else {}
     return inventory.model_copy(update={"rank_scope": chosen.scope}), {**options, **framework}

@@ -72,8 +72,12 @@ def report_groups(groups: "Sequence[RunGroup]") -> None:
         click.echo(f"note: {left}", err=True)
 
 
-def report_problems(problems: Sequence[str], rest: str) -> None:
-    """Print problems with records, and raise DoneInPart if there are any; `rest` says what happened to the others."""
+def report_problems(problems: Sequence[str], rest: str, notes: Sequence[str] = ()) -> None:
+    """Print notes and problems with records, and raise DoneInPart if there are problems; `rest` says what happened to
+    the others.
+    """
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
     for problem in problems[:MOST_REPORTED]:
         click.echo(f"warning: {problem}", err=True)
     if len(problems) > MOST_REPORTED:

@@ -52,7 +52,7 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
 
     with opened(names, progress) as found:
         rows = compared(grouped(found.runs, group_by), target)
-        problems = found.problems
+        problems, notes = found.problems, found.notes
         if csv is not None:
             write_csv(csv, csv_rows(rows, target))
         if json:
@@ -64,7 +64,7 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
     report_groups([row.group for row in rows])
     if differing := unlike([row.group for row in rows]):
         click.echo(f"note: these jobs differ in more than the algorithm: {', '.join(differing)}", err=True)
-    report_problems(problems, "the rest is compared")
+    report_problems(problems, "the rest is compared", notes)
 
 
 def _job(run: "RunRecords", summary: "Summary") -> dict[str, Any]:

@@ -44,13 +44,14 @@ def doctor(
     use, dials every link from the host that will, and measures the links between parties. Leaves nothing behind.
     Without an inventory it checks this machine, as launch would use it.
 
-    The exit status is 0 when there are no problems (warnings do not count), 4 when a host cannot be reached, and 5
-    for any other problem.
+    The exit status is 0 when there are no problems (warnings do not count), 3 when the script cannot be run, 4 when a
+    host cannot be reached, and 5 for any other problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
-    from geomx_cli.jobs.store.script import ignored_interpreter, with_interpreter
+    from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
     from geomx_cli.preflight import examine_inventory
 
+    check_script(script, inventory)
     if warning := ignored_interpreter(script, inventory):
         click.echo(f"warning: {warning}", err=True)
     report = examine_inventory(

@@ -148,7 +148,7 @@ def draw(
         if not found.runs:
             raise InvalidSettings(f"there is nothing to draw: {'; '.join(found.unreadable)}", "collect the jobs again")
         figures = figures_of(found.runs, group_by, only, metrics)
-        problems = found.problems
+        problems, notes = found.problems, found.notes
     report_groups(figures.groups)
     for name, why in figures.missing.items():
         click.echo(f"note: no figure {name}: {why}", err=True)
@@ -173,7 +173,7 @@ def draw(
         place = folder or (base / (network or "") if base is not None else Path()) / "figures"
         for path in to_files(figures, place, Page(form, size, font_size, axes), csv):
             click.echo(str(path))
-    report_problems(problems, "the rest is drawn")
+    report_problems(problems, "the rest is drawn", notes)
 
 
 def _sources(names: tuple[str, ...], base: Path | None, network: str | None) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["jobs"]
 
 JOBS_VERSION = 1
-_LONGEST = 48  # characters shown of a script
+_LONGEST = 48  # characters shown of what a job runs
 
 
 @click.command(cls=ParentCommand)
@@ -167,7 +167,6 @@ def _print_table(lines: "Sequence[tuple[str, ...]]") -> None:
 
 def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
     exit_code, accuracy = job["exit_code"], (job["result"] or {}).get("accuracy")
-    what = str(job["what"])
     return (
         job["job"],
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["started"])),
@@ -175,8 +174,15 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         "" if exit_code is None else str(exit_code),
         "" if accuracy is None else f"{accuracy:.4f}",
         str(len(job["hosts"])),
-        what if len(what) <= _LONGEST else f"{what[: _LONGEST - 3]}...",
+        _shortened(str(job["what"])),
     )
+
+
+def _shortened(what: str) -> str:
+    """Cut the script if that is too long, not the algorithm after it."""
+    script, by, how = what.rpartition(" by ")
+    most = max(8, _LONGEST - len(by + how))
+    return f"{script[: most - 3]}...{by}{how}" if len(script) > most else what
 
 
 jobs.commands["prune"] = prune

@@ -102,7 +102,7 @@ def _print(job_view: "JobView", *, parties: bool) -> None:
     job = job_view.job
     since = format_duration(max(0.0, time.time() - job.started))
     hosts = f"{len(job.plan.processes)} processes on {job.plan.where}"
-    click.echo(f"job {job.plan.job}: {job_view.state}; started {since} ago; {hosts}")
+    click.echo(f"job {job.plan.job}: {job_view.state}; started {since} ago; {job.what}; {hosts}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(table(job_view.progress))
     not_there = job_view.over or job_view.begins  # agents have gone, or are about to start
     for one in job_view.hosts.values():

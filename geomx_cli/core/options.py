@@ -154,7 +154,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "framework", "text", "mxnet", "GEOMX_FRAMEWORK",
-        "Framework that trains the network; linear needs none. Of a script, it is found out.",
+        "Framework that trains the network; linear needs none. Of a Python script, its imports tell.",
         choices=("mxnet", "torch"),
     ),
     _train(

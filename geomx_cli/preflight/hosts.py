@@ -121,8 +121,7 @@ def _machines(facts: Mapping[str, Facts]) -> Sequence[Sequence[str]]:
 
 
 def _version(host: Host, facts: Facts) -> Check:
-    install = f"{facts.executable} -m pip install 'geomx-cli[mxnet]=={__version__}'"
-    fix = f"install the same geomx there as here, as with {install}; see docs/sites.md"
+    fix = f"install there what is installed here, with {facts.executable} -m pip (docs/sites.md)"
     if facts.version != __version__:
         what = f"geomx {facts.version} is in {facts.package}, and this machine has {__version__}"
         return Check(host.name, "geomx", "problem", what, fix)
@@ -171,7 +170,7 @@ def _torch(host: Host, facts: Facts) -> tuple[str, str] | None:
     if numbers and numbers < _OLDEST_TORCH:
         what = f"{facts.executable} has torch {version}, and geomx needs {'.'.join(map(str, _OLDEST_TORCH))} or newer"
         return what, f"there: {facts.executable} -m pip install --upgrade torch"
-    if not facts.versions.get("torch.cuda", "unknown") and any(device.startswith("gpu") for device in host.devices):
+    if not facts.versions.get("torch.cuda", "unknown") and facts.gpus and names_gpus(host):
         what = f"{facts.executable} has torch {version}, which is built without CUDA, and is to train on GPUs"
         return what, "install a build for its CUDA there, see https://pytorch.org/get-started/locally"
     return None

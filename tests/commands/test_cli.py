@@ -231,6 +231,11 @@ def test_a_script_that_cannot_be_started_is_refused_before_anything_is(
     assert not (tmp_path / "job").exists()
 
 
+def test_doctor_refuses_a_script_that_is_not_there() -> None:
+    done = geomx("doctor", "--local", "--quick", "--", "python", "nope.py")
+    assert (done.returncode, done.stdout) == (3, "") and "error: there is no nope.py in " in done.stderr
+
+
 def test_a_job_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     done = geomx("launch", "--job-dir", str(tmp_path), "--", "true")

@@ -21,6 +21,7 @@ from sshd import Person, Sshd
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import AgentState
+from geomx_cli.commands.jobs import _shortened
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.hosts.interface import Completed
 from geomx_cli.hosts.local import LocalConnector
@@ -28,6 +29,7 @@ from geomx_cli.jobs.actions import attach as attaching
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob, find
 from geomx_cli.jobs.view.job_view import JobView
+from geomx_cli.plan import JobSpec
 
 NAMES = [
     "central/global_scheduler:0", "central/global_server:0", "central/scheduler:0", "central/worker:0",
@@ -95,6 +97,15 @@ def test_jobs_from_start_to_end(desk: Desk) -> None:
     assert desk.json("status", str(desk.folder / "else"))["job"] == second.id
     lines = desk.geomx("jobs").stdout.splitlines()
     assert lines[0].split()[:4] == ["JOB", "STARTED", "STATE", "EXIT"] and len(lines) == 3
+
+
+def test_a_long_script_is_cut_before_its_algorithm() -> None:
+    options = {"algo": "diloco", "compress": "int8", "network": "cnn"}
+    for script, what in (((), "cnn by diloco, int8"), (("python", "a.py"), "python a.py by diloco, int8")):
+        job = KnownJob("j", Path("j"), 0.0)
+        job.__dict__["plan"] = SimpleNamespace(spec=JobSpec(options=options, script=script))
+        assert job.what == what == _shortened(what)
+    assert _shortened(f"python {'x' * 50}.py by diloco, int8") == f"python {'x' * 22}... by diloco, int8"
 
 
 def test_status_tells_what_the_live_view_does(desk: Desk) -> None:

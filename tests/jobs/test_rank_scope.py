@@ -174,9 +174,9 @@ def chosen(asked: str, *script: str, algo: str = "fsa", topology: str = "central
         ("import torch.distributed as dist\nargs.global_rank = dist.get_rank()", "torch"),
         ("from torch import distributed", "torch"),
         ("from torch.nn.parallel import DistributedDataParallel as DDP", "torch"),
-        ("import mxnet as mx\nimport torch.distributed", "mxnet"),
+        ("import mxnet as mx\nimport torch.distributed", ""),
         ("import torch\nfrom torch.distributions import Normal", "torch"),
-        ("import torchvision", "mxnet"),
+        ("import torchvision", ""),
     ],
 )
 def test_scripts_for_torch_count_all_workers(tmp_path: Path, text: str, framework: str) -> None:
@@ -191,7 +191,7 @@ def test_a_script_with_the_api_for_mxnet_is_none_of_torch(tmp_path: Path) -> Non
     path = tmp_path / "train.py"
     path.write_text("import geomx_cli.mxnet as geomx\nfrom torch.utils.data import DataLoader\n")
     found = chosen("auto", "python", str(path))
-    assert (found.scope, found.framework) == ("party", "mxnet")
+    assert (found.scope, found.framework) == ("party", "")
 
 
 def test_the_scope_of_other_jobs() -> None:

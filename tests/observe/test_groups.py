@@ -24,6 +24,7 @@ from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.metric_curves import LOSS, metric_curve
 from geomx_cli.observe.report.plots import Page, draw
 from geomx_cli.observe.report.record import RoundRecord, WorkerRecords
+from geomx_cli.observe.report.sources import Found
 from geomx_cli.observe.report.sweep_report import in_order
 from geomx_cli.observe.report.tables import write_csv
 from geomx_cli.observe.report.terminal import painted
@@ -122,6 +123,15 @@ def test_jobs_that_are_not_done_are_in_no_mean() -> None:
     only = grouped(left, ("seed",))
     assert [group.label for group in only] == ["FSA, seed 3, failed (failed)", "FSA, seed 4, running (running)"]
     assert [group.name for group in only] == ["fsa-seed-3-failed-failed", "fsa-seed-4-running-running"], "for a shell"
+
+
+def test_a_finished_script_that_reports_nothing_is_no_problem() -> None:
+    nothing: dict[str, dict[str, WorkerRecords]] = {"A": {"cpu": WorkerRecords()}}
+    ends = (("a", "done"), ("b", "failed"))
+    silent = [replace(run(job=name, outcome=outcome), workers=nothing) for name, outcome in ends]
+    found = Found([run(), *silent])
+    assert found.problems == ["b: no worker has recorded a round"]
+    assert [note.partition(":")[0] for note in found.notes] == ["a"]
 
 
 def test_a_script_that_may_not_be_for_its_algorithm_is_marked() -> None:

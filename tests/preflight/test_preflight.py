@@ -303,6 +303,7 @@ def sites(network: Network, tmp_path: Path) -> Iterator[Path]:
     try:
         tables = [_table(machine.start(), tmp_path) for machine in machines]
         (tmp_path / "hosts.toml").write_text("\n".join(tables))
+        (tmp_path / "x.py").touch()
         yield tmp_path / "hosts.toml"
     finally:
         for machine in machines:

@@ -65,7 +65,7 @@ class SweepJobs:
             if ranks.sentence:
                 self.note(f"{name}: {ranks.sentence}")
             inventory = inventory.model_copy(update={"rank_scope": ranks.scope})
-            options = {**options, **({"framework": ranks.framework} if script else {})}
+            options = {**options, **({"framework": ranks.framework} if ranks.framework else {})}
             self._warnings[name] = script_fit.warning_of(script, options, inventory)
             if self._warnings[name]:
                 self.note(f"warning: {self._warnings[name]}")

@@ -26,13 +26,13 @@ _PACKAGE = "geomx_cli"
 @dataclass(frozen=True)
 class Choice:
     """`why`: a clause for messages; "" if there was nothing to choose. `free`: the other scope is possible too.
-    framework: that of the script, as --framework.
+    framework: that of the script, as --framework; "" for MXNet's, or if nothing tells.
     """
 
     scope: RankScope
     why: str = ""
     free: bool = True
-    framework: str = "mxnet"
+    framework: str = ""
 
     @property
     def sentence(self) -> str:

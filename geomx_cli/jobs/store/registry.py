@@ -84,11 +84,13 @@ class KnownJob:
 
     @property
     def what(self) -> str:
-        """What the job runs: its script, or the network and the algorithm of the bundled training."""
+        """What the job runs, as "cnn by hfa" or "python train.py by diloco, int8": the network of the bundled training
+        or the script, the algorithm, and the codec if there is one.
+        """
         options = self.plan.spec.options
-        return " ".join(self.plan.spec.script) or " by ".join(
-            str(options[name]) for name in ("network", "algo") if name in options
-        )
+        trained = " ".join(self.plan.spec.script) or str(options.get("network", ""))
+        how = ", ".join(str(options[name]) for name in ("algo", "compress") if options.get(name))
+        return " by ".join(filter(None, (trained, how)))
 
     def to_json(self) -> dict[str, Any]:
         """What is known without contacting a host."""

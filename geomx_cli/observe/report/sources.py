@@ -24,13 +24,18 @@ class Found:
 
     @property
     def problems(self) -> list[str]:
-        """The unreadable runs and records, and runs of which nothing is recorded."""
-        empty = [
-            f"{run.name}: no worker has recorded a round; it failed earlier, or its script does not report"
-            for run in self.runs
-            if not any(worker.samples for worker in run.each())
-        ]
+        """The unreadable runs and records, and unfinished runs of which nothing is recorded."""
+        empty = [f"{run.name}: no worker has recorded a round" for run in self._empty() if run.unfinished]
         return self.unreadable + [problem for run in self.runs for problem in run.problems] + empty
+
+    @property
+    def notes(self) -> list[str]:
+        """Finished runs of which nothing is recorded."""
+        why = "its script has reported nothing; geomx.report in it gives samples, loss and accuracy"
+        return [f"{run.name}: {why}" for run in self._empty() if not run.unfinished]
+
+    def _empty(self) -> list[RunRecords]:
+        return [run for run in self.runs if not any(worker.samples for worker in run.each())]
 
 
 def read(folders: Sequence[Path], on_progress: OnProgress) -> Found:
