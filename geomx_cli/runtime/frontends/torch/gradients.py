@@ -19,6 +19,7 @@ from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, curren
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
+from geomx_cli.runtime.frontends.torch.finite import GradientCheck
 from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
 from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
@@ -72,6 +73,7 @@ class GradientSynchroniser(Synchroniser):
         self._state = state
         self._backward = backward
         self._check = check
+        self._finite = GradientCheck(client, state.trained)
         self._slots = [
             _Slot(f"{state.prefix}{name}", parameter, -index)
             for index, (name, parameter) in enumerate(state.trained.items())
@@ -115,6 +117,7 @@ class GradientSynchroniser(Synchroniser):
     def _enter_pass(self) -> None:
         current = current_pass(self._pass)
         if self._pass is None:
+            self._finite.stepped()
             self._pass, self._notes = current, True
             self.rounds += 1
             self._vote.begin(stop=False, unfinished=True, weight=self.workers)
@@ -136,6 +139,8 @@ class GradientSynchroniser(Synchroniser):
             self._check.note(elements)
             if slot.parameter.ndim > 1:
                 self._end_notes()
+        if slot.parameter is self._state.trained.get(self._finite.name):
+            self._finite.contributes(elements, self.rounds)
         slot.exchange = self._client.exchange(slot.key, elements, elements, priority=slot.priority)
 
     def _end_notes(self) -> None:
@@ -228,6 +233,7 @@ class GradientSynchroniser(Synchroniser):
         for handle in self._handles:
             handle.remove()
         self._check.finish()
+        self._finite.stepped()
         for slot in list(self._late.values()):
             if slot.exchange is not None:
                 yield slot.exchange.done
