@@ -286,6 +286,58 @@ def test_all_have_the_same_after_a_round_in_which_all_abstain(spec: str, lan: st
     assert entry.slot.version == 3
 
 
+@pytest.mark.parametrize("optimizer", [True, False], ids=["weights", "sums"])
+@pytest.mark.parametrize("lan", ["", "q4"])
+@pytest.mark.parametrize("spec", ["fp16", "q4", "topk:0.25,fp32", "topk:0.25,pull=union", "bsc:0.25", "sparseloco"])
+def test_a_pull_after_a_round_is_its_result(spec: str, lan: str, optimizer: bool) -> None:
+    """As the codecs left it, of all elements and of rows, for the parties' and for central workers."""
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=SIZE, row=2, compress=spec, compress_lan=lan, central=1)
+    if optimizer:
+        tree.use("sgd", learning_rate=1.0)
+    tree.init(np.full(SIZE, 1, np.float32))
+    workers, numbers = [(0, 0), (1, 0), (-1, 0)], np.arange(0, SIZE // 2, 3)
+    for who in workers:
+        tree.pull(who)
+    for number, round_ in enumerate(gradients(3, len(workers)), 1):
+        for who, gradient in zip(workers, round_, strict=True):
+            tree.push(who, number, gradient)
+        results = [tree.last(who) for who in workers]
+        for who, result in zip(workers, results, strict=True):
+            assert np.array_equal(result, results[0])
+            tree.pull(who)
+            assert np.array_equal(tree.last(who), result), f"{who} in round {number}"
+            tree.pull(who, rows=numbers)
+            assert np.array_equal(tree.last(who).values, result.reshape(-1, 2)[numbers])
+
+
+@pytest.mark.parametrize("spec", ["", "topk:0.25,fp32,min=0", "bsc:0.25,fp32,min=0", "sparseloco"])
+def test_a_sum_of_rows_after_a_sum_of_which_a_codec_sent_other_elements(spec: str) -> None:
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=8, compress=spec, tensor=8)
+    tree.init(np.zeros(8, np.float32))
+    large, small = [8, 7, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0.1, 0.1, 0, 0]
+    for number, given in enumerate(((large, large[2:] + large[:2]), (small, small)), 1):
+        for party, own in enumerate(given):
+            tree.push((party, 0), number, np.array(own, np.float32))
+    for party in (0, 1):
+        tree.push((party, 0), 3, Rows(np.array([7]), np.ones((1, 1), np.float32)))
+    for party in (0, 1):
+        tree.pull((party, 0))
+        assert tree.last((party, 0)).tolist() == [0, 0, 0, 0, 0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("lan", ["fp16", "int8", "topk:0.25,fp32,min=0"])
+def test_parties_of_which_one_contributes_rows_have_the_same_sums(lan: str) -> None:
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=SIZE, row=2, tensor=SIZE, compress_lan=lan)
+    tree.init(np.zeros(SIZE, np.float32))
+    for number, (dense, sparse) in enumerate(gradients(6, 2), 1):
+        rows = Rows.of(sparse, 2, np.arange(1, 40, 2))
+        tree.push((0, 0), number, dense)
+        tree.push((1, 0), number, rows if number % 3 else sparse)
+        for party in (0, 1) if number % 3 else ():
+            tree.pull((party, 0))
+        assert np.array_equal(tree.last((0, 0)), tree.last((1, 0))), f"round {number}"
+
+
 @pytest.mark.parametrize("kind", ["bsc", "mpq"])
 def test_a_script_asks_as_for_geomx(cluster: Cluster, kind: str) -> None:
     """With tensors on both sides of the bound, cut into slices that are below it."""

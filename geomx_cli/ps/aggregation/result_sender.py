@@ -47,11 +47,15 @@ class ResultSender:
         """
         changed, cohort.changed = cohort.changed, None
         enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
-        array = None if all(waiter.reply in enough for waiter in waiters) else entry.give()
+        unwanted = all(waiter.reply in enough for waiter in waiters)
+        if changed is None and not self._table.asynchronous and any(each.spec for each in self._compressions):
+            unwanted = False  # who pulls it gets what the codec leaves of it, as the members of other servers do
+        array = None if unwanted else entry.give()
         if array is not None and cohort.version != entry.slot.version:  # the value includes other cohorts' rounds
             self._given(entry, cohort.member)
             cohort.version = entry.slot.version
         views: tuple[View, ...] = ()
+        cohort.seen = ()
         if changed is not None:
             for compression in self._compressions:
                 compression.forget(entry.slot.id, cohort.member)
@@ -59,6 +63,8 @@ class ResultSender:
             ranks = [waiter.rank for waiter in waiters]
             encode = _unencoded if changed is not None else self._encoder(entry, cohort)
             views = self._views(array, encode, central=max(ranks) >= CENTRAL)
+            if any(view.encoded is not None for view in views):
+                cohort.seen = views
             decoded = self._seen(views[plane_of(min(ranks))], array)
             if decoded is not None:
                 self._given(entry, cohort.member, decoded=decoded)
@@ -84,12 +90,19 @@ class ResultSender:
         self._send(entry, waiter, round_, result, as_payload(view.array, entry.dtype), {})
 
     def answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
-        """Send the present value, or the rows of it that were asked for, or that the member has the value already."""
+        """Send the present value, or the rows of it that were asked for, or that the member has the value already. In a
+        synchronous job the value is the last round's result, as the codec left it.
+        """
         member, version = self._table.member(waiter.rank), entry.slot.version
+        seen = () if self._table.asynchronous else entry.cohort(member).seen
         if waiter.numbers is not None:
             self._given(entry, member, waiter.numbers)
-            assert entry.slot.value is not None
-            self.pass_on(entry, waiter, version, Rows.of(entry.slot.value, entry.row, waiter.numbers))
+            value = seen[plane_of(waiter.rank)].array if seen else entry.slot.value
+            assert value is not None
+            self.pass_on(entry, waiter, version, Rows.of(value, entry.row, waiter.numbers))
+            return
+        if seen:
+            self.answer(entry, waiter, 0, Result(seen, version))
             return
         if self._table.is_root and entry.has_initial(waiter.digest):
             self._given(entry, member)

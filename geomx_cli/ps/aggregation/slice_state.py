@@ -113,7 +113,8 @@ class Cohort:
     worker in flight this is only the value itself, otherwise one per round in flight. deferred: at a root, the round
     that is in the value and not yet answered because other cohorts are too far behind. version: of the value that the
     last round produced, or that the members have received since. changed: the rows changed by a round of rows that is
-    closed and not finished. is_sum: whether the result of the last closed round is a sum, see Result.
+    closed and not finished. is_sum: whether the result of the last closed round is a sum, see Result. seen: the value
+    as each plane's members have got it in the last finished round, where a codec made it differ from the server's.
     """
 
     member: int
@@ -125,6 +126,7 @@ class Cohort:
     version: int = 0
     changed: Rows | None = None
     is_sum: bool = False
+    seen: tuple[View, ...] = ()
 
     def acknowledge(self, rank: int, round_: int) -> None:
         """Record that this rank has received the results of all rounds up to `round_`."""
