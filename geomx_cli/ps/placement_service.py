@@ -31,15 +31,15 @@ class PlacementService:
         self._compression = compression
         self._partition: Partition | None = None
         self._placements: dict[str, Placement] = {}
-        self._shapes: dict[tuple[int, int], tuple[int, int, int, int, int]] = {}
+        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def has_declared(self, header: Header) -> bool:
         """Whether the slice in a header matches a declaration. Only the first server of a plane receives declarations,
-        so the others accept any slice.
+        so the others accept any slice, a root only its own.
         """
         if self._node.memberships[0].rank != 0:
-            return True
-        found = (header.length, header.dtype, header.row, header.size, header.shard)
+            return self._upstream is not None or header.root == self._node.memberships[0].rank
+        found = (header.root, header.offset, header.length, header.dtype, header.row, header.size, header.shard)
         return self._shapes.get((header.key, header.slice)) == found
 
     def declare(self, request: Request) -> None:

@@ -75,7 +75,9 @@ class SliceTable:
         known = (entry.length, entry.dtype, entry.root, entry.row, entry.size)
         if (header.length, header.dtype, header.root, header.row, header.size) != known:
             found = f"{header.length} of {header.size} elements of {DTYPES[header.dtype]} in rows of {header.row}"
-            raise BadMessage(f"{found} for a slice of {entry.length} of {entry.size} in rows of {entry.row}")
+            own = f"{entry.length} of {entry.size} in rows of {entry.row}"
+            where = f", of global server {header.root} and {entry.root}" if header.root != entry.root else ""
+            raise BadMessage(f"{found} for a slice of {own}{where}")
         if header.shard != entry.shard:
             raise BadMessage(f"shard {header.shard} for a slice of shard {entry.shard}")
         return entry
@@ -185,10 +187,14 @@ class SliceTable:
         """
         first = None
         for (_, _, _, number), (entry, cohort, round_) in self._open.items():
-            missing = self.missing(entry, cohort, round_) or self.too_far_behind(entry, cohort)
+            due = min(number, cohort.closed + 1)
+            if due < number and due in cohort.rounds:
+                continue  # who has skipped a round is waited for, not those that have yet to contribute to a later one
+            missing = self.missing(entry, cohort, round_) if due == number else set(self.members(entry, cohort))
+            missing = missing or self.too_far_behind(entry, cohort)
             if missing:
-                return number, round_.started, frozenset(missing)
-            first = first or (number, round_.started, frozenset[int]())
+                return due, round_.started, frozenset(missing)
+            first = first or (due, round_.started, frozenset[int]())
         return first
 
     def missing(self, entry: SliceState, cohort: Cohort, round_: RoundState) -> set[int]:

@@ -84,14 +84,14 @@ class Placement:
         row = self.tensor.row
         return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
 
-    def shapes(self) -> dict[tuple[int, int], tuple[int, int, int, int, int]]:
-        """For each slice, by key and index: its elements, its dtype's code, the elements in a row and of the tensor,
-        and the shard.
+    def shapes(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """For each slice, by key and index: its root, offset and elements, its dtype's code, the elements in a row and
+        of the tensor, and the shard.
         """
         tensor, row = self.tensor, self.row or 1
         dtype = DTYPE_NAMES.index(tensor.dtype)
         return {
-            (self.key, index): (item.length, dtype, row, tensor.size, tensor.shard)
+            (self.key, index): (item.root, item.offset, item.length, dtype, row, tensor.size, tensor.shard)
             for index, item in enumerate(self.slices)
         }
 
