@@ -11,9 +11,9 @@ from workers import Workers
 pytestmark = pytest.mark.processes
 
 
-def statuses(workers: Workers) -> dict[str, int]:
-    """Exit statuses of all workers."""
-    return {name: status for name, status in workers.cluster.wait(60).items() if name.startswith("w")}
+def statuses(workers: Workers, kind: str = "w") -> dict[str, int]:
+    """Exit statuses of all workers; kind: what their names have."""
+    return {name: status for name, status in workers.cluster.wait(60).items() if kind in name}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,37 @@ def test_sparse_gradients_are_not_exchanged(workers: Workers, algorithm: str) ->
     workers.start("embedding.py", parties=(1, 1), env={"GEOMX_ALGO": algorithm})
     assert all(statuses(workers).values()), workers.cluster.outputs()
     assert "InvalidSettings: the gradient of weight is sparse" in workers.cluster.outputs()
+
+
+CHANGED = " was changed while it was exchanged"
+WITHIN = "a step of the optimizer within the backward pass"
+
+
+@pytest.mark.parametrize(
+    ("how", "algorithm", "said"),
+    [
+        ("step", "fsa", WITHIN), ("step", "reduce", WITHIN), ("clip", "fsa", CHANGED), ("clip", "reduce", CHANGED),
+        ("clip", "p3", CHANGED),
+        ("wide", "fsa", " is of float64, and contributions to it are of float32"),
+        ("weights", "mixed", "the script has changed weight other than by steps, and the global servers hold"),
+        ("state", "mixed", "this SGD has state, and the global servers, which hold its state, have none"),
+    ],
+)  # fmt: skip
+def test_what_would_train_something_else_is_refused(workers: Workers, how: str, algorithm: str, said: str) -> None:
+    options = {"reduce": {"reduce": "torch"}, "p3": {"p3": True}}.get(algorithm, {"algo": algorithm})
+    workers.start_planned("misuse.py", how, **options)
+    assert all(statuses(workers, "/worker:").values()), workers.cluster.outputs()
+    assert said in workers.cluster.outputs()
+
+
+@pytest.mark.parametrize(("how", "algorithm"), [("swap", "mixed"), ("rate", "fsa"), ("none", "fsa")])
+def test_what_is_no_misuse_or_is_warned_of(workers: Workers, how: str, algorithm: str) -> None:
+    """Weights that are the same again may have been changed; other models in other workers are named at the end."""
+    workers.start("misuse.py", how, parties=(1, 1), env={"GEOMX_ALGO": algorithm})
+    workers.finish()
+    said = "was not the same here as in the worker whose model all have now"
+    assert workers.cluster.outputs().count(said) == (how == "rate"), workers.cluster.outputs()
+    assert np.array_equal(workers.saved(0)["weight"], workers.saved(1)["weight"])
 
 
 def test_a_script_that_raises_ends_the_others(workers: Workers) -> None:

@@ -22,7 +22,7 @@ ENV = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 def test_what_scripts_see_has_the_same_bits(workers: Workers) -> None:
     found = []
     for p3 in (True, False):
-        workers.start_far_apart("late.py", wan="8mbit,20ms", p3=p3)
+        workers.start_planned("late.py", wan="8mbit,20ms", p3=p3)
         workers.finish()
         found.append([workers.saved(rank) for rank in range(2)])
     for ours, plain in zip(*found, strict=True):

@@ -36,11 +36,11 @@ class Workers:
             ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(count)}
             self.cluster.launch_flat(argv, workers=count, env=paths, worker_env=ranks)
 
-    def start_far_apart(self, script: str, **options: Any) -> None:
-        """Start it with two parties of one worker, and --wan among the options."""
+    def start_planned(self, script: str, *arguments: str, **options: Any) -> None:
+        """Start it with two parties of one worker, and options of launch, as --wan."""
         env = {"PYTHONPATH": os.pathsep.join(map(str, (HOOK, ROOT, SCRIPTS)))}
         values = {"parties": 2, "workers": 1, "rank_scope": "global", **options}
-        self.cluster.launch_planned(self.cluster.planned([str(SCRIPTS / script)], values, env=env))
+        self.cluster.launch_planned(self.cluster.planned([str(SCRIPTS / script), *arguments], values, env=env))
 
     def finish(self, limit: float = 90.0) -> None:
         """Wait for the successful end of all processes."""

@@ -266,6 +266,10 @@ images = torch.arange(10 * COUNT + 1)
 part = geomx.shard(torch.utils.data.TensorDataset(images))
 drawn = geomx.sampler(images)
 finals["part"] = torch.tensor([int(item[0]) for item in part]).numpy()
-finals["drawn"] = torch.tensor([*drawn, *drawn]).numpy()
+if geomx.global_rank() == 1:
+    next(iter(drawn))  # no step follows, so it is still in the first epoch
+epochs = [*drawn]
+torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1).step()
+finals["drawn"] = torch.tensor([*epochs, *drawn]).numpy()
 geomx.finish()
 save(nn.Module(), **finals)

@@ -7,7 +7,7 @@ import torch
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["BackwardPass", "Participant", "current_pass"]
+__all__ = ["BackwardPass", "Participant", "check_no_pass", "current_pass"]
 
 
 class Participant(Protocol):
@@ -30,6 +30,14 @@ def current_pass(begun: int | None) -> int:
         hint = "a pass that has failed cannot be repeated; checkpoint activations with use_reentrant=False"
         raise InvalidSettings(what, hint)
     return current
+
+
+def check_no_pass() -> None:
+    """Raise InvalidSettings within a backward pass: its gradients are still being exchanged."""
+    if torch._C._current_graph_task_id() != -1:
+        what = "a step of the optimizer within the backward pass, whose gradients are still being exchanged"
+        hint = "call step after backward, or train with an algorithm that exchanges weights, as --algo hfa"
+        raise InvalidSettings(what, hint)
 
 
 class BackwardPass:

@@ -1,11 +1,13 @@
 """This worker's part of a PyTorch data set."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import IterableDataset, Sampler, Subset, TensorDataset
 
 from geomx_cli.core.errors import InvalidSettings
@@ -59,6 +61,20 @@ def _labels(dataset: Any, size: int) -> Array:
     return labels
 
 
+class _Steps:
+    """Counts the steps of all optimizers in this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        register_optimizer_step_post_hook(self._add)
+
+    def _add(self, *_: Any) -> None:
+        self.count += 1
+
+
+_steps = functools.cache(_Steps)
+
+
 class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # torch is not installed where mypy runs
     """A worker's indices, others in each epoch: with `shuffle` all workers draw one permutation and each takes its
     part. Equally many for all; fewer than one for each worker are left out of an epoch.
@@ -69,21 +85,26 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
         self._rank, self._count = rank, count
         self._shuffle, self._seed = shuffle, seed
         self._epoch = 0
+        self._begun = -1  # the steps before the last iteration
+        _steps()
         if len(self) == 0:
             hint = "start fewer workers or give more data"
             raise InvalidSettings(f"{count} workers cannot share {self._size} samples", hint)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch, for a script that resumes; each iteration advances it."""
-        self._epoch = epoch
+        """Set the next epoch, for a script that resumes; the first iteration after a step advances it."""
+        self._epoch, self._begun = epoch, -1
 
     def __len__(self) -> int:
         return self._size // self._count
 
     def __iter__(self) -> Iterator[int]:
+        # A worker that looks at a batch without a step, for its shape perhaps, stays in the same epoch as the others.
+        if 0 <= self._begun < _steps().count:
+            self._epoch += 1
+        self._begun = _steps().count
         generator = torch.Generator("cpu")
         generator.manual_seed(self._seed * 1_000_003 + self._epoch)
-        self._epoch += 1
         order = torch.arange(self._size, device="cpu")
         if self._shuffle:
             order = torch.randperm(self._size, generator=generator, device="cpu")

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, current_pass
+from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, check_no_pass, current_pass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck
 from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
 from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
-from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
+from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient, check_same
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local, shares_memory
@@ -38,17 +38,19 @@ __all__ = ["GradientSynchroniser", "elect_newest", "set_gradient"]
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed. step: the
-    optimizer's, to be taken with the result.
+    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed, in which
+    version. step: the optimizer's, to be taken with the result.
     """
 
     key: str
     parameter: Any
     priority: int
+    dtype: Any
     staging: Staging = field(default_factory=Staging)
     exchange: "PendingExchange | None" = None
     begun: bool = False
     gradient: Any = None
+    version: int = 0
     step: LateStep | None = None
 
 
@@ -75,7 +77,7 @@ class GradientSynchroniser(Synchroniser):
         self._check = check
         self._finite = GradientCheck(client, state.trained)
         self._slots = [
-            _Slot(f"{state.prefix}{name}", parameter, -index)
+            _Slot(f"{state.prefix}{name}", parameter, -index, EXCHANGED[parameter.dtype])
             for index, (name, parameter) in enumerate(state.trained.items())
         ]
         devices = {slot.parameter.device for slot in self._slots if slot.parameter.is_cuda}
@@ -124,7 +126,7 @@ class GradientSynchroniser(Synchroniser):
             self._backward.enter(self)
 
     def _contribute(self, slot: _Slot) -> None:
-        check_gradient(slot.key, slot.parameter.grad)
+        check_gradient(slot.key, slot.parameter.grad, slot.dtype)
         if slot.begun:
             what = f"the gradient of {slot.key} was computed twice in one backward pass"
             raise InvalidSettings(what, "checkpoint activations with use_reentrant=False")
@@ -133,6 +135,7 @@ class GradientSynchroniser(Synchroniser):
             slot.parameter.grad = slot.parameter.grad.clone()
         slot.begun, slot.gradient = True, slot.parameter.grad
         slot.staging.load(local(slot.gradient), self._copies_of(slot), partial(self._send, slot), self.workers)
+        slot.version = local(slot.gradient)._version
 
     def _send(self, slot: _Slot, elements: "Array") -> None:
         if self._notes:
@@ -167,6 +170,8 @@ class GradientSynchroniser(Synchroniser):
             copies.settle()
         self._end_notes()
         for slot in self._slots:
+            if slot.gradient is not None:
+                check_same(slot.key, slot.gradient, slot.parameter.grad, slot.version)
             if self._p3 and slot.gradient is not None and become_late(slot.gradient, partial(self._settle, slot)):
                 self._late[slot.key] = slot
             else:
@@ -209,6 +214,7 @@ class GradientSynchroniser(Synchroniser):
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook: hide the gradients that are late, whose parameters then become late too."""
+        check_no_pass()
         self.check_step(self._state)
         self._hidden = []
         step = late_step(optimizer, args, kwargs) if self._late else None
@@ -264,7 +270,12 @@ class GradientSynchroniser(Synchroniser):
 
     def conclude(self) -> None:
         """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
-        self._state.conclude(Broadcast(self._client, self._elect()), trained=True)
+        self._conclude(Broadcast(self._client, self._elect()))
+
+    def _conclude(self, *broadcasts: Broadcast) -> None:
+        is_stepped = self._is_newest and not self._has_failed
+        changed = self._state.conclude(*broadcasts, trained=True)
+        self.replaced = changed if is_stepped else ""
 
     def _elect(self) -> int:
         """Return the highest global rank of the workers whose model is the newest."""

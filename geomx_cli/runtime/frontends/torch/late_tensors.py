@@ -83,7 +83,9 @@ def _watch_modules() -> None:
 
 
 def _before_forward(module: Any, inputs: Any) -> None:
-    for parameter in module._parameters.values():
+    # The modules in a ScriptModule run in C++, without hooks.
+    is_script = isinstance(module, torch.jit.ScriptModule)
+    for parameter in module.parameters() if is_script else module._parameters.values():
         _arrive(parameter)
 
 

@@ -11,13 +11,17 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
 
-__all__ = ["EXCHANGED", "ModelState", "check_gradient"]
+__all__ = ["EXCHANGED", "ModelState", "check_gradient", "check_same"]
 
 EXCHANGED: Mapping[Any, Any] = {
     torch.float32: torch.float32, torch.float64: torch.float64, torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
 }  # fmt: skip
 """The dtypes of trained tensors, and those in which their contributions travel."""
+
+
+_ROUNDING = 1e-2
+"""Of the largest element of a tensor."""
 
 
 class ModelState:
@@ -104,35 +108,41 @@ class ModelState:
             _fill(self.trained[name], torch.from_numpy(value))
         self._copy_each(broadcast, whole, "geomx.others", self.others)
 
-    def conclude(self, broadcast: Broadcast, whole: Broadcast | None = None, *, trained: bool) -> None:
+    def conclude(self, broadcast: Broadcast, whole: Broadcast | None = None, *, trained: bool) -> str:
         """Copy all other tensors, and with `trained` all, from one worker to the others; once, at the end. whole: see
-        `begin`.
+        `begin`. Return the trained tensor that this has changed by more than rounding errors, or "".
         """
         tensors = {**(self.trained if trained else {}), **self.others}
-        self._copy_each(broadcast, whole, "geomx.final", tensors)
+        changed = self._copy_each(broadcast, whole, "geomx.final", tensors)
+        return next((name for name in changed if name in self.trained), "")
 
     def _copy_each(
         self, broadcast: Broadcast, whole: Broadcast | None, name: str, tensors: Mapping[str, Any]
-    ) -> None:
+    ) -> list[str]:
+        """Return the names of those that were not the same but for rounding errors."""
         divided = {key: tensor for key, tensor in tensors.items() if whole is not None and is_divided(tensor)}
-        self._copy(broadcast, f"{name}.shards", divided)
+        changed = self._copy(broadcast, f"{name}.shards", divided)
         rest = {key: tensor for key, tensor in tensors.items() if key not in divided}
-        self._copy(broadcast if whole is None else whole, name, rest)
+        return changed + self._copy(broadcast if whole is None else whole, name, rest)
 
-    def _copy(self, broadcast: Broadcast, name: str, tensors: Mapping[str, Any]) -> None:
+    def _copy(self, broadcast: Broadcast, name: str, tensors: Mapping[str, Any]) -> list[str]:
         if not tensors:
-            return
+            return []
         content = b"".join(_bytes(tensor) for tensor in tensors.values()) if broadcast.is_source else b""
         received, start = broadcast.data(f"{self.prefix}{name}", content), 0
         if broadcast.is_source:
-            return
-        for tensor in tensors.values():
+            return []
+        changed = []
+        for key, tensor in tensors.items():
             count = local(tensor).numel()
             end = start + count * tensor.element_size()
             if count:
                 flat = torch.frombuffer(bytearray(received[start:end]), dtype=tensor.dtype)
+                if _differ(local(tensor), flat):
+                    changed.append(key)
                 _fill(tensor, flat)
             start = end
+        return changed
 
     def _manifest(self) -> dict[str, Any]:
         tensors = {
@@ -156,10 +166,23 @@ def _check_memory(name: str, tensor: Any) -> None:
         raise InvalidSettings(what, "clone it before it becomes a part of the model")
 
 
-def check_gradient(key: str, gradient: Any) -> None:
-    """Raise InvalidSettings for a sparse gradient: contributions are dense."""
+def check_gradient(key: str, gradient: Any, dtype: Any) -> None:
+    """Raise InvalidSettings for a sparse gradient, as contributions are dense, and for one that does not travel in this
+    dtype, as those of its tensor did when that was wrapped.
+    """
     if gradient.layout != torch.strided:
         raise InvalidSettings(f"the gradient of {key} is sparse", "create the embedding with sparse=False")
+    if EXCHANGED.get(gradient.dtype) != dtype:
+        what = f"the gradient of {key} is of {_plain(gradient.dtype)}, and contributions to it are of {_plain(dtype)}"
+        raise InvalidSettings(what, "convert the model before wrap")
+
+
+def check_same(key: str, gradient: Any, present: Any, version: int) -> None:
+    """Raise InvalidSettings if `present`, a tensor's gradient, is not the one that has been sent, in this version."""
+    if present is not gradient or local(present)._version != version:
+        what = f"the gradient of {key} was changed while it was exchanged"
+        hint = "register the script's own gradient hooks before wrap, or change gradients after backward"
+        raise InvalidSettings(what, hint)
 
 
 def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
@@ -200,6 +223,14 @@ def _bytes(tensor: Any) -> bytes:
 def _fill(tensor: Any, flat: Any) -> None:
     own = local(tensor)
     own.copy_(flat.reshape(own.shape))
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether elements differ by more than the hardware of two workers explains."""
+    other = other.to(one.device).reshape(one.shape)
+    if not one.dtype.is_floating_point:
+        return not torch.equal(one, other)
+    return bool((one - other).abs().max() > _ROUNDING * other.abs().max())
 
 
 def _division(tensor: Any) -> str:

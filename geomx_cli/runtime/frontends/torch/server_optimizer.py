@@ -10,7 +10,7 @@ from geomx_cli.core.errors import InvalidSettings
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
-__all__ = ["ServersOptimizer", "hyper_parameters", "index_of_group", "server_optimizer"]
+__all__ = ["ServersOptimizer", "check_no_state", "hyper_parameters", "index_of_group", "server_optimizer"]
 
 Hyper = dict[str, float]
 
@@ -48,9 +48,7 @@ def server_optimizer(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
     kind = type(optimizer)
     if kind not in _KINDS:
         raise InvalidSettings(f"the global servers cannot run {kind.__name__}", _HINT)
-    if optimizer.state:
-        what = f"this {kind.__name__} has state, and its state is with the global servers, which start without"
-        raise InvalidSettings(what, "create it anew, or train with an algorithm whose workers run the optimizer")
+    check_no_state(optimizer)
     for group in optimizer.param_groups:
         for setting in ("maximize", "fused", "differentiable"):
             if group.get(setting):
@@ -59,6 +57,13 @@ def server_optimizer(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
             raise InvalidSettings("the groups differ in nesterov", "use the same in all")
     name, params = _KINDS[kind](optimizer.param_groups[0])
     return name, {"learning_rate": float(optimizer.param_groups[0]["lr"]), **params}
+
+
+def check_no_state(optimizer: Any) -> None:
+    """Raise InvalidSettings for an optimizer that has state: that of the servers starts without."""
+    if optimizer.state:
+        what = f"this {type(optimizer).__name__} has state, and the global servers, which hold its state, have none"
+        raise InvalidSettings(what, "create it anew, or train with an algorithm whose workers run the optimizer")
 
 
 class ServersOptimizer:

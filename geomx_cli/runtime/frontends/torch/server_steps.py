@@ -15,7 +15,7 @@ from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.finite import is_finite, warn_not_finite
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
-from geomx_cli.runtime.frontends.torch.server_optimizer import hyper_parameters, index_of_group
+from geomx_cli.runtime.frontends.torch.server_optimizer import check_no_state, hyper_parameters, index_of_group
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.pushed_hyper import PushedHyper
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
@@ -31,7 +31,7 @@ __all__ = ["ServerSynchroniser"]
 @dataclass(eq=False, slots=True)
 class _Slot:
     """A trained tensor, its key, the index of its group, and what is sent and received. hidden: its gradient, within a
-    step.
+    step. version: of the parameter when the servers' weights were last written to it.
     """
 
     key: str
@@ -42,6 +42,7 @@ class _Slot:
     elements: "Array"
     exchange: "PendingExchange | None" = None
     hidden: Any = None
+    version: int = 0
 
 
 class ServerSynchroniser(Synchroniser):
@@ -63,7 +64,9 @@ class ServerSynchroniser(Synchroniser):
             values = torch.empty(parameter.shape, dtype=dtype, device="cpu", pin_memory=pinned)
             group = index_of_group(optimizer, parameter)
             key = f"{state.prefix}{name}"
-            self._slots.append(_Slot(key, parameter, group, -index, values, values.view(-1).numpy()))
+            values.copy_(parameter.detach())
+            slot = _Slot(key, parameter, group, -index, values, values.view(-1).numpy(), version=parameter._version)
+            self._slots.append(slot)
         self._hyper = PushedHyper()
         self._hyper.begin({}, 0)  # so that each key's first push carries all of its group's numbers
         workers = 1 if client.flat else client.num_workers
@@ -73,6 +76,7 @@ class ServerSynchroniser(Synchroniser):
         self._looks = True  # for gradients that are not finite
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_load_state_dict_post_hook(check_no_state)
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -81,6 +85,8 @@ class ServerSynchroniser(Synchroniser):
         if kwargs.get("closure", (*args, None)[1]) is not None:
             what = "step(closure): the global servers take the step, and here there are no gradients before it"
             raise InvalidSettings(what, "compute them, then call step without arguments")
+        for slot in self._slots:
+            self._check_weight(slot)
         if self._check.compares:
             self._check.observe(*last_gradients(self._state))
         self.rounds += 1
@@ -90,17 +96,29 @@ class ServerSynchroniser(Synchroniser):
             if slot.hidden is None:
                 self._exchange(slot, None)
             else:
-                check_gradient(slot.key, slot.hidden)
+                check_gradient(slot.key, slot.hidden, slot.values.dtype)
                 slot.values.copy_(slot.hidden)
                 slot.elements *= slot.elements.dtype.type(scale)
                 self._look(slot)
                 self._exchange(slot, slot.elements)
         self._vote.begin(stop=False, unfinished=True)
 
+    @staticmethod
+    def _check_weight(slot: _Slot) -> None:
+        """Raise InvalidSettings if the script has changed a weight since the last step, which the servers do not know.
+        """
+        parameter = slot.parameter.detach()
+        if parameter._version != slot.version and not torch.equal(parameter, slot.values.to(parameter)):
+            what = f"the script has changed {slot.key} other than by steps, and the global servers hold the weights"
+            hint = "load weights before wrap, or train with an algorithm whose workers run the optimizer, as --algo hfa"
+            raise InvalidSettings(what, hint)
+
     def _look(self, slot: _Slot) -> None:
-        """Warn, once, of what the global servers' weights keep."""
+        """Warn, once, of what the global servers' weights keep; not of what this worker has from them."""
         if self._looks and not is_finite(slot.values):
             self._looks = False
+            if not is_finite(slot.parameter.detach()):
+                return
             where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
             warn_not_finite(self._client, where, "all workers' weights")
 
@@ -125,6 +143,7 @@ class ServerSynchroniser(Synchroniser):
             slot.exchange.done.result()
             slot.exchange = None
             slot.parameter.copy_(slot.values)
+            slot.version = slot.parameter._version
 
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: abstain from the rounds of the party's other workers."""

@@ -45,7 +45,8 @@ class _StepWatch:
         wrapping = _wrapping(store)
         if wrapping is not None and wrapping.finished:
             return
-        if wrapping is not None and wrapping.is_foreign(optimizer):
+        is_exchanged = wrapping is not None and wrapping.exchanges_gradients and rounds != self._rounds
+        if wrapping is not None and wrapping.is_foreign(optimizer) and not is_exchanged:
             self._warn(
                 "an optimizer that is not wrapped takes steps of a wrapped model: none of them is exchanged; keep the"
                 " one that geomx_cli.torch.wrap got, and change the rate in its param_groups or by a schedule"

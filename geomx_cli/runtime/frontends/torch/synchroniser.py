@@ -14,13 +14,15 @@ class Synchroniser(ABC):
     """Base class, one for each wrapped optimizer. For the training thread.
 
     rounds: begun by this worker. accumulating: within `no_sync`. has_local: the last backward pass was, and steps need
-    exchanged gradients. ended: after `finishing`, when the optimizer cannot step any more.
+    exchanged gradients. ended: after `finishing`, when the optimizer cannot step any more. replaced: a trained tensor
+    that `conclude` has taken from another worker, though this one's should have been the same.
     """
 
     rounds = 0
     accumulating = False
     has_local = False
     ended = False
+    replaced = ""
 
     @abstractmethod
     def finishing(self) -> Iterator["Future[None]"]:

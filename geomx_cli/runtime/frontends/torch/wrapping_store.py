@@ -149,6 +149,12 @@ class WrappingStore(ABC):
         self._finish(self._wrapped)
         for item in self._wrapped:
             item.conclude()
+        if replaced := next((item.replaced for item in self._wrapped if item.replaced), ""):
+            self._session.warn(
+                f"{replaced} was not the same here as in the worker whose model all have now, after the same gradients:"
+                " did a schedule, a loaded checkpoint or a change of weights differ between workers?",
+                affects_result=True,
+            )
         for added in filter(None, (state.added() for state in self._states)):
             message = f"parameter {added} is not in all workers the same: the model got it after wrap"
             self._session.warn(message, affects_result=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.model_state import check_gradient
+from geomx_cli.runtime.frontends.torch.model_state import check_gradient, check_same
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
@@ -24,7 +24,9 @@ added, and is copied to the party only once all of it is back. DistributedDataPa
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A key and where its elements lie: the gradient of `parameter`, or all of `buffers`. loaded: in this round."""
+    """A key and where its elements lie: the gradient of `parameter`, or all of `buffers`. loaded: in this round, from
+    this gradient, in this version.
+    """
 
     key: str
     size: int
@@ -33,6 +35,8 @@ class Slot:
     parameter: Any = None
     buffers: Sequence[Any] = ()
     loaded: bool = False
+    gradient: Any = None
+    version: int = 0
 
 
 @dataclass(eq=False)
@@ -88,7 +92,9 @@ class Buckets:
         view = bucket.views[slot]
         if slot.parameter is not None:
             _check(slot)
-            view.copy_(slot.parameter.grad.reshape(-1))
+            slot.gradient = slot.parameter.grad
+            slot.version = slot.gradient._version
+            view.copy_(slot.gradient.reshape(-1))
         else:
             torch.cat([tensor.detach().reshape(-1).to(view) for tensor in slot.buffers], out=view)
         with self._lock:
@@ -130,13 +136,16 @@ class Buckets:
                 for tensor, part in zip(slot.buffers, view.split([item.numel() for item in slot.buffers]), strict=True):
                     tensor.copy_(part.view(tensor.shape))
             elif slot.parameter.grad is not None:
+                if slot.loaded:
+                    check_same(slot.key, slot.gradient, slot.parameter.grad, slot.version)
+                    slot.gradient = None
                 slot.parameter.grad.copy_(view.view(slot.parameter.shape))
             elif count:
                 slot.parameter.grad = view.view(slot.parameter.shape).to(slot.parameter, copy=True)
 
 
 def _check(slot: Slot) -> None:
-    check_gradient(slot.key, slot.parameter.grad)
+    check_gradient(slot.key, slot.parameter.grad, slot.dtype)
     if slot.loaded:
         what = f"the gradient of {slot.key} was computed twice in one backward pass"
         raise InvalidSettings(what, "checkpoint activations with use_reentrant=False")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from geomx_cli.runtime.frontends.torch.backward_pass import check_no_pass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
@@ -100,6 +101,7 @@ class PartySynchroniser(Synchroniser):
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
+        check_no_pass()
         self.check_step(self.state)
 
 

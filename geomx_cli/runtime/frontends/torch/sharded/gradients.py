@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
+from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, check_no_pass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser, set_gradient
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
@@ -48,7 +48,7 @@ class ShardGradients(GradientSynchroniser):
     def conclude(self) -> None:
         """See Synchroniser: the leaders of all shards elect the same party, whose model is the newest."""
         self._has_failed = any(self._shard.party.gather(int(self._has_failed)))
-        self._state.conclude(*self._shard.broadcasts(self._elect()), trained=True)
+        self._conclude(*self._shard.broadcasts(self._elect()))
 
 
 class ReplicaGradients(Synchroniser):
@@ -91,6 +91,7 @@ class ReplicaGradients(Synchroniser):
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
+        check_no_pass()
         self.check_step(self._state, "party")
 
     def finishing(self) -> Iterator["Future[None]"]:
