@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings
+from geomx_cli.core.process_name import party_of
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
@@ -18,7 +19,6 @@ from geomx_cli.ps.optimizer_state_service import OptimizerStateService
 from geomx_cli.ps.placement_service import PlacementService
 
 __all__ = ["ControlService"]
-
 
 
 class ControlService:
@@ -141,8 +141,25 @@ class ControlService:
             what = f"its rank scope is {scope}, and that of other workers {self._rank_scope}"
             raise InvalidSettings(what, "give all workers of the job the same GEOMX_RANK_SCOPE")
 
+    def _check_sender(self, request: Request) -> None:
+        """Check that a request is made in the name of its sender. Raises InvalidSettings, and logs it, if it is not.
+
+        A local server checks its own workers; a root then only that a worker is of the local server's party, which
+        names tell unless processes were started by hand.
+        """
+        by, link = request.body["by"], request.link
+        if self._members.is_party(self._members.rank_of(link)):
+            matches = "/" not in link.name or party_of(by) == party_of(link.name)
+        else:
+            matches = by == link.name
+        if not matches:
+            what = f"{link.name} makes the request {request.topic!r} in the name of {by}"
+            self._node.transport.warnings.refuse(link, "malformed", what)
+            raise InvalidSettings(what, "each process makes requests in its own name")
+
     def _on_optimizer(self, request: Request) -> None:
         """See OptimizerService. Forwarded to all roots."""
+        self._check_sender(request)
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
@@ -176,6 +193,7 @@ class ControlService:
     def _on_state(self, request: Request) -> None:
         """Access the optimizer's state at the root named in the request. Answers that can be read again are not stored.
         """
+        self._check_sender(request)
         keep = request.topic != "state_read"
         if self._upstream is None:
             request.answer(self._optimizer_states.serve(request.topic, request.body), keep=keep)

@@ -1,0 +1,42 @@
+"""A worker with a valid key that attempts one ATTACK on the job and prints the outcome; otherwise like rounds.py.
+
+Environment: ATTACK (one of ATTACKS), OTHER (a process to impersonate), and the variables of rounds.py.
+"""
+
+import os
+import runpy
+from pathlib import Path
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.client import Client
+
+SGD = {"name": "sgd", "params": {"learning_rate": 0.0}, "schedule": None, "multipliers": [], "serial": 0}
+
+
+def replace_optimizer(client: Client) -> None:
+    """In the name of the process that has set it."""
+    client.control.request("optimizer", {**SGD, "by": os.environ["OTHER"]}, 0 if client.flat else None)
+
+
+def read_optimizer_state(client: Client) -> None:
+    """In the name of a process that may be reading it."""
+    client.control.request("state_open", {"by": os.environ["OTHER"]}, 0)
+
+
+ATTACKS = {attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state)}
+exchange = Client.exchange
+
+
+def attack_and_exchange(self, *args, **named):
+    """Attack before this worker's first contribution, when all are set up."""
+    Client.exchange = exchange
+    try:
+        ATTACKS[os.environ["ATTACK"]](self)
+        print("done", flush=True)
+    except InvalidSettings as error:
+        print(f"refused: {error}", flush=True)
+    return exchange(self, *args, **named)
+
+
+Client.exchange = attack_and_exchange
+runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")
