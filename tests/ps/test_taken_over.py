@@ -2,10 +2,21 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from bench import KeptLink
 from cluster import ROOT, Cluster
 from rounds import PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps import placement_service
+from geomx_cli.ps.aggregation.compression import Compression
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.cluster.server_members import ServerMembers
+from geomx_cli.ps.placement_service import PlacementService
 
 TAKEN_OVER = [sys.executable, str(ROOT / "tests/scripts/taken_over.py")]
 FLAT = {"topology": "flat"}
@@ -39,3 +50,28 @@ def test_requests_in_the_name_of_another_are_refused(
     assert f"in the name of {other} (each process makes requests in its own name)" in said
     events = "".join(path.read_text() for path in tmp_path.glob("events/*server-0.jsonl"))
     assert "refused a message from A/worker:1: A/worker:1 makes the request" in events
+
+
+@pytest.mark.parametrize("options", [FLAT, {}], ids=["flat", "central"])
+def test_a_declaration_lists_a_key_once(cluster: Cluster, options: dict[str, str]) -> None:
+    assert "key 'large' is listed twice in one declaration" in attacked(cluster, "declare_twice", options)
+
+
+def test_a_declaration_has_as_many_slices_as_one_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement_service, "MAX_ANSWERED", 10)
+    plane = PlaneSettings("localhost", 1, servers=1, workers=1)
+    settings = NodeSettings(local=plane, options={"slice_elements": 100, "p3": False})
+    node: Any = SimpleNamespace(settings=settings)
+    service = PlacementService(node, ServerMembers(settings, True), None, Compression())
+    answers: list[dict[str, Any]] = []
+    link: Any = KeptLink()
+
+    def declare(*sizes: int) -> None:
+        tensors = [[f"of {size}", size, "float32", 1, -1] for size in sizes]
+        service.declare(Request(link, "declare", {"tensors": tensors}, lambda body, _: answers.append(body)))
+
+    declare(600, 400)
+    with pytest.raises(InvalidSettings, match=r"more than 10 slices \(initialise fewer keys at once"):
+        declare(600, 400, 100)
+    declare(100)
+    assert [[len(slices) for _, slices in answer["placements"]] for answer in answers] == [[6, 4], [1]]

@@ -23,7 +23,12 @@ def read_optimizer_state(client: Client) -> None:
     client.control.request("state_open", {"by": os.environ["OTHER"]}, 0)
 
 
-ATTACKS = {attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state)}
+def declare_twice(client: Client) -> None:
+    """One key in one request, for an answer that is longer than the request."""
+    client.control.request("declare", {"tensors": [["large", 20_000_000, "float32", 1, -1]] * 1000})
+
+
+ATTACKS = {attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice)}
 exchange = Client.exchange
 
 
