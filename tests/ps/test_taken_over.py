@@ -16,6 +16,7 @@ from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
+from geomx_cli.ps.net.wire import BadMessage
 from geomx_cli.ps.placement_service import PlacementService
 
 TAKEN_OVER = [sys.executable, str(ROOT / "tests/scripts/taken_over.py")]
@@ -55,6 +56,35 @@ def test_requests_in_the_name_of_another_are_refused(
 @pytest.mark.parametrize("options", [FLAT, {}], ids=["flat", "central"])
 def test_a_declaration_lists_a_key_once(cluster: Cluster, options: dict[str, str]) -> None:
     assert "key 'large' is listed twice in one declaration" in attacked(cluster, "declare_twice", options)
+
+
+@pytest.mark.parametrize("options", [FLAT, {}], ids=["flat", "central"])
+def test_a_worker_counts_as_one_whatever_it_claims(cluster: Cluster, options: dict[str, str]) -> None:
+    attacked(cluster, "claim_workers", options)
+    workers = [name for name in cluster.processes if name[0] in "AB" and "worker" in name]
+    assert [cluster.output(name).split()[3] for name in workers] == ["4"] * 4
+
+
+def test_local_servers_claim_the_workers_that_the_plan_has() -> None:
+    plane = PlaneSettings("localhost", 1, servers=2, workers=4)
+    settings = NodeSettings(role="global_server", upper=plane, rank=0, num_all_workers=5)
+    members = ServerMembers(settings, True)
+
+    def arrive(name: str, party: int, workers: int, plane: str = "global") -> None:
+        link: Any = KeptLink()
+        link.name, link.hello = name, {"rank": party, "plane": plane, "workers": workers}
+        members.arrive(link)
+
+    arrive("A/server:0", 0, 2)
+    with pytest.raises(BadMessage, match="A/server:1 claims 3 workers, and A/server:0 of its party 2"):
+        arrive("A/server:1", 0, 3)
+    with pytest.raises(BadMessage, match="B/server:0 claims 4 workers, more than the plan of 5 has"):
+        arrive("B/server:0", 1, 4)
+    with pytest.raises(BadMessage, match="an arrival without rank and plane"):
+        arrive("C/worker:0", 0, 1, "local")
+    arrive("A/server:1", 0, 2)
+    arrive("B/server:0", 1, 3)
+    assert members.workers_by_party() == [2, 3]
 
 
 def test_a_declaration_has_as_many_slices_as_one_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.client import Client
+from geomx_cli.ps.net.transport import Transport
 
 SGD = {"name": "sgd", "params": {"learning_rate": 0.0}, "schedule": None, "multipliers": [], "serial": 0}
 
@@ -28,8 +29,19 @@ def declare_twice(client: Client) -> None:
     client.control.request("declare", {"tensors": [["large", 20_000_000, "float32", 1, -1]] * 1000})
 
 
-ATTACKS = {attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice)}
-exchange = Client.exchange
+def claim_workers(client: Client) -> None:
+    """Its hello has done so."""
+
+
+ATTACKS = {
+    attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers)
+}
+exchange, dial = Client.exchange, Transport.dial
+
+
+def claim_and_dial(self, *args, **hello):
+    """Claim to be 1000 workers."""
+    return dial(self, *args, **hello, **({"workers": 1000} if "plane" in hello else {}))
 
 
 def attack_and_exchange(self, *args, **named):
@@ -44,4 +56,6 @@ def attack_and_exchange(self, *args, **named):
 
 
 Client.exchange = attack_and_exchange
+if os.environ["ATTACK"] == "claim_workers":
+    Transport.dial = claim_and_dial
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")
