@@ -11,11 +11,12 @@ from cluster import ROOT, Cluster
 from rounds import PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Value
 from geomx_cli.ps import placement_service
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.cluster.server_members import ServerMembers
+from geomx_cli.ps.cluster.server_members import CENTRAL, ServerMembers
 from geomx_cli.ps.net.wire import BadMessage
 from geomx_cli.ps.placement_service import PlacementService
 
@@ -56,6 +57,57 @@ def test_requests_in_the_name_of_another_are_refused(
 @pytest.mark.parametrize("options", [FLAT, {}], ids=["flat", "central"])
 def test_a_declaration_lists_a_key_once(cluster: Cluster, options: dict[str, str]) -> None:
     assert "key 'large' is listed twice in one declaration" in attacked(cluster, "declare_twice", options)
+
+
+@pytest.mark.parametrize("options", [FLAT, {}, {"rank_scope": "global"}], ids=str)
+def test_only_the_master_switches_to_asynchronous_training(cluster: Cluster, options: dict[str, str]) -> None:
+    said = attacked(cluster, "switch_to_async", options)
+    assert "A/worker:1 asks for asynchronous training, and is not the master worker" in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        FLAT, {}, {"rank_scope": "global", "global_servers": 2, "central_workers": 1}, {"central_workers": 2},
+        {"topology": "spread"}, {"topology": "spread", "central_workers": 1},
+        {"topology": "spread", "rank_scope": "global"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_master_of_each_topology_switches_to_asynchronous_training(
+    cluster: Cluster, options: dict[str, Value]
+) -> None:
+    planned = cluster.planned(SCRIPT[1:], {"parties": 2, "workers": 1, **options})
+    masters = [process for process in planned.processes if process.env.get("DMLC_ROLE_MASTER_WORKER")]
+    master = masters[0] if masters else planned.process("A/worker:0")
+    cluster.each[master.file_name] = {"ATTACK": "switch_to_async"}
+    launch_planned(cluster, planned, {master.file_name: TAKEN_OVER})
+    cluster.finish()
+    assert "\ndone\n" in cluster.output(master.file_name)
+
+
+def test_who_may_be_the_master_of_a_job_that_was_started_by_hand() -> None:
+    """Ranks are assigned by schedulers, and only the first root of several is sure to know the rank scope."""
+    plane = PlaneSettings("localhost", 1, servers=1, workers=2)
+    root = NodeSettings(role="global_server", local=plane, upper=plane)
+    parties, central = [("global", 0), ("global", 1)], [("local", 0), ("local", 1)]
+    for scope, present, masters in (
+        ("party", parties + central, [CENTRAL, CENTRAL + 1]), ("global", parties + central, [0]),
+        ("", parties + central, [0, 1, CENTRAL, CENTRAL + 1]), ("party", parties, [0, 1]), ("global", parties, [0]),
+    ):  # fmt: skip
+        members = ServerMembers(root, is_root=True)
+        for name, rank in present:
+            link: Any = KeptLink()
+            link.hello = {"plane": name, "rank": rank}
+            members.arrive(link)
+        ranks = [members.rank_of(link) for link in members.arrived()]
+        assert sorted(rank for rank in ranks if members.may_be_master(rank, scope)) == masters
+
+
+@pytest.mark.parametrize("options", [FLAT, {}], ids=["flat", "central"])
+def test_a_codec_is_chosen_before_the_first_round(cluster: Cluster, options: dict[str, str]) -> None:
+    said = attacked(cluster, "compress", options)
+    assert "gradient compression 1bit" in said and "is asked for, and training has begun" in said
 
 
 @pytest.mark.parametrize("options", [FLAT, {}], ids=["flat", "central"])

@@ -1,10 +1,11 @@
 """A worker with a valid key that attempts one ATTACK on the job and prints the outcome; otherwise like rounds.py.
 
-Environment: ATTACK (one of ATTACKS), OTHER (a process to impersonate), and the variables of rounds.py.
+Environment: ATTACK (one of EARLY, ATTACKS and LATE), OTHER (a process to impersonate), and the variables of rounds.py.
 """
 
 import os
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings
@@ -33,10 +34,25 @@ def claim_workers(client: Client) -> None:
     """Its hello has done so."""
 
 
+def switch_to_async(client: Client) -> None:
+    """As the master's script may."""
+    client.control.train_asynchronously()
+
+
+def compress(client: Client) -> None:
+    """Once there has been a round."""
+    client.control.set_compression("1bit")
+
+
+EARLY = {attack.__name__: attack for attack in (switch_to_async,)}
+"""Before this worker's first declaration."""
 ATTACKS = {
     attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers)
 }
-exchange, dial = Client.exchange, Transport.dial
+"""Before its first contribution, when all are set up."""
+LATE = {attack.__name__: attack for attack in (compress,)}
+"""Before it leaves, after its last round."""
+declare, exchange, leave, dial = Client.declare, Client.exchange, Client.leave, Transport.dial
 
 
 def claim_and_dial(self, *args, **hello):
@@ -44,18 +60,35 @@ def claim_and_dial(self, *args, **hello):
     return dial(self, *args, **hello, **({"workers": 1000} if "plane" in hello else {}))
 
 
-def attack_and_exchange(self, *args, **named):
-    """Attack before this worker's first contribution, when all are set up."""
-    Client.exchange = exchange
+def attack(client: Client, attacks: dict[str, Callable[[Client], None]]) -> None:
+    """Perform ATTACK, once, if it is one of these."""
+    if os.environ["ATTACK"] not in attacks:
+        return
+    name = os.environ["ATTACK"]
+    os.environ["ATTACK"] = ""
     try:
-        ATTACKS[os.environ["ATTACK"]](self)
+        attacks[name](client)
         print("done", flush=True)
     except InvalidSettings as error:
         print(f"refused: {error}", flush=True)
+
+
+def attack_and_declare(self, *args):
+    attack(self, EARLY)
+    return declare(self, *args)
+
+
+def attack_and_exchange(self, *args, **named):
+    attack(self, ATTACKS)
     return exchange(self, *args, **named)
 
 
-Client.exchange = attack_and_exchange
+def attack_and_leave(self):
+    attack(self, LATE)
+    leave(self)
+
+
+Client.declare, Client.exchange, Client.leave = attack_and_declare, attack_and_exchange, attack_and_leave
 if os.environ["ATTACK"] == "claim_workers":
     Transport.dial = claim_and_dial
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")

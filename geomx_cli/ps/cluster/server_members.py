@@ -23,7 +23,8 @@ class ServerMembers:
         self._two_planes = is_root and settings.upper is not None
         self._planes = {"global"} if self._two_planes else set[str]()
         self._planes |= {"local"} if settings.local is not None else set()
-        self._most_workers = settings.num_all_workers if settings.rank is not None else 0  # as planned; 0: not known
+        self._is_flat, self._planned = settings.upper is None, settings.rank is not None
+        self._most_workers = settings.num_all_workers if self._planned else 0  # 0: not known
         self._central_train = settings.central_workers
         self._ranks_are_global = settings.upper is None or settings.options.get("rank_scope") == "global"
         self._expected = settings.local.workers if settings.local is not None else 0
@@ -115,6 +116,24 @@ class ServerMembers:
     def trains(self, rank: int) -> bool:
         """Whether this rank contributes, that is, is not a master worker that does not train."""
         return rank < CENTRAL or self._central_train
+
+    def may_be_master(self, rank: int, scope: str) -> bool:
+        """Whether this rank is the job's master worker, or a party that may have it, as far as this server knows.
+
+        scope: the job's rank scope; "" if it is not known, as at the later roots of a job started by hand. Then the
+        first root has decided about parties. By hand, any process of the central party may be the master.
+        """
+        if self._is_flat:
+            return rank == 0
+        if not self._two_planes:
+            return rank == 0 or not (self._planned or scope == "global")
+        if scope == "global":
+            return rank == 0
+        if not self.is_party(rank):
+            return rank == CENTRAL or not self._planned
+        if any(other >= CENTRAL for other in self._links):
+            return not scope
+        return rank == max(self._links) or not self._planned  # a central party with a local server is the last one
 
     def is_party(self, rank: int) -> bool:
         """Whether this rank is a party with local servers, not a worker."""
