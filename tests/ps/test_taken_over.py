@@ -1,4 +1,4 @@
-"""A worker that holds a valid key and turns against the job changes nothing that its own contributions would not."""
+"""What a worker that holds a valid key and turns against the job cannot do, and what is reported of the rest."""
 
 import sys
 from pathlib import Path
@@ -24,10 +24,11 @@ TAKEN_OVER = [sys.executable, str(ROOT / "tests/scripts/taken_over.py")]
 FLAT = {"topology": "flat"}
 
 
-def attacked(cluster: Cluster, attack: str, options: dict[str, str], other: str = "") -> str:
-    """Run a job of two parties of two workers, with keys, in which A/worker:1 attacks; check what all others save.
-
-    Returns the output of the attacker.
+def attacked(
+    cluster: Cluster, attack: str, options: dict[str, str], other: str = "", *, in_vain: bool = True
+) -> str:
+    """Run a job of two parties of two workers, with keys, in which A/worker:1 attacks; check what all save if that is
+    `in_vain`. Returns the output of the attacker.
     """
     planned = cluster.planned(SCRIPT[1:], {"parties": 2, "workers": 2, **options}, one_host=False)
     attacker = planned.process("A/worker:1").file_name
@@ -37,7 +38,8 @@ def attacked(cluster: Cluster, attack: str, options: dict[str, str], other: str 
     found = found_in(cluster.directory)
     parties = [[0, 1, 2, 3]] if options == FLAT else [[0, 1], [2, 3]]
     assert sorted(found) == [0, 1, 2, 3]
-    assert_equal(found, expected(parties, dict.fromkeys(range(4), PLANNED_ROUNDS), optimizer=True))
+    if in_vain:
+        assert_equal(found, expected(parties, dict.fromkeys(range(4), PLANNED_ROUNDS), optimizer=True))
     return cluster.output(attacker)
 
 
@@ -108,6 +110,24 @@ def test_who_may_be_the_master_of_a_job_that_was_started_by_hand() -> None:
 def test_a_codec_is_chosen_before_the_first_round(cluster: Cluster, options: dict[str, str]) -> None:
     said = attacked(cluster, "compress", options)
     assert "gradient compression 1bit" in said and "is asked for, and training has begun" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "server", "pair"),
+    [
+        (FLAT, "central-server-0", ("A/worker:0", "A/worker:1")),
+        ({}, "central-global_server-0", ("central/worker:0", "A/server:0")),
+        ({"rank_scope": "global"}, "A-server-0", ("A/worker:0", "A/worker:1")),
+    ],
+    ids=["flat", "central", "rank scope global"],
+)
+def test_a_second_initial_value_is_warned_of(
+    cluster: Cluster, tmp_path: Path, options: dict[str, str], server: str, pair: tuple[str, str]
+) -> None:
+    """Whichever comes first counts."""
+    assert "\ndone\n" in attacked(cluster, "push_initial", options, in_vain=False)
+    events = (tmp_path / "events" / f"{server}.jsonl").read_text()
+    assert any(f"an initial value by {first} and by {then}" in events for first, then in (pair, pair[::-1]))
 
 
 @pytest.mark.parametrize("options", [FLAT, {}], ids=["flat", "central"])

@@ -1,12 +1,15 @@
 """A worker with a valid key that attempts one ATTACK on the job and prints the outcome; otherwise like rounds.py.
 
-Environment: ATTACK (one of EARLY, ATTACKS and LATE), OTHER (a process to impersonate), and the variables of rounds.py.
+Environment: ATTACK (one of EARLY, INITIAL, ATTACKS and LATE), OTHER (a process to impersonate), and the variables of
+rounds.py.
 """
 
 import os
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.client import Client
@@ -44,15 +47,26 @@ def compress(client: Client) -> None:
     client.control.set_compression("1bit")
 
 
+def push_initial(client: Client) -> None:
+    """As the master may."""
+    values = {name: np.full(each.placement.tensor.size, 7, np.float32) for name, each in client.tensors.items()}
+    client.is_master = True
+    init(client, values)
+    client.is_master = False
+
+
 EARLY = {attack.__name__: attack for attack in (switch_to_async,)}
 """Before this worker's first declaration."""
+INITIAL = {attack.__name__: attack for attack in (push_initial,)}
+"""After it, before the master's initial values are needed."""
 ATTACKS = {
     attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers)
 }
 """Before its first contribution, when all are set up."""
 LATE = {attack.__name__: attack for attack in (compress,)}
 """Before it leaves, after its last round."""
-declare, exchange, leave, dial = Client.declare, Client.exchange, Client.leave, Transport.dial
+declare, init, exchange, leave = Client.declare, Client.init, Client.exchange, Client.leave
+dial = Transport.dial
 
 
 def claim_and_dial(self, *args, **hello):
@@ -78,6 +92,11 @@ def attack_and_declare(self, *args):
     return declare(self, *args)
 
 
+def attack_and_init(self, *args, **named):
+    attack(self, INITIAL)
+    init(self, *args, **named)
+
+
 def attack_and_exchange(self, *args, **named):
     attack(self, ATTACKS)
     return exchange(self, *args, **named)
@@ -88,7 +107,8 @@ def attack_and_leave(self):
     leave(self)
 
 
-Client.declare, Client.exchange, Client.leave = attack_and_declare, attack_and_exchange, attack_and_leave
+Client.declare, Client.init = attack_and_declare, attack_and_init
+Client.exchange, Client.leave = attack_and_exchange, attack_and_leave
 if os.environ["ATTACK"] == "claim_workers":
     Transport.dial = claim_and_dial
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")
