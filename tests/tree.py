@@ -54,6 +54,7 @@ def _nowhere(header: Header, payload: memoryview | None) -> None:
 class Wire:
     """A link: handlers for messages at its upper and its lower (dialling) end."""
 
+    name = "the member"
     up: Take = _nowhere
     down: Take = _nowhere
     sent: deque[Callable[[], None]] = field(default_factory=deque)

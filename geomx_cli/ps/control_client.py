@@ -77,9 +77,10 @@ class ControlClient:
 
     def set_compression(self, spec: str) -> None:
         """Encode every exchange with the global servers by the codec SPEC (see `--compress`); returns when all servers
-        do so. Repeating it is free. Rounds in flight may or may not be encoded, so call this before training.
+        do so. Repeating it is free. Any worker may call it, before its first contribution.
 
-        Raises InvalidSettings for an unknown codec, and if another one is in use.
+        Raises InvalidSettings for an unknown codec, if another one is in use, and for the first one after a finished
+        round.
         """
         spec = complete_spec(spec, self._smallest)
         self._request_roots("compression", {"spec": spec}, "take the codec")
@@ -94,8 +95,8 @@ class ControlClient:
             self._worker.wait(changed, self._limit, "this worker's own loop")
 
     def train_asynchronously(self) -> None:
-        """Have the roots update the model with each party's contributions separately. Raises InvalidSettings if
-        training has begun.
+        """Have the roots update the model with each party's contributions separately. Only the master may call it.
+        Raises InvalidSettings for another worker, and if training has begun.
         """
         self._request_roots("mode", {"asynchronous": True}, "train parties asynchronously")
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings
+from geomx_cli.core.process_name import party_of
 from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.codec import parse_codec
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.barrier import Barrier
@@ -18,7 +20,6 @@ from geomx_cli.ps.optimizer_state_service import OptimizerStateService
 from geomx_cli.ps.placement_service import PlacementService
 
 __all__ = ["ControlService"]
-
 
 
 class ControlService:
@@ -112,13 +113,14 @@ class ControlService:
     def _on_cluster(self, request: Request) -> None:
         """Describe the job's members: answered by the rank-0 root, completed by the local server."""
         if self._upstream is not None:
+            self._rank_scope = self._rank_scope or _scope(request)
 
             def complete(body: Body) -> None:
                 request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
 
             self._node.rpc.ask(self._upstream.links[0], "cluster", request.body, complete, request.refuse)
             return
-        self._check_rank_scope(request.body.get("rank_scope", ""))
+        self._check_rank_scope(_scope(request))
         request.answer(
             {
                 "workers": self._members.workers_by_party(),
@@ -135,14 +137,34 @@ class ControlService:
         """Check that all workers use the same rank scope: otherwise there are two masters, or none, and no common
         barrier.
         """
-        scope = "global" if scope == "global" else "party"
         self._rank_scope = self._rank_scope or scope
         if scope != self._rank_scope and self._node.settings.upper is not None:
             what = f"its rank scope is {scope}, and that of other workers {self._rank_scope}"
             raise InvalidSettings(what, "give all workers of the job the same GEOMX_RANK_SCOPE")
 
+    def _check_sender(self, request: Request) -> None:
+        """Check that a request is made in the name of its sender. Raises InvalidSettings, and logs it, if it is not.
+
+        A local server checks its own workers; a root then only that a worker is of the local server's party, which
+        names tell unless processes were started by hand.
+        """
+        by, link = request.body["by"], request.link
+        if self._members.is_party(self._members.rank_of(link)):
+            matches = "/" not in link.name or party_of(by) == party_of(link.name)
+        else:
+            matches = by == link.name
+        if not matches:
+            what = f"{link.name} makes the request {request.topic!r} in the name of {by}"
+            raise self._refusal(link, what, "each process makes requests in its own name")
+
+    def _refusal(self, link: Link, what: str, hint: str) -> InvalidSettings:
+        """The error for a request that `link` may not make; logs it here too."""
+        self._node.transport.warnings.refuse(link, "malformed", what)
+        return InvalidSettings(what, hint)
+
     def _on_optimizer(self, request: Request) -> None:
         """See OptimizerService. Forwarded to all roots."""
+        self._check_sender(request)
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
@@ -157,25 +179,51 @@ class ControlService:
             self._node.fail(error)
 
     def _on_mode(self, request: Request) -> None:
-        """Make the roots handle each party's contributions separately, as a script requests by its store's type."""
+        """Make the roots handle each party's contributions separately, as the master's script requests by its store's
+        type. Raises InvalidSettings for any other worker, and once rounds have begun.
+
+        The first root decides before the others are asked.
+        """
+        self._check_master(request.link)
         if self._upstream is not None:
-            self._relay_to_all(request, self._upstream.links)
+            first, *others = self._upstream.links
+            then = partial(self._relay_to_all, request, others)
+            self._node.rpc.ask(first, request.topic, request.body, lambda _: then(), request.refuse)
             return
         if request.body["asynchronous"] and not self._aggregator.switch_to_async():
             raise InvalidSettings("the rounds have begun", "create the store before training starts")
         request.answer()
 
+    def _check_master(self, link: Link) -> None:
+        settings, rank = self._node.settings, self._members.rank_of(link)
+        if settings.rank is not None:
+            scope = "global" if settings.text("rank_scope") == "global" else "party"
+        else:  # by hand only workers are sure to have the option
+            scope = self._rank_scope or ("party" if self._node.memberships[0].rank == 0 else "")
+        if not self._members.may_be_master(rank, scope):
+            who = f"a worker of {link.name}" if self._members.is_party(rank) else link.name
+            what = f"{who} asks for asynchronous training, and is not the master worker"
+            raise self._refusal(link, what, "let the master worker create the store of type dist_async")
+
     def _on_compression(self, request: Request) -> None:
-        """Set the codec at all global servers, then at all local servers, before answering any requester."""
+        """Set the codec at all global servers, then at all local servers, before answering any requester. Any worker
+        may ask for it. Raises InvalidSettings for another codec than is in use, and for the first one once a round is
+        finished.
+        """
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
-        else:
-            self._wan.set(request.body["spec"])
-            self._relay_to_all(request, self._members.local_servers())
+            return
+        spec = request.body["spec"]
+        if parse_codec(spec) is not None and not self._wan.spec and self._aggregator.table.last_round:
+            what = f"gradient compression {spec} is asked for, and training has begun"
+            raise InvalidSettings(what, "let all workers call set_gradient_compression before their first push")
+        self._wan.set(spec)
+        self._relay_to_all(request, self._members.local_servers())
 
     def _on_state(self, request: Request) -> None:
         """Access the optimizer's state at the root named in the request. Answers that can be read again are not stored.
         """
+        self._check_sender(request)
         keep = request.topic != "state_read"
         if self._upstream is None:
             request.answer(self._optimizer_states.serve(request.topic, request.body), keep=keep)
@@ -224,3 +272,8 @@ class ControlService:
 
         limit = self._node.settings.number("patience")
         self._node.rpc.ask(self._upstream.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")
+
+
+def _scope(request: Request) -> str:
+    """The rank scope of a worker that asks for the cluster's layout."""
+    return "global" if request.body.get("rank_scope") == "global" else "party"

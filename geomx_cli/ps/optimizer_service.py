@@ -21,9 +21,12 @@ _MAX_KIND = 64
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """The optimizer that a process requests. name: "" for one that runs on the workers, of class `kind`."""
+    """The optimizer that the process `by`, of the member `rank` of the root, requests. name: "" for one that runs on
+    the workers, of class `kind`.
+    """
 
     by: str
+    rank: int
     trains: bool
     name: str
     kind: str
@@ -31,19 +34,23 @@ class _Wish:
     schedule: tuple[str, dict[str, Any]] | None
 
     @classmethod
-    def read(cls, body: Body, *, trains: bool) -> "_Wish":
+    def read(cls, body: Body, rank: int, *, trains: bool) -> "_Wish":
         """Parse a request. Raises KeyError and the like if it is malformed."""
         schedule = None
         if body.get("schedule") is not None:
             name, params = body["schedule"]
             schedule = (str(name), dict(params))
         kind, given = str(body.get("kind", ""))[:_MAX_KIND], dict(body["params"])
-        return cls(str(body["by"]), trains, str(body["name"]), kind, given, schedule)
+        return cls(str(body["by"]), rank, trains, str(body["name"]), kind, given, schedule)
 
     def make(self) -> Optimizer:
         """Create the optimizer. Raises InvalidSettings for invalid parameters."""
         schedule = None if self.schedule is None else schedules.create(*self.schedule)
         return optimizers.create(self.name, self.given, schedule)
+
+    def is_from(self, other: "_Wish") -> bool:
+        """Whether the same process requests both."""
+        return (self.by, self.rank) == (other.by, other.rank)
 
     def like(self, other: "_Wish") -> bool:
         """Whether both request the same."""
@@ -66,7 +73,8 @@ class _Wish:
 
 
 class OptimizerService:
-    """Answers the topic "optimizer" at a root. Used by the loop's thread only.
+    """Answers the topic "optimizer" at a root. Used by the loop's thread only. Requests name their senders truly: the
+    first server that gets one checks that.
 
     A process that has not contributed yet sets the first optimizer, which takes effect at once. Repeating that is
     idempotent; a different one is accepted only from the process that set the first, or, until the first round, from a
@@ -90,13 +98,13 @@ class OptimizerService:
             self._members.set_up_again(rank)
             return {"closed": list(self._aggregator.table.closed().items())}
         try:
-            self._set(body, trains)
+            self._set(body, rank, trains)
         finally:
             self._members.settle(rank)
         return {}
 
-    def _set(self, body: Body, trains: bool) -> None:
-        wish, serial = _Wish.read(body, trains=trains), int(body.get("serial", 0))
+    def _set(self, body: Body, rank: int, trains: bool) -> None:
+        wish, serial = _Wish.read(body, rank, trains=trains), int(body.get("serial", 0))
         if not 0 <= serial <= _MAX_SERIAL:
             raise InvalidSettings(f"an optimizer of serial number {serial}")
         if not wish.name:
@@ -120,9 +128,9 @@ class OptimizerService:
     def _is_first(self, wish: _Wish) -> bool:
         """Whether `wish` is the first optimizer or replaces it. Raises InvalidSettings for a conflict."""
         first = self._wishes.get(0)
-        if first is not None and first.by == wish.by and first.like(wish):
+        if first is not None and first.is_from(wish) and first.like(wish):
             return False
-        if first is not None and first.by != wish.by:
+        if first is not None and not first.is_from(wish):
             begun = self._aggregator.table.last_round > 0
             gives_way = first.name == wish.name and not begun and wish.trains != first.trains
             if not (gives_way and wish.trains):

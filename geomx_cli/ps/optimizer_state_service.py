@@ -45,7 +45,8 @@ class _Upload:
 
 
 class OptimizerStateService:
-    """Answers the topics of TOPICS at a root. Used by the loop's thread only.
+    """Answers the topics of TOPICS at a root. Used by the loop's thread only. Requests name their senders truly: the
+    first server that gets one checks that.
 
     A reader opens a snapshot, reads its pieces and closes it; readers between two updates share one. The snapshot names
     the last loaded state, so a reader detects that only some roots have loaded another one. One worker at a time may

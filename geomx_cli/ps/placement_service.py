@@ -10,9 +10,12 @@ from geomx_cli.ps.cluster.partition import NEAR, Partition, Placement, Slice, Te
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import EVERY, Header
+from geomx_cli.ps.net.wire import EVERY, MAX_CONTROL, Header
 
 __all__ = ["PlacementService"]
+
+MAX_ANSWERED = MAX_CONTROL // 32
+"""Slices in one answer, which is a control message: a slice takes up to 21 bytes of it, a tensor up to 11 more."""
 
 
 class PlacementService:
@@ -43,14 +46,15 @@ class PlacementService:
         return self._shapes.get((header.key, header.slice)) == found
 
     def declare(self, request: Request) -> None:
-        """Answer with the placements of the tensors. Raises InvalidSettings for one that was declared otherwise, and
-        for a shard of which this party has no worker.
+        """Answer with the placements of the tensors. Raises InvalidSettings for one that was declared otherwise or is
+        listed twice, for a shard of which this party has no worker, and for more slices than an answer may have.
         """
         given = request.body["tensors"]
         tensors = [Tensor(*fields) for fields in given]
+        _check_names(tensors)
         self._check_shards(tensors, request.link)
         if self._upstream is None:
-            self._answer(request, [self._own_partition().declare(tensor) for tensor in tensors])
+            self._answer(request, self._place(tensors))
             return
         self._node.rpc.ask(
             self._upstream.links[0], "declare", request.body,
@@ -70,6 +74,16 @@ class PlacementService:
                 what = f"key {tensor.name!r} is contributed by worker {tensor.shard} of each party"
                 have = f"this one has {count}" if settings.upper is not None else "a flat cluster has no parties"
                 raise InvalidSettings(f"{what}, and {have}", "divide the model into as many shards in each party")
+
+    def _place(self, tensors: list[Tensor]) -> list[Placement]:
+        placements, count = [], 0
+        for tensor in tensors:
+            placements.append(self._own_partition().declare(tensor))
+            count += len(placements[-1].slices)
+            if count > MAX_ANSWERED:
+                what = f"the keys of one declaration have more than {MAX_ANSWERED} slices"
+                raise InvalidSettings(what, "initialise fewer keys at once, or set a larger slice size")
+        return placements
 
     def _assign_to_party(self, request: Request, tensors: list[Tensor], body: dict[str, Any]) -> None:
         """Assign the slices to the local servers of this party."""
@@ -97,3 +111,12 @@ class PlacementService:
             urgent = bool(settings.options["p3"])
             self._partition = Partition(elements, plane.servers, self._compression.ratio, urgent=urgent)
         return self._partition
+
+
+def _check_names(tensors: list[Tensor]) -> None:
+    names = set[str]()
+    for tensor in tensors:
+        if tensor.name in names:
+            what = f"key {tensor.name!r} is listed twice in one declaration"
+            raise InvalidSettings(what, "declare each key once")
+        names.add(tensor.name)

@@ -39,7 +39,9 @@ class Root:
     """A root, links to two of its members, and the answers to them."""
 
     def __init__(self, may_offer: bool = True, dtype: int = 0) -> None:
-        self.bench = Bench("sgd", dtype=dtype, may_offer=lambda: may_offer)
+        self.warnings: list[str] = []
+        self.bench = Bench("sgd", dtype=dtype, may_offer=lambda: may_offer, warn=self.warnings.append)
+        self.bench.links[0].name, self.bench.links[1].name = "near", "far"
         self.values, (self.near, self.far) = self.bench.rounds.values, self.bench.links
 
     @property
@@ -132,6 +134,40 @@ def test_one_push_of_a_slice_waits_and_further_ones_send_their_value() -> None:
     root.push(OTHER, 2, whole=True)
     assert sorted(root.answers()) == [(1, Form.FULL, 0), (2, Form.FULL, 0)], "the one that waited is answered as well"
     assert np.array_equal(root.entry.slot.value, OTHER)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_later_push_of_another_value_is_warned_of_once(whole: bool) -> None:
+    root = Root()
+    root.push(FIRST, whole=True)
+    root.push(FIRST, 1, whole=whole)
+    root.push(FIRST, 2, root.near, whole=whole)
+    assert root.warnings == []
+    root.push(OTHER, 3, root.near, whole=whole)
+    root.push(OTHER, 4, root.near, whole=whole)
+    (warning,) = root.warnings
+    assert "was given an initial value by far and by near; the first one counts" in warning
+    root.push(OTHER, 5, whole=whole)
+    assert "twice by far, with different values" in root.warnings[1]
+    assert np.array_equal(root.entry.slot.value, FIRST)
+
+
+def test_a_push_after_a_round_is_warned_of_if_it_is_no_repeat() -> None:
+    root = Root()
+    root.push(FIRST, whole=True)
+    for rank in (0, 1):
+        root.bench.push(rank, 1, np.ones(SIZE, np.float32))
+    root.push(FIRST, whole=True)
+    assert root.warnings == []
+    root.push(FIRST, 2, root.near, whole=True)
+    assert len(root.warnings) == 1
+
+
+def test_a_push_that_waited_for_an_offer_is_compared_too() -> None:
+    root = Root()
+    root.push(FIRST)
+    root.push(OTHER, 2, root.near, whole=True)
+    assert "by near and by far" in root.warnings[0]
 
 
 def test_a_value_after_a_round_is_sent_though_it_equals_the_initial_one() -> None:

@@ -66,7 +66,7 @@ class Aggregator:
         self._agreed, self._below = below, below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
-        self.values = ValueService(table, upstream, self._sender, self._advance, may_offer)
+        self.values = ValueService(table, upstream, self._sender, self._advance, may_offer, warn)
         self._updater = Updater(table, self._below[0], self.history, warn)
         self._forwarder: Forwarder | None = None
         if upstream is not None:

@@ -144,6 +144,7 @@ class SliceState:
     `fetching`: the value was requested from the root. `pulls`: those that wait for the value, by request number.
     `hyper`: the hyper-parameters set for its optimizer. `offered`: at a root without the value, the first one that a
     member offered. `initial_digest`: at a root, of the offer, then of the initial value, once needed.
+    `initial_from`: the process whose PUSH came first.
     """
 
     slot: SliceView
@@ -161,6 +162,7 @@ class SliceState:
     hyper: dict[str, float] = field(default_factory=dict)
     offered: Array | None = None
     initial_digest: bytes = b""
+    initial_from: str = ""
     _own: Array | None = None  # the value, while no one else may read it: then it is written in place
 
     def size_in_bytes(self, rows: int | None = None) -> int:

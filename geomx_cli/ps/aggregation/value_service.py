@@ -3,6 +3,9 @@
 Where every worker computes the same initial values, only their digests cross wide-area links: the first worker of each
 party offers its own to the local server, which pulls with their digest, and offers them to a root of its party. That
 root completes with them a PUSH of their digest from another party. An offer never decides about a value.
+
+Servers do not know which worker sets a slice: front ends use one for each key, and not always the master. The first
+PUSH counts, and another value from a later one is warned of.
 """
 
 import time
@@ -50,7 +53,7 @@ class ValueService:
     that it needs.
 
     upstream: None at a root. on_value: called when a slice may have got its initial value. may_offer: whether a member
-    may offer values; asked at a root. Used by the loop's thread only.
+    may offer values; asked at a root. warn: receives warnings for the user. Used by the loop's thread only.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class ValueService:
         sender: ResultSender,
         on_value: Callable[[SliceState], None],
         may_offer: Callable[[], bool],
+        warn: Callable[[str], None],
     ) -> None:
         self._table = table
         self._upstream = upstream
@@ -69,6 +73,8 @@ class ValueService:
         self._forwarded: set[tuple[Link, int]] = set()  # requests of PUSHes that no root has acknowledged
         self._forwarded_bytes: Counter[Link] = Counter()
         self._may_offer = may_offer
+        self._warn = warn
+        self._rivals: set[tuple[str, str]] = set()  # pairs of processes that were warned of
         self._undecided: dict[tuple[int, int], _Undecided] = {}  # by slice
 
     def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
@@ -82,7 +88,9 @@ class ValueService:
             self._push_up(entry, link, header, payload, array)
         else:
             if entry.slot.value is None:
-                self._set(entry, array.copy(), header)
+                self._set(entry, array.copy(), link, header)
+            else:
+                self._compare(entry, link, header.digest or entry.digest_of(array))
             self._sender.acknowledge(link, header)
         link.consumed(array.nbytes)
 
@@ -100,6 +108,9 @@ class ValueService:
             self._forwarded_bytes[link] -= array.nbytes
             self._sender.acknowledge(link, header)
 
+        if entry.initial_from not in ("", link.name):
+            self._warn_of_rivals(entry, link)
+        entry.initial_from = entry.initial_from or link.name
         self._forwarded.add((link, header.request))
         self._forwarded_bytes[link] += array.nbytes
         self._send_up(entry, header, payload, acknowledged)
@@ -108,12 +119,15 @@ class ValueService:
 
     def _on_digest(self, entry: SliceState, link: Link, header: Header) -> None:
         """Complete a PUSH without its value from an offer with its digest. Without an offer, wait for one; request the
-        value if the offer differs or none is to be expected.
+        value if the offer differs or none is to be expected. A local server acknowledges only a repeat.
         """
-        if entry.slot.value is not None:
+        if entry.slot.value is not None and self._upstream is None:
+            self._compare(entry, link, header.digest)
+            self._sender.acknowledge(link, header)
+        elif entry.slot.value is not None and entry.initial_from == link.name:
             self._sender.acknowledge(link, header)
         elif entry.offered is not None and entry.initial_digest == header.digest:
-            self._set(entry, entry.offered, header)
+            self._set(entry, entry.offered, link, header)
             self._sender.acknowledge(link, header)
         elif self._upstream is not None or entry.offered is not None or not self._may_offer():
             link.ask_again(header.request)
@@ -122,13 +136,35 @@ class ValueService:
             if (waiting.link, waiting.header.request) != (link, header.request):
                 link.ask_again(header.request)
 
-    def _set(self, entry: SliceState, value: Array, push: Header) -> None:
+    def _compare(self, entry: SliceState, link: Link, expected: bytes) -> None:
+        """At a root: warn of a PUSH with this digest if its value differs from the first one's. Once the value has
+        rounds, nothing tells whether it differed: then warn if it is another process's.
+        """
+        differs = entry.initial_from != link.name if entry.slot.version else not entry.has_initial(expected)
+        if differs:
+            self._warn_of_rivals(entry, link)
+
+    def _warn_of_rivals(self, entry: SliceState, link: Link) -> None:
+        pair = (entry.initial_from, link.name)
+        if pair in self._rivals:
+            return
+        self._rivals.add(pair)
+        same = pair[0] == pair[1]
+        by = f"twice by {link.name}, with different values" if same else f"by {pair[0]} and by {pair[1]}"
+        self._warn(
+            f"key number {entry.slot.key}, of {entry.size} elements, was given an initial value {by}; the first one"
+            " counts: initialise each key in one worker, or with the same value in all"
+        )
+
+    def _set(self, entry: SliceState, value: Array, link: Link, push: Header) -> None:
+        entry.initial_from = link.name
         if value is not entry.offered:
             entry.initial_digest = b""
         entry.slot.value, entry.offered = value, None
         entry.hyper.update({name: number for name, number in push.hyper.items() if name != SERIAL})
         waiting = self._undecided.pop(entry.slot.id, None)
         if waiting is not None:
+            self._compare(entry, waiting.link, waiting.header.digest)
             self._sender.acknowledge(waiting.link, waiting.header)
         self.answer_pulls(entry)
         self._on_value(entry)

@@ -21,6 +21,10 @@ class ServerMembers:
 
     def __init__(self, settings: NodeSettings, is_root: bool) -> None:
         self._two_planes = is_root and settings.upper is not None
+        self._planes = {"global"} if self._two_planes else set[str]()
+        self._planes |= {"local"} if settings.local is not None else set()
+        self._is_flat, self._planned = settings.upper is None, settings.rank is not None
+        self._most_workers = settings.num_all_workers if self._planned else 0  # 0: not known
         self._central_train = settings.central_workers
         self._ranks_are_global = settings.upper is None or settings.options.get("rank_scope") == "global"
         self._expected = settings.local.workers if settings.local is not None else 0
@@ -33,19 +37,31 @@ class ServerMembers:
         self._farewells: set[Link] = set()
 
     def arrive(self, link: Link) -> None:
-        """Register a member that has dialled. Raises BadMessage for a second one of the same rank."""
+        """Register a member that has dialled. Raises BadMessage for a second one of the same rank, and for a local
+        server whose number of workers differs from that of its party's others, or exceeds the plan.
+        """
         rank, plane, workers = link.hello.get("rank"), link.hello.get("plane"), link.hello.get("workers", 1)
-        if type(rank) is not int or not 0 <= rank < CENTRAL or plane not in ("local", "global"):
+        if type(rank) is not int or not 0 <= rank < CENTRAL or plane not in self._planes:
             raise BadMessage("an arrival without rank and plane")
         if type(workers) is not int or not 1 <= workers < CENTRAL:
             raise BadMessage(f"an arrival of {workers!r} workers")
         own = rank + CENTRAL if self._two_planes and plane == "local" else rank
-        links = self._links.setdefault(own, [])
-        if links and plane == "local":
+        others = self.links(own)
+        if plane == "global":
+            self._check_workers(link, workers, others)
+        elif others:
             raise BadMessage(f"a second worker of rank {rank}")
-        link.hello["contributor"] = own
-        links.append(link)
+        link.hello |= {"contributor": own, "workers": workers if plane == "global" else 1}
+        self._links.setdefault(own, []).append(link)
         self._arrived.add(link)
+
+    def _check_workers(self, link: Link, workers: int, others: list[Link]) -> None:
+        """Check the number of workers that a local server claims; `others`: those of its party that have arrived."""
+        told = [other.hello["workers"] for other in others]
+        if told and workers != told[0]:
+            raise BadMessage(f"{link.name} claims {workers} workers, and {others[0].name} of its party {told[0]}")
+        if self._most_workers and not told and sum(self.workers_by_party()) + workers > self._most_workers:
+            raise BadMessage(f"{link.name} claims {workers} workers, more than the plan of {self._most_workers} has")
 
     def arrived(self) -> list[Link]:
         """All members that have arrived."""
@@ -100,6 +116,24 @@ class ServerMembers:
     def trains(self, rank: int) -> bool:
         """Whether this rank contributes, that is, is not a master worker that does not train."""
         return rank < CENTRAL or self._central_train
+
+    def may_be_master(self, rank: int, scope: str) -> bool:
+        """Whether this rank is the job's master worker, or a party that may have it, as far as this server knows.
+
+        scope: the job's rank scope; "" if it is not known, as at the later roots of a job started by hand. Then the
+        first root has decided about parties. By hand, any process of the central party may be the master.
+        """
+        if self._is_flat:
+            return rank == 0
+        if not self._two_planes:
+            return rank == 0 or not (self._planned or scope == "global")
+        if scope == "global":
+            return rank == 0
+        if not self.is_party(rank):
+            return rank == CENTRAL or not self._planned
+        if any(other >= CENTRAL for other in self._links):
+            return not scope
+        return rank == max(self._links) or not self._planned  # a central party with a local server is the last one
 
     def is_party(self, rank: int) -> bool:
         """Whether this rank is a party with local servers, not a worker."""
@@ -158,7 +192,7 @@ class ServerMembers:
     def workers_by_party(self) -> list[int]:
         """The number of workers of each party; in a flat cluster each worker counts as one."""
         parties = [links[0].hello for rank, links in sorted(self._links.items()) if rank < CENTRAL]
-        return [int(hello.get("workers", 1)) for hello in parties]
+        return [int(hello["workers"]) for hello in parties]
 
     def counts_differ(self) -> bool:
         """Whether scripts in different parties are told different numbers of workers (rank scope "party")."""

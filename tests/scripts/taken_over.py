@@ -1,0 +1,114 @@
+"""A worker with a valid key that attempts one ATTACK on the job and prints the outcome; otherwise like rounds.py.
+
+Environment: ATTACK (one of EARLY, INITIAL, ATTACKS and LATE), OTHER (a process to impersonate), and the variables of
+rounds.py.
+"""
+
+import os
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.net.transport import Transport
+
+SGD = {"name": "sgd", "params": {"learning_rate": 0.0}, "schedule": None, "multipliers": [], "serial": 0}
+
+
+def replace_optimizer(client: Client) -> None:
+    """In the name of the process that has set it."""
+    client.control.request("optimizer", {**SGD, "by": os.environ["OTHER"]}, 0 if client.flat else None)
+
+
+def read_optimizer_state(client: Client) -> None:
+    """In the name of a process that may be reading it."""
+    client.control.request("state_open", {"by": os.environ["OTHER"]}, 0)
+
+
+def declare_twice(client: Client) -> None:
+    """One key in one request, for an answer that is longer than the request."""
+    client.control.request("declare", {"tensors": [["large", 20_000_000, "float32", 1, -1]] * 1000})
+
+
+def claim_workers(client: Client) -> None:
+    """Its hello has done so."""
+
+
+def switch_to_async(client: Client) -> None:
+    """As the master's script may."""
+    client.control.train_asynchronously()
+
+
+def compress(client: Client) -> None:
+    """Once there has been a round."""
+    client.control.set_compression("1bit")
+
+
+def push_initial(client: Client) -> None:
+    """As the master may."""
+    values = {name: np.full(each.placement.tensor.size, 7, np.float32) for name, each in client.tensors.items()}
+    client.is_master = True
+    init(client, values)
+    client.is_master = False
+
+
+EARLY = {attack.__name__: attack for attack in (switch_to_async,)}
+"""Before this worker's first declaration."""
+INITIAL = {attack.__name__: attack for attack in (push_initial,)}
+"""After it, before the master's initial values are needed."""
+ATTACKS = {
+    attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers)
+}
+"""Before its first contribution, when all are set up."""
+LATE = {attack.__name__: attack for attack in (compress,)}
+"""Before it leaves, after its last round."""
+declare, init, exchange, leave = Client.declare, Client.init, Client.exchange, Client.leave
+dial = Transport.dial
+
+
+def claim_and_dial(self, *args, **hello):
+    """Claim to be 1000 workers."""
+    return dial(self, *args, **hello, **({"workers": 1000} if "plane" in hello else {}))
+
+
+def attack(client: Client, attacks: dict[str, Callable[[Client], None]]) -> None:
+    """Perform ATTACK, once, if it is one of these."""
+    if os.environ["ATTACK"] not in attacks:
+        return
+    name = os.environ["ATTACK"]
+    os.environ["ATTACK"] = ""
+    try:
+        attacks[name](client)
+        print("done", flush=True)
+    except InvalidSettings as error:
+        print(f"refused: {error}", flush=True)
+
+
+def attack_and_declare(self, *args):
+    attack(self, EARLY)
+    return declare(self, *args)
+
+
+def attack_and_init(self, *args, **named):
+    attack(self, INITIAL)
+    init(self, *args, **named)
+
+
+def attack_and_exchange(self, *args, **named):
+    attack(self, ATTACKS)
+    return exchange(self, *args, **named)
+
+
+def attack_and_leave(self):
+    attack(self, LATE)
+    leave(self)
+
+
+Client.declare, Client.init = attack_and_declare, attack_and_init
+Client.exchange, Client.leave = attack_and_exchange, attack_and_leave
+if os.environ["ATTACK"] == "claim_workers":
+    Transport.dial = claim_and_dial
+runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")
