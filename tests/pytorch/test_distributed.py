@@ -100,6 +100,7 @@ def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: s
         ("dtype", "all_reduce SUM of float32 x 5", "all_reduce SUM of float64 x 5"),
         ("operation", "all_reduce SUM of float32 x 5", "all_reduce MAX of float32 x 5"),
         ("source", "broadcast from 0 of float32 x 5", "broadcast from 1 of float32 x 5"),
+        ("parts", "reduce_scatter to 2+3 SUM of float32 x 5", "reduce_scatter to 3+2 SUM of float32 x 5"),
         ("gathered", "all_gather of float32 x 3", "all_gather of float32 x 4"),
         ("call", "all_reduce SUM of float32 x 5", "broadcast from 0 of float32 x 5"),
         ("pass", "barrier", "a backward pass"),

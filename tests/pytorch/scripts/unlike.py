@@ -31,6 +31,9 @@ try:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
     elif how == "source":
         dist.broadcast(tensor, rank)
+    elif how == "parts":
+        sizes = (3, 2) if rank else (2, 3)
+        dist.reduce_scatter(torch.zeros(sizes[rank]), [torch.ones(part) for part in sizes])
     elif how == "gathered":
         dist.all_gather([torch.zeros(3) for _ in range(2)], torch.ones(3 + rank))
     elif how == "call":

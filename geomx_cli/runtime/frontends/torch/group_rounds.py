@@ -5,6 +5,7 @@ their number stays bounded: sizes are rounded up, by at most an eighth if they a
 """
 
 import threading
+import zlib
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ __all__ = ["GroupRounds", "size_class"]
 
 _SMALLEST = 64
 _CALL = 64
-"""Characters of a call that workers compare."""
+"""Characters of a call; a longer one ends in its checksum."""
 _TABLE = 65_536
 """Bytes of all workers that are gathered in one round; more are gathered in a round for each worker."""
 
@@ -52,7 +53,9 @@ class GroupRounds:
         with self._lock:
             self._calls += 1
             number = self._calls
-        made = self.gather(np.frombuffer(call[:_CALL].ljust(_CALL).encode("ascii", "replace"), np.uint8), "call")
+        if len(call) > _CALL:
+            call = f"{call[: _CALL - 9]} {zlib.crc32(call.encode()):08x}"
+        made = self.gather(np.frombuffer(call.ljust(_CALL).encode("ascii", "replace"), np.uint8), "call")
 
         def compare() -> None:
             own, *_ = calls = [row.tobytes().decode("ascii").rstrip() for row in made.result()]
