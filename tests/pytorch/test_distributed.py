@@ -120,6 +120,18 @@ def test_workers_that_make_other_calls(workers: Workers, codec: str, how: str, f
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["size", "dtype", "operation", "source", "pass"])
+def test_other_calls_end_the_job_also_if_the_script_goes_on(workers: Workers, how: str) -> None:
+    """At once, and not after --patience: some rounds of these calls have no end. The script itself does not fail."""
+    workers.start("unlike.py", how, "caught", count=2)
+    statuses = workers.cluster.wait(30)
+    assert all(statuses.values()), workers.cluster.outputs()
+    for name in ("w0", "w1"):
+        *_, last = workers.cluster.output(name).splitlines()
+        assert last.startswith("error: ") and "all workers must call torch.distributed alike" in last
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["wait", "backward"])
 def test_a_killed_worker_is_named(workers: Workers, where: str) -> None:
     workers.start("lost.py", "killed", where, count=2)

@@ -34,7 +34,8 @@ class GroupRounds:
     be called from any thread as long as the order is the same in all workers. Futures fail with the client's error if
     the job does, and with TrainingFailed if a worker has left the job and so does not take part.
 
-    large: rounds so far with more than single figures.
+    large: rounds so far with more than single figures. difference: the error of workers that made different calls,
+    which has ended the job.
     """
 
     def __init__(self, client: "Client", group: int) -> None:
@@ -44,11 +45,13 @@ class GroupRounds:
         self.workers = client.num_all_workers
         self.rank = client.global_rank
         self.large = 0
+        self.difference: InvalidSettings | None = None
         self._calls = 0
 
     def agree(self, call: str) -> "Future[None]":
         """Compare the call that this worker makes with those of the others, besides the rounds that it consists of.
         Fails with InvalidSettings in all workers if they differ: these rounds would not meet, or give other results.
+        This also ends the job, as a script that catches the error would wait for such rounds at its end.
         """
         with self._lock:
             self._calls += 1
@@ -63,7 +66,10 @@ class GroupRounds:
             if rank:
                 what = f"worker 0's operation {number} is {own}, and worker {rank}'s is {calls[rank]}"
                 hint = "all workers must call torch.distributed alike, in the same order, with tensors of equal sizes"
-                raise InvalidSettings(what, hint)
+                self.difference = InvalidSettings(what, hint)
+                # Not in this thread: it is the client's own, for which `close` waits.
+                threading.Thread(target=self._client.close, args=(self.difference,), daemon=True).start()
+                raise self.difference
 
         return after([made], compare)
 
