@@ -1,5 +1,6 @@
 """The process group of scripts written for torchrun: collectives over the job's servers instead of NCCL or gloo."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,22 @@ __all__ = ["NAME", "GeomxProcessGroup"]
 NAME = "geomx"
 """What torch.distributed.get_backend returns."""
 _PASSES = 3
+_CALLED = ("_allgather_base", "_reduce_scatter_base", "_set_group_name")
+"""Names of methods that PyTorch calls, besides those without an underscore."""
 _ADVICE = "divide the data with torch.utils.data.DistributedSampler, and call its set_epoch in each epoch"
 
 
+def _untraced(group: type["GeomxProcessGroup"]) -> type["GeomxProcessGroup"]:
+    """Keep torch.compile from tracing the methods that PyTorch calls in the forward pass of a compiled
+    DistributedDataParallel. This imports torch._dynamo, as DistributedDataParallel and torch.optim do anyway.
+    """
+    for name, method in list(vars(group).items()):
+        if inspect.isfunction(method) and (not name.startswith("_") or name in _CALLED):
+            setattr(group, name, torch.compiler.disable(method))
+    return group
+
+
+@_untraced
 class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ignore]
     """All training workers, by global rank. `rounds`: what it exchanges.
 
@@ -43,6 +57,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def __init__(self, client: "Client", session: "ScriptSession", group: int) -> None:
         super().__init__(client.global_rank, client.num_all_workers)
+        self._name = ""
         self.rounds = GroupRounds(client, group)
         check = BatchCheck(session, _PASSES if self.size() > 1 else 0, _ADVICE, self._gather_digest)
         self._gradients = GradientSums(self.rounds, check)
@@ -59,6 +74,16 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
         """The name of the backend."""
         return NAME
+
+    # PyTorch keeps the name of a group in its backends, of which a group in Python has none.
+
+    @property
+    def group_name(self) -> str:
+        """The name under which functional collectives, device meshes and torch.compile find this group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
 
     # Reductions.
 
@@ -101,6 +126,13 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         return self._reduce_part(call, output, whole.detach().clone().reshape(-1), self.rank() * size, opts)
 
     _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], wholes: Sequence[Any], opts: Any) -> PendingWork:
+        """See `reduce_scatter_single`."""
+        works = [self.reduce_scatter_single(output, whole, opts) for output, whole in zip(outputs, wholes, strict=True)]
+        return _joined(works, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_part(self, call: str, output: Any, whole: Any, first: int, opts: Any) -> PendingWork:
         """Reduce `whole` (1-D), which changes; its elements from `first` on become `output`."""
