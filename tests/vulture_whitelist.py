@@ -29,6 +29,7 @@ _.sys_version
 # PyTorch
 _.__class__
 _._post_accumulate_grad_hooks
+_._set_group_name
 _.allgather_coalesced
 _.allgather_into_tensor_coalesced
 _.allreduce_coalesced

@@ -37,12 +37,12 @@ def gloo(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("bfloat16", 2e-2), ("float32 compile", 1e-6)])
 def test_ddp_trains_as_with_gloo(workers: Workers, gloo: Any, dtype: str, near: float) -> None:
     """The same weights and statistics of batch normalization in each worker after 20 steps, from the weights of rank 0.
     Only before the first step the statistics take a round trip of their own.
     """
-    arguments = ["20"] if dtype == "float32" else ["20", dtype]
+    arguments = ["20"] if dtype == "float32" else ["20", *dtype.split()]
     folder = gloo("ddp.py", *arguments)
     workers.start("ddp.py", *arguments, count=4, parties=(2, 2))
     workers.finish(250)
@@ -69,8 +69,9 @@ def test_buffers_that_a_forward_pass_reads(workers: Workers) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_collectives_of_gloo_are_as_the_script_expects(gloo: Any) -> None:
-    folder = gloo("collectives.py")
+@pytest.mark.parametrize("script", ["collectives.py", "meshes.py"])
+def test_collectives_of_gloo_are_as_the_script_expects(gloo: Any, script: str) -> None:
+    folder = gloo(script)
     assert all("all are right" in (folder / f"w{rank}.out").read_text() for rank in range(4))
 
 
@@ -80,6 +81,13 @@ def test_collectives(workers: Workers, compress: str) -> None:
     """Exact also where gradients are encoded."""
     env = {"GEOMX_COMPRESS": compress, "GEOMX_COMPRESS_MIN": "1"} if compress else {}
     workers.start("collectives.py", count=4, parties=(2, 2), env=env)
+    workers.finish(250)
+    assert all("all are right" in workers.cluster.output(name) for name in ("Aw0", "Aw1", "Bw0", "Bw1"))
+
+
+@pytest.mark.timeout(300)
+def test_device_meshes_and_fully_shard(workers: Workers) -> None:
+    workers.start("meshes.py", count=4, parties=(2, 2))
     workers.finish(250)
     assert all("all are right" in workers.cluster.output(name) for name in ("Aw0", "Aw1", "Bw0", "Bw1"))
 
@@ -100,6 +108,7 @@ def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: s
         ("dtype", "all_reduce SUM of float32 x 5", "all_reduce SUM of float64 x 5"),
         ("operation", "all_reduce SUM of float32 x 5", "all_reduce MAX of float32 x 5"),
         ("source", "broadcast from 0 of float32 x 5", "broadcast from 1 of float32 x 5"),
+        ("parts", "reduce_scatter to 2+3 SUM of float32 x 5", "reduce_scatter to 3+2 SUM of float32 x 5"),
         ("gathered", "all_gather of float32 x 3", "all_gather of float32 x 4"),
         ("call", "all_reduce SUM of float32 x 5", "broadcast from 0 of float32 x 5"),
         ("pass", "barrier", "a backward pass"),
@@ -116,6 +125,18 @@ def test_workers_that_make_other_calls(workers: Workers, codec: str, how: str, f
         output = workers.cluster.output(name)
         assert f" is {first}, and worker 1's is {second}" in output, workers.cluster.outputs()
         assert "all workers must call torch.distributed alike" in output
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["size", "dtype", "operation", "source", "pass"])
+def test_other_calls_end_the_job_also_if_the_script_goes_on(workers: Workers, how: str) -> None:
+    """At once, and not after --patience: some rounds of these calls have no end. The script itself does not fail."""
+    workers.start("unlike.py", how, "caught", count=2)
+    statuses = workers.cluster.wait(30)
+    assert all(statuses.values()), workers.cluster.outputs()
+    for name in ("w0", "w1"):
+        *_, last = workers.cluster.output(name).splitlines()
+        assert last.startswith("error: ") and "all workers must call torch.distributed alike" in last
 
 
 @pytest.mark.timeout(120)

@@ -64,6 +64,18 @@ if not is_gloo:
     dist.reduce_scatter_tensor(part, given(torch.float32, (size, 2))[rank].reshape(-1))
     torch.testing.assert_close(part, sum(given(torch.float32, (size, 2)))[rank])
 
+for dtype in (torch.float32, torch.int64):  # parts of different sizes
+    parts = [given(dtype, (3 * each + 1, 2), each) for each in range(size)]  # by the worker that gets it, then by giver
+    part = torch.empty_like(parts[rank][0])
+    dist.reduce_scatter(part, [each[rank] for each in parts])
+    torch.testing.assert_close(part, sum(parts[rank]))
+pairs = [(each, each[:2, :3].contiguous()) for each in given(torch.float32)]
+found = [[torch.empty_like(tensor) for tensor in pair] for pair in pairs]
+dist.all_gather_coalesced(found, list(pairs[rank]))
+for pair, each in zip(pairs, found, strict=True):
+    same(each[0], pair[0])
+    same(each[1], pair[1])
+
 REDUCTIONS = {
     ReduceOp.SUM: lambda values: values.sum(0), ReduceOp.PRODUCT: lambda values: values.prod(0),
     ReduceOp.MIN: lambda values: values.amin(0), ReduceOp.MAX: lambda values: values.amax(0),

@@ -1,5 +1,5 @@
-"""Trains with DistributedDataParallel, as a script for torchrun: ddp.py STEPS [DTYPE]; saves RANK.npz in the directory
-$SAVE_IN, by default the working directory.
+"""Trains with DistributedDataParallel, as a script for torchrun: ddp.py STEPS [DTYPE [compile]]; saves RANK.npz in
+the directory $SAVE_IN, by default the working directory.
 """
 
 import os
@@ -18,9 +18,11 @@ model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(300, 10))
 if len(sys.argv) > 2:
     model.to(getattr(torch, sys.argv[2]))
 kind = next(model.parameters()).dtype
-parallel = DistributedDataParallel(model, bucket_cap_mb=0.1)
+compiled = "compile" in sys.argv
+parallel = DistributedDataParallel(model, bucket_cap_mb=25 if compiled else 0.1)  # compiled, the first one has 1 MB
 broadcast, broadcasts = parallel._distributed_broadcast_coalesced, []
 parallel._distributed_broadcast_coalesced = lambda *given: broadcasts.append(broadcast(*given))
+called = torch.compile(parallel, backend="aot_eager") if compiled else parallel
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 generator = torch.Generator().manual_seed(100 + rank)
 losses = []
@@ -28,7 +30,7 @@ for _step in range(int(sys.argv[1])):
     images = torch.randn(16, 40, generator=generator).to(kind)
     labels = torch.randint(0, 10, (16,), generator=generator)
     optimizer.zero_grad()
-    loss = torch.nn.functional.cross_entropy(parallel(images), labels)
+    loss = torch.nn.functional.cross_entropy(called(images), labels)
     loss.backward()
     optimizer.step()
     mean = loss.detach().clone().float()

@@ -38,6 +38,26 @@ with refused("AVG of torch.int64"):
     dist.all_reduce(torch.ones(2, dtype=torch.int64), dist.ReduceOp.AVG)
 with refused("sparse"):
     dist.broadcast(torch.eye(3).to_sparse(), 0)
+with refused("ReduceOp.PREMUL_SUM is not supported"):
+    dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(0.5))
+two, three = torch.zeros(2), torch.zeros(3)
+with refused("reduce_scatter of tensors of [3, 3] elements"):
+    dist.reduce_scatter(two, [three, three])
+with refused("reduce_scatter of tensors of [2] elements"):
+    dist.reduce_scatter(two, [two])
+with refused("reduce_scatter with an input of 3 elements (it must have 4"):
+    dist.reduce_scatter_tensor(two, three)
+with refused("all_gather with an output of 3 elements (it must have 4"):
+    dist.all_gather_into_tensor(three, two)
+with refused("all_gather of a tensor of 2 elements, with a list of tensors of [2]"):
+    dist.all_gather([two], two)
+if dist.get_rank() == 0:  # which the others cannot know
+    with refused("scatter of a tensor of 2 elements, with a list of tensors of [1, 3]"):
+        dist.scatter(two, [torch.zeros(1), three], 0)
+    with refused("gather to 0 of a tensor of 2 elements, with a list of tensors of [2, 3]"):
+        dist.gather(two, [two, three], 0)
+else:
+    dist.gather(two, None, 0)
 model = DistributedDataParallel(torch.nn.Linear(2, 1))
 with refused("Join with DistributedDataParallel"), Join([model]):
     pass

@@ -1,4 +1,6 @@
-"""Workers that do not make the same collective calls: unlike.py HOW. Each prints the error that it gets."""
+"""Workers that do not make the same collective calls: unlike.py HOW [caught]. Each prints the error that it gets, and
+ends with it unless it is caught.
+"""
 
 import sys
 
@@ -31,6 +33,9 @@ try:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
     elif how == "source":
         dist.broadcast(tensor, rank)
+    elif how == "parts":
+        sizes = (3, 2) if rank else (2, 3)
+        dist.reduce_scatter(torch.zeros(sizes[rank]), [torch.ones(part) for part in sizes])
     elif how == "gathered":
         dist.all_gather([torch.zeros(3) for _ in range(2)], torch.ones(3 + rank))
     elif how == "call":
@@ -39,7 +44,9 @@ try:
         train()
     else:
         dist.barrier()
-except geomx.InvalidSettings as error:
-    print(f"InvalidSettings: {error.message} | {error.hint}", flush=True)
-    raise
-raise AssertionError("nothing was noticed")
+except geomx.GeomxError as error:
+    print(f"{type(error).__name__}: {error.message} | {error.hint}", flush=True)
+    if sys.argv[2:] != ["caught"]:
+        raise
+else:
+    raise AssertionError("nothing was noticed")

@@ -51,7 +51,7 @@ def replace_buffer_broadcast(parallel: Any, session: "ScriptSession") -> None:
             original(model)
         own.send_in_next_pass(model.modules_buffers)
 
-    parallel._sync_buffers = sync_buffers
+    parallel._sync_buffers = torch.compiler.disable(sync_buffers)  # called in forward passes, which may be compiled
 
 
 def refuse_join(parallel: Any) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _ALGORITHMS = ("fsa", "sync")
+_ALL = (
+    "under geomx launch a group has all workers, and a device mesh one dimension;"
+    " to divide models within each party, launch with --reduce torch --shards N and use geomx_cli.torch.wrap"
+)
 _LAUNCH = "geomx launch -- python train.py starts a process for each worker, as torchrun does: start none in the script"
 
 
@@ -23,10 +27,12 @@ def register(c10d: Any, session: "ScriptSession") -> None:
     import them from torch.distributed. Neither listens on a port: rank and size are those of the job.
     """
     groups = _Groups(c10d, session)
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed")]
     for name in ("init_process_group", "new_group"):
-        replacement = _wrapped(getattr(groups, name), getattr(c10d, name))
-        for module in (c10d, sys.modules.get("torch.distributed")):
-            if hasattr(module, name):
+        original = getattr(c10d, name)
+        replacement = _wrapped(getattr(groups, name), original)
+        for module in (c10d, *modules):
+            if vars(module).get(name) is original:
                 setattr(module, name, replacement)
 
 
@@ -73,7 +79,7 @@ class _Groups:
             return self._new(ranks, timeout, backend, *args, **options)
         if ranks is not None and sorted(ranks) != list(range(self._store.num_all_workers)):
             what = f"torch.distributed.new_group for the ranks {list(ranks)}"
-            raise InvalidSettings(what, "under geomx launch every group has all workers: leave `ranks` out")
+            raise InvalidSettings(what, _ALL)
         return self._new(None, timeout, _backend(self._c10d, self._store), *args, **options)
 
     def _join(self) -> "GroupStore":

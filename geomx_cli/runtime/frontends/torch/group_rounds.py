@@ -5,6 +5,7 @@ their number stays bounded: sizes are rounded up, by at most an eighth if they a
 """
 
 import threading
+import zlib
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ __all__ = ["GroupRounds", "size_class"]
 
 _SMALLEST = 64
 _CALL = 64
-"""Characters of a call that workers compare."""
+"""Characters of a call; a longer one ends in its checksum."""
 _TABLE = 65_536
 """Bytes of all workers that are gathered in one round; more are gathered in a round for each worker."""
 
@@ -33,7 +34,8 @@ class GroupRounds:
     be called from any thread as long as the order is the same in all workers. Futures fail with the client's error if
     the job does, and with TrainingFailed if a worker has left the job and so does not take part.
 
-    large: rounds so far with more than single figures.
+    large: rounds so far with more than single figures. difference: the error of workers that made different calls,
+    which has ended the job.
     """
 
     def __init__(self, client: "Client", group: int) -> None:
@@ -43,16 +45,20 @@ class GroupRounds:
         self.workers = client.num_all_workers
         self.rank = client.global_rank
         self.large = 0
+        self.difference: InvalidSettings | None = None
         self._calls = 0
 
     def agree(self, call: str) -> "Future[None]":
         """Compare the call that this worker makes with those of the others, besides the rounds that it consists of.
         Fails with InvalidSettings in all workers if they differ: these rounds would not meet, or give other results.
+        This also ends the job, as a script that catches the error would wait for such rounds at its end.
         """
         with self._lock:
             self._calls += 1
             number = self._calls
-        made = self.gather(np.frombuffer(call[:_CALL].ljust(_CALL).encode("ascii", "replace"), np.uint8), "call")
+        if len(call) > _CALL:
+            call = f"{call[: _CALL - 9]} {zlib.crc32(call.encode()):08x}"
+        made = self.gather(np.frombuffer(call.ljust(_CALL).encode("ascii", "replace"), np.uint8), "call")
 
         def compare() -> None:
             own, *_ = calls = [row.tobytes().decode("ascii").rstrip() for row in made.result()]
@@ -60,7 +66,10 @@ class GroupRounds:
             if rank:
                 what = f"worker 0's operation {number} is {own}, and worker {rank}'s is {calls[rank]}"
                 hint = "all workers must call torch.distributed alike, in the same order, with tensors of equal sizes"
-                raise InvalidSettings(what, hint)
+                self.difference = InvalidSettings(what, hint)
+                # Not in this thread: it is the client's own, for which `close` waits.
+                threading.Thread(target=self._client.close, args=(self.difference,), daemon=True).start()
+                raise self.difference
 
         return after([made], compare)
 

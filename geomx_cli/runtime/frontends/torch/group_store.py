@@ -23,7 +23,8 @@ class GroupStore(BaseStore):
     @property
     def failure(self) -> BaseException | None:
         """See ScriptStore."""
-        return self._client.failure
+        differences = (group.rounds.difference for group in self._groups)
+        return next((error for error in differences if error is not None), self._client.failure)
 
     def cause(self, error: BaseException) -> BaseException | None:
         """See ScriptStore."""

@@ -1,5 +1,6 @@
 """The process group of scripts written for torchrun: collectives over the job's servers instead of NCCL or gloo."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch.distributed import ProcessGroup, ReduceOp
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.futures import after
 from geomx_cli.runtime.frontends.torch import reductions
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
@@ -28,9 +30,22 @@ __all__ = ["NAME", "GeomxProcessGroup"]
 NAME = "geomx"
 """What torch.distributed.get_backend returns."""
 _PASSES = 3
+_CALLED = ("_allgather_base", "_reduce_scatter_base", "_set_group_name")
+"""Names of methods that PyTorch calls, besides those without an underscore."""
 _ADVICE = "divide the data with torch.utils.data.DistributedSampler, and call its set_epoch in each epoch"
 
 
+def _untraced(group: type["GeomxProcessGroup"]) -> type["GeomxProcessGroup"]:
+    """Keep torch.compile from tracing the methods that PyTorch calls in the forward pass of a compiled
+    DistributedDataParallel. This imports torch._dynamo, as DistributedDataParallel and torch.optim do anyway.
+    """
+    for name, method in list(vars(group).items()):
+        if inspect.isfunction(method) and (not name.startswith("_") or name in _CALLED):
+            setattr(group, name, torch.compiler.disable(method))
+    return group
+
+
+@_untraced
 class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ignore]
     """All training workers, by global rank. `rounds`: what it exchanges.
 
@@ -42,6 +57,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def __init__(self, client: "Client", session: "ScriptSession", group: int) -> None:
         super().__init__(client.global_rank, client.num_all_workers)
+        self._name = ""
         self.rounds = GroupRounds(client, group)
         check = BatchCheck(session, _PASSES if self.size() > 1 else 0, _ADVICE, self._gather_digest)
         self._gradients = GradientSums(self.rounds, check)
@@ -58,6 +74,16 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
         """The name of the backend."""
         return NAME
+
+    # PyTorch keeps the name of a group in its backends, of which a group in Python has none.
+
+    @property
+    def group_name(self) -> str:
+        """The name under which functional collectives, device meshes and torch.compile find this group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
 
     # Reductions.
 
@@ -78,22 +104,39 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         return _joined(works, tensors)
 
     def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
-        """Reduce lists of a tensor for each worker; each keeps its own."""
+        """Reduce lists of a tensor for each worker, which may differ in size; each keeps its own."""
         works = []
         for output, parts in zip(outputs, inputs, strict=True):
+            sizes, call = [part.numel() for part in parts], "reduce_scatter"
+            own = sizes[self.rank()] if len(sizes) == self.size() else -1
+            if output.numel() != own:
+                what = f"torch.distributed.{call} of tensors of {sizes} elements to an output of {output.numel()}"
+                hint = f"give {self.size()} tensors, one for each worker, and an output as large as that of this worker"
+                raise InvalidSettings(what, hint)
+            if set(sizes) != {own}:
+                call += " to " + "+".join(map(str, sizes))
             whole = torch.cat([part.detach().reshape(-1) for part in parts])
-            works.append(self._reduce_part(output, whole, opts))
+            works.append(self._reduce_part(call, output, whole, sum(sizes[: self.rank()]), opts))
         return _joined(works, outputs)
 
     def reduce_scatter_single(self, output: Any, whole: Any, opts: Any) -> PendingWork:
         """Reduce a tensor of a part for each worker; each keeps its own."""
-        return self._reduce_part(output, whole.detach().clone().reshape(-1), opts)
+        call, size = "reduce_scatter", output.numel()
+        _check_whole(call, whole, size * self.size(), "input")
+        return self._reduce_part(call, output, whole.detach().clone().reshape(-1), self.rank() * size, opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def _reduce_part(self, output: Any, whole: Any, opts: Any) -> PendingWork:
-        reduced = self._reduce("reduce_scatter", whole, whole, opts.reduceOp)
-        first = self.rank() * output.numel()
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], wholes: Sequence[Any], opts: Any) -> PendingWork:
+        """See `reduce_scatter_single`."""
+        works = [self.reduce_scatter_single(output, whole, opts) for output, whole in zip(outputs, wholes, strict=True)]
+        return _joined(works, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_part(self, call: str, output: Any, whole: Any, first: int, opts: Any) -> PendingWork:
+        """Reduce `whole` (1-D), which changes; its elements from `first` on become `output`."""
+        reduced = self._reduce(call, whole, whole, opts.reduceOp)
 
         def keep() -> None:
             output.detach().copy_(whole[first : first + output.numel()].view(output.shape))
@@ -151,8 +194,10 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
         """Copy a tensor from one worker to each."""
-        (output,) = outputs
-        own = np.concatenate([read_bytes(part) for part in inputs[0]]) if opts.rootRank == self.rank() else None
+        (output,), own = outputs, None
+        if opts.rootRank == self.rank():
+            _check_parts("scatter", inputs[0], output.numel(), self.size())
+            own = np.concatenate([read_bytes(part) for part in inputs[0]])
         call, size = f"scatter from {opts.rootRank} {_described(output)}", _bytes(output)
         return self._receive(call, opts.rootRank, own, output, size * self.size(), self.rank() * size)
 
@@ -174,14 +219,23 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         works = [self._gather("all_gather", given, found) for given, found in zip(inputs, outputs, strict=True)]
         return _joined(works, [tensor for found in outputs for tensor in found])
 
-    allgather_coalesced = allgather
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+    ) -> PendingWork:
+        """Copy some tensors of each worker to all; outputs: a list of them for each worker."""
+        return self.allgather(list(zip(*outputs, strict=True)), inputs)
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> PendingWork:
         """Copy a tensor of each worker to all, one after another into one tensor."""
         if not given.numel():
             return _done([output])
         gathered = self._agreed(f"all_gather {_described(given)}", self.rounds.gather(read_bytes(given)))
-        return PendingWork(gathered, [output], lambda: write_bytes(output, gathered.result().reshape(-1)))
+
+        def store() -> None:
+            _check_whole("all_gather", output, given.numel() * self.size(), "output")
+            write_bytes(output, gathered.result().reshape(-1))
+
+        return PendingWork(gathered, [output], store)
 
     _allgather_base = all_gather_single
 
@@ -197,18 +251,21 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> PendingWork:
         """Copy a tensor of each worker to one of them."""
         call = f"gather to {opts.rootRank}"
-        return self._gather(call, inputs[0], outputs[0] if opts.rootRank == self.rank() else [])
+        return self._gather(call, inputs[0], outputs[0] if opts.rootRank == self.rank() else None)
 
-    def _gather(self, call: str, given: Any, outs: Sequence[Any]) -> PendingWork:
+    def _gather(self, call: str, given: Any, outs: Sequence[Any] | None) -> PendingWork:
         if not given.numel():
-            return _done(outs)
+            return _done(outs or [])
         gathered = self._agreed(f"{call} {_described(given)}", self.rounds.gather(read_bytes(given)))
 
         def store() -> None:
-            for each, row in zip(outs, gathered.result(), strict=False):
+            if outs is None:
+                return
+            _check_parts(call, outs, given.numel(), self.size())
+            for each, row in zip(outs, gathered.result(), strict=True):
                 write_bytes(each, np.ascontiguousarray(row))
 
-        return PendingWork(gathered, outs, store)
+        return PendingWork(gathered, outs or [], store)
 
     def barrier(self, opts: Any = None) -> PendingWork:
         """Complete once all workers have called this."""
@@ -219,6 +276,21 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         known already.
         """
         return data if in_pass() else after([data, self.rounds.agree(call)], data.result)
+
+
+def _check_parts(call: str, parts: Sequence[Any], size: int, workers: int) -> None:
+    """Raise InvalidSettings unless there is a tensor of so many elements for each worker."""
+    sizes = [part.numel() for part in parts]
+    if sizes != [size] * workers:
+        what = f"torch.distributed.{call} of a tensor of {size} elements, with a list of tensors of {sizes}"
+        raise InvalidSettings(what, f"give a tensor of {size} elements for each of the {workers} workers")
+
+
+def _check_whole(call: str, whole: Any, size: int, kind: str) -> None:
+    """Raise InvalidSettings unless the one tensor for all workers has so many elements."""
+    if whole.numel() != size:
+        what = f"torch.distributed.{call} with an {kind} of {whole.numel()} elements"
+        raise InvalidSettings(what, f"it must have {size}, equally many for each worker")
 
 
 def _described(tensor: Any) -> str:

@@ -24,8 +24,9 @@ def name_of(operation: Any, dtype: Any) -> str:
             if name == "AVG" and not (dtype.is_floating_point or dtype.is_complex):
                 raise InvalidSettings(f"ReduceOp.AVG of {dtype}", "use ReduceOp.SUM, and divide")
             return name
-    text = str(operation).rpartition(".")[2]
-    raise InvalidSettings(f"ReduceOp {text} is not supported under geomx launch", f"use {', '.join(_OPERATIONS)}")
+    kind = getattr(operation, "op", operation)  # that of a ReduceOp with a factor, as of PREMUL_SUM
+    text = str(kind).rpartition(".")[2]
+    raise InvalidSettings(f"ReduceOp.{text} is not supported under geomx launch", f"use {', '.join(_OPERATIONS)}")
 
 
 def combine(name: str, values: Sequence[Any]) -> Any:
