@@ -59,7 +59,10 @@ def test_what_would_train_something_else_is_refused(workers: Workers, how: str, 
     assert said in workers.cluster.outputs()
 
 
-@pytest.mark.parametrize(("how", "algorithm"), [("swap", "mixed"), ("rate", "fsa"), ("none", "fsa")])
+@pytest.mark.parametrize(
+    ("how", "algorithm"),
+    [("swap", "mixed"), ("rate", "fsa"), ("none", "fsa"), ("failed", "fsa"), ("cleared", "fsa")],
+)
 def test_what_is_no_misuse_or_is_warned_of(workers: Workers, how: str, algorithm: str) -> None:
     """Weights that are the same again may have been changed; other models in other workers are named at the end."""
     workers.start("misuse.py", how, parties=(1, 1), env={"GEOMX_ALGO": algorithm})

@@ -63,7 +63,7 @@ class ResultSender:
             ranks = [waiter.rank for waiter in waiters]
             encode = _unencoded if changed is not None else self._encoder(entry, cohort)
             views = self._views(array, encode, central=max(ranks) >= CENTRAL)
-            if any(view.encoded is not None for view in views):
+            if not self._table.asynchronous and any(view.encoded is not None for view in views):
                 cohort.seen = views
             decoded = self._seen(views[plane_of(min(ranks))], array)
             if decoded is not None:

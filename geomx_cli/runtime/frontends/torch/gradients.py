@@ -170,7 +170,7 @@ class GradientSynchroniser(Synchroniser):
             copies.settle()
         self._end_notes()
         for slot in self._slots:
-            if slot.gradient is not None:
+            if slot.gradient is not None and not self._has_failed:  # then the script may have cleared them
                 check_same(slot.key, slot.gradient, slot.parameter.grad, slot.version)
             if self._p3 and slot.gradient is not None and become_late(slot.gradient, partial(self._settle, slot)):
                 self._late[slot.key] = slot

@@ -22,6 +22,7 @@ EXCHANGED: Mapping[Any, Any] = {
 
 _ROUNDING = 1e-2
 """Of the largest element of a tensor."""
+_TINY = 1e-6
 
 
 class ModelState:
@@ -114,12 +115,12 @@ class ModelState:
         """
         tensors = {**(self.trained if trained else {}), **self.others}
         changed = self._copy_each(broadcast, whole, "geomx.final", tensors)
-        return next((name for name in changed if name in self.trained), "")
+        return next(iter(changed), "")
 
     def _copy_each(
         self, broadcast: Broadcast, whole: Broadcast | None, name: str, tensors: Mapping[str, Any]
     ) -> list[str]:
-        """Return the names of those that were not the same but for rounding errors."""
+        """Return the names of trained ones that were not the same but for rounding errors."""
         divided = {key: tensor for key, tensor in tensors.items() if whole is not None and is_divided(tensor)}
         changed = self._copy(broadcast, f"{name}.shards", divided)
         rest = {key: tensor for key, tensor in tensors.items() if key not in divided}
@@ -138,7 +139,7 @@ class ModelState:
             end = start + count * tensor.element_size()
             if count:
                 flat = torch.frombuffer(bytearray(received[start:end]), dtype=tensor.dtype)
-                if _differ(local(tensor), flat):
+                if key in self.trained and _differ(local(tensor), flat):
                     changed.append(key)
                 _fill(tensor, flat)
             start = end
@@ -227,10 +228,9 @@ def _fill(tensor: Any, flat: Any) -> None:
 
 def _differ(one: Any, other: Any) -> bool:
     """Whether elements differ by more than the hardware of two workers explains."""
-    other = other.to(one.device).reshape(one.shape)
-    if not one.dtype.is_floating_point:
-        return not torch.equal(one, other)
-    return bool((one - other).abs().max() > _ROUNDING * other.abs().max())
+    own, its = one.detach().float(), other.to(one.device).reshape(one.shape).float()
+    bound = _ROUNDING * float(its.nan_to_num().abs().max()) + _TINY
+    return not torch.allclose(own, its, rtol=0, atol=bound, equal_nan=True)
 
 
 def _division(tensor: Any) -> str:

@@ -57,6 +57,7 @@ class PartySynchroniser(Synchroniser):
     def fail(self) -> None:
         """See Member."""
         self.has_failed = True
+        self.sums.checks = False  # the script may have cleared its gradients
 
     def after_step(self, active: Sequence[int]) -> None:
         """See Member."""
