@@ -26,6 +26,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec, received
 from geomx_cli.ps.aggregation.compression import Compression
+from geomx_cli.ps.aggregation.error_feedback import ErrorFeedback
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.net.payload import Content, as_payload, form_of
@@ -452,6 +453,21 @@ def test_diverging_training_gets_the_result_of_every_round(spec: str, optimizer:
             assert tree.last((0, 0)).tobytes() == tree.last((1, 0)).tobytes()
     if not optimizer:
         assert np.isfinite(tree.last((0, 0))).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("spec", ["topk:0.1,fp32,min=0", "bsc:0.1,fp32,min=0", "int8", "2bit:0.5"])
+def test_an_array_that_cannot_be_encoded_leaves_what_was_lost_before(spec: str, dtype: str) -> None:
+    codec, random = parse_codec(spec), np.random.default_rng(5)
+    assert codec is not None
+    through, without = ErrorFeedback(), ErrorFeedback()
+    for _ in range(4):
+        given, wrong = random.standard_normal((2, 70_001)).astype(dtype)
+        for value in (np.nan, np.inf, 2.0**115):
+            wrong[-1] = value
+            assert through.encode(codec, wrong, momentum=codec.momentum) is None
+        found = [bytes(each.encode(codec, given, momentum=codec.momentum) or b"") for each in (through, without)]
+        assert found[0] == found[1] != b""
 
 
 @pytest.mark.parametrize("overtaken", [False, True])

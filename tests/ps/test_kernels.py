@@ -1,4 +1,4 @@
-"""Kernels of the codecs: numpy's and numba's give the same bits, and those of the rules."""
+"""Kernels: numpy's and numba's give the same bits, and those of the rules."""
 
 import importlib.util
 import subprocess
@@ -11,6 +11,7 @@ from geomx_cli.core import plugins
 from geomx_cli.ps.aggregation.codec import Codec, codec_at
 from geomx_cli.ps.aggregation.compression import Compression, parse_codec
 from geomx_cli.ps.codecs import fp16, q4
+from geomx_cli.ps.kernels import loops, vectorised
 
 SIZES = [0, 1, 2, 255, 256, 257, 511, 1023, 2048, 2049, 4096, 8200, 65_536, 65_793, 140_000]
 SPECS = [
@@ -70,6 +71,38 @@ def compare(plain: Codec | None, fast: Codec | None, size: int) -> None:
             rest = array.copy()
             assert bytes(codec.extract(rest)) == payload
             assert rest.tobytes() == (array - codec.decode(unaligned, size)).tobytes()
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["numpy", "numba"])
+@pytest.mark.parametrize("size", SIZES)
+def test_residuals_and_momentum_are_those_of_the_formula(size: int, fast: bool) -> None:
+    if fast:
+        pytest.importorskip("numba")
+    add = loops.compiled(vectorised.accumulate) if fast else vectorised.accumulate
+    none = np.empty(0, np.float32)
+    for given in arrays(size):
+        before, speed = np.random.default_rng(size).standard_normal((2, size)).astype(np.float32)
+        for momentum, decay in ((none, 1.0), (none, 0.95), (speed, 1.0), (speed, 0.95)):
+            now, total = momentum.copy(), before.copy()
+            below = add(given, 0.9, now, decay, total, 1e30)
+            expected = momentum * np.float32(0.9) + given if len(momentum) else given
+            assert now.tobytes() == (expected.tobytes() if len(momentum) else b"")
+            expected = before * np.float32(decay) + expected
+            assert total.tobytes() == expected.tobytes()
+            assert below == (np.abs(expected) < 1e30).all()
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["numpy", "numba"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30, -1e30])
+@pytest.mark.parametrize("place", [0, 2047, 2048, 70_000])
+def test_one_residual_too_large_is_noticed(place: int, bad: float, fast: bool) -> None:
+    if fast:
+        pytest.importorskip("numba")
+    add = loops.compiled(vectorised.accumulate) if fast else vectorised.accumulate
+    given, none = np.zeros(70_001, np.float32), np.empty(0, np.float32)
+    assert add(given, 0.0, none, 1.0, np.zeros_like(given), np.float32(1e30))
+    given[place] = bad
+    assert not add(given, 0.0, none, 1.0, np.zeros_like(given), np.float32(1e30))
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["numpy", "numba"])

@@ -2,6 +2,7 @@
 
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeGuard
@@ -11,6 +12,7 @@ import numpy as np
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.kernels import vectorised
 from geomx_cli.ps.net.payload import DTYPES, Content, content
 from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, DamagedPayload, Form, Header
 
@@ -41,7 +43,8 @@ class Codec(ABC):
     results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
     keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can
     be sent, and not only gradients and differences. ratio: about how many times fewer bytes it makes of
-    contributions and results; slices are cut accordingly longer, see Partition.
+    contributions and results; slices are cut accordingly longer, see Partition. accumulate: adds to residuals of
+    float32, see kernels/vectorised.py; `prepare` may replace it by the compiled one.
     """
 
     decay: float = 0.0
@@ -50,6 +53,7 @@ class Codec(ABC):
     ratio: float = 1.0
     results: Literal["values", "changes", "exact"]
     keeps_weights: bool = False
+    accumulate: Callable[[Array, float, Array, float, Array, float], bool] = staticmethod(vectorised.accumulate)
 
     def prepare(self) -> None:  # noqa: B027
         """Called in each process that encodes, before the first round."""

@@ -4,6 +4,7 @@ import numpy as np
 
 from geomx_cli.ps.aggregation.codec import LARGEST, Codec
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.kernels.vectorised import accumulate
 
 __all__ = ["ErrorFeedback", "can_encode"]
 
@@ -21,20 +22,20 @@ class ErrorFeedback:
         None if the array has to be sent as it is: if it cannot be encoded, which leaves the residual as it was, or if
         the residual has grown too large, as training diverges, which drops it.
         """
-        real = array.dtype.type
-        residual = np.zeros_like(array) if self._residual is None else self._residual
-        speed = None
+        if not can_encode(array):
+            return None
+        if self._residual is None:
+            self._residual = np.zeros_like(array)
+        if momentum and self._momentum is None:
+            self._momentum = np.zeros_like(array)
+        speed = self._momentum if momentum else None
+        add = codec.accumulate if array.dtype == np.float32 else accumulate
         with np.errstate(over="ignore", invalid="ignore"):
-            if momentum:
-                speed = array + (0 if self._momentum is None else self._momentum * real(momentum))
-            total = residual * real(decay) if decay != 1 else residual
-            total = total + (array if speed is None else speed)
-        if can_encode(total):
-            self._residual, self._momentum = total, speed
-            return codec.extract(total, speed)
-        if can_encode(array):
+            below = add(array, momentum, array[:0].copy() if speed is None else speed, decay, self._residual, LARGEST)
+        if not below:
             self._residual = self._momentum = None
-        return None
+            return None
+        return codec.extract(self._residual, speed)
 
 
 def can_encode(array: Array) -> bool:

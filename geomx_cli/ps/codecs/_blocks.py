@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import LARGEST, Codec
-from geomx_cli.ps.codecs import _kernels
-from geomx_cli.ps.codecs._compiled import compiled
-from geomx_cli.ps.codecs._kernels import BLOCK, CACHED, Kernel
+from geomx_cli.ps.kernels import vectorised
+from geomx_cli.ps.kernels.loops import compiled
+from geomx_cli.ps.kernels.vectorised import BLOCK, CACHED, Kernel
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -34,19 +34,20 @@ class BlockCodec(Codec):
     def prepare(self) -> None:
         """See Codec."""
         self._encode, self._decode = map(compiled, self.kernels)
+        self.accumulate = compiled(vectorised.accumulate)
 
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         blocks = -(-len(array) // BLOCK)
         payload = np.empty(4 * blocks - (-len(array) // self.each), np.uint8)
         scales, codes = payload[: 4 * blocks].view("<f4"), payload[4 * blocks :].view(self.code)
-        _kernels.encode_blocks(self._encode, array.astype(np.float32, copy=False), scales, codes, self.each)
+        vectorised.encode_blocks(self._encode, array.astype(np.float32, copy=False), scales, codes, self.each)
         return payload.data
 
     def decode(self, payload: memoryview, length: int) -> "Array":
         """See Codec."""
         scales, codes = self._parts(payload, length)
-        return _kernels.decode_blocks(self._decode, scales, codes, length, self.each)
+        return vectorised.decode_blocks(self._decode, scales, codes, length, self.each)
 
     def extract(self, array: "Array", momentum: "Array | None" = None) -> memoryview:
         """See Codec. Decodes blocks that stay in the processor's cache."""
@@ -55,7 +56,7 @@ class BlockCodec(Codec):
         scales, codes = self._parts(payload, len(array))
         for start in range(0, len(array), CACHED):
             piece = array[start : start + CACHED]
-            piece -= _kernels.decode_blocks(
+            piece -= vectorised.decode_blocks(
                 self._decode, scales[start // BLOCK :], codes[start // self.each :], len(piece), self.each
             )
         return payload

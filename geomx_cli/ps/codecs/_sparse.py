@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import Codec
-from geomx_cli.ps.codecs._compiled import compiled
-from geomx_cli.ps.codecs._kernels import GROUPS
+from geomx_cli.ps.kernels import vectorised
+from geomx_cli.ps.kernels.loops import compiled
+from geomx_cli.ps.kernels.vectorised import GROUPS
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class SelectingCodec(Codec):
     def prepare(self) -> None:
         """See Codec."""
         self._reaching = compiled(reaching)
+        self.accumulate = compiled(vectorised.accumulate)
 
     @abstractmethod
     def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import Codec, no_argument
-from geomx_cli.ps.codecs import _kernels
-from geomx_cli.ps.codecs._compiled import compiled
+from geomx_cli.ps.kernels import vectorised
+from geomx_cli.ps.kernels.loops import compiled
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class Bf16(Codec):
     keeps_weights = True
 
     def __init__(self) -> None:
-        self._encode = _kernels.bf16_encode
+        self._encode = vectorised.bf16_encode
 
     def prepare(self) -> None:
         """See Codec."""
-        self._encode = compiled(_kernels.bf16_encode)
+        self._encode = compiled(vectorised.bf16_encode)
 
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""

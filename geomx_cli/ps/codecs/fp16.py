@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import Codec, no_argument
-from geomx_cli.ps.codecs import _kernels
-from geomx_cli.ps.codecs._compiled import compiled
+from geomx_cli.ps.kernels import vectorised
+from geomx_cli.ps.kernels.loops import compiled
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class Fp16(Codec):
     keeps_weights = True
 
     def __init__(self) -> None:
-        self._encode, self._decode = _kernels.fp16_encode, _kernels.fp16_decode
+        self._encode, self._decode = vectorised.fp16_encode, vectorised.fp16_decode
 
     def prepare(self) -> None:
         """See Codec."""
-        self._encode, self._decode = compiled(_kernels.fp16_encode), compiled(_kernels.fp16_decode)
+        self._encode, self._decode = compiled(vectorised.fp16_encode), compiled(vectorised.fp16_decode)
 
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""

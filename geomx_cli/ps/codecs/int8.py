@@ -8,8 +8,8 @@ contribution.
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import no_argument
-from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._blocks import BlockCodec
+from geomx_cli.ps.kernels import vectorised
 
 __all__ = ["codec"]
 
@@ -29,4 +29,4 @@ class Int8(BlockCodec):
     ratio = 4.0
     keeps_weights = True
     code, each = np.dtype(np.int8), 1
-    kernels = (_kernels.int8_encode, _kernels.int8_decode)
+    kernels = (vectorised.int8_encode, vectorised.int8_decode)

@@ -15,10 +15,10 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import plain_number
 from geomx_cli.ps.aggregation.codec import Codec, with_numbers
-from geomx_cli.ps.codecs import _kernels
-from geomx_cli.ps.codecs._compiled import compiled
-from geomx_cli.ps.codecs._kernels import LARGE_BLOCK as BLOCK
 from geomx_cli.ps.codecs.q4 import Q4
+from geomx_cli.ps.kernels import vectorised
+from geomx_cli.ps.kernels.loops import compiled
+from geomx_cli.ps.kernels.vectorised import LARGE_BLOCK as BLOCK
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -56,11 +56,12 @@ class OneBit(Codec):
         self._threshold = threshold
         self._warmup = warmup
         self._first = Q4()
-        self._means = _kernels.one_bit_means
+        self._means = vectorised.one_bit_means
 
     def prepare(self) -> None:
         """See Codec."""
-        self._means = compiled(_kernels.one_bit_means)
+        self._means = compiled(vectorised.one_bit_means)
+        self.accumulate = compiled(vectorised.accumulate)
         if self._warmup:
             self._first.prepare()
 
@@ -97,5 +98,5 @@ class OneBit(Codec):
         if not np.isfinite(means).all():
             raise BadMessage("1bit with a value that is not finite")
         array = np.empty(length, np.float32)
-        _kernels.one_bit_decode(np.frombuffer(payload, np.uint8, offset=8 * blocks), means, array)
+        vectorised.one_bit_decode(np.frombuffer(payload, np.uint8, offset=8 * blocks), means, array)
         return array

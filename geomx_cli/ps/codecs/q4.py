@@ -8,8 +8,8 @@ the next contribution.
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import no_argument
-from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._blocks import BlockCodec
+from geomx_cli.ps.kernels import vectorised
 
 __all__ = ["codec"]
 
@@ -28,4 +28,4 @@ class Q4(BlockCodec):
     name = name
     ratio = 8.0
     code, each = np.dtype(np.uint8), 2
-    kernels = (_kernels.q4_encode, _kernels.q4_decode)
+    kernels = (vectorised.q4_encode, vectorised.q4_decode)

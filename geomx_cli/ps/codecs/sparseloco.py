@@ -22,9 +22,9 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import plain_number
 from geomx_cli.ps.aggregation.codec import Codec, with_numbers
-from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._sparse import SelectingCodec, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
+from geomx_cli.ps.kernels.loops import compiled
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Kernels of the codecs in numpy, for blocks that stay in the processor's cache, without more temporary arrays.
+"""Kernels in numpy, for blocks that stay in the processor's cache, without more temporary arrays.
 
-A 1-D array of fp32 elements is written to `out`, an array of the encoded elements, or decoded from it.
+Codecs' kernels write a 1-D array of fp32 elements to `out`, an array of the encoded elements, or decode it from that.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
 
 __all__ = [
-    "BLOCK", "CACHED", "GROUPS", "LANES", "LARGE_BLOCK", "Kernel", "bf16_encode", "decode_blocks", "encode_blocks",
-    "fp16_decode", "fp16_encode", "int8_decode", "int8_encode", "one_bit_decode", "one_bit_means", "q4_decode",
-    "q4_encode",
+    "BLOCK", "CACHED", "GROUPS", "LANES", "LARGE_BLOCK", "Kernel", "accumulate", "bf16_encode", "decode_blocks",
+    "encode_blocks", "fp16_decode", "fp16_encode", "int8_decode", "int8_encode", "one_bit_decode", "one_bit_means",
+    "q4_decode", "q4_encode",
 ]  # fmt: skip
 
 Kernel = Callable[["Array", "Array", "Array"], None]
@@ -34,6 +34,28 @@ _Q4_VALUES = np.concatenate([[0], 2.0 ** np.arange(-6, 1), [0], -(2.0 ** np.aran
 _CODES = np.arange(256)
 _Q4_PAIRS = np.stack([_Q4_VALUES[_CODES & 15], _Q4_VALUES[_CODES >> 4]], axis=1).view(np.uint64).reshape(-1)
 """The two elements that a byte stands for."""
+
+
+def accumulate(
+    array: "Array", coefficient: float, momentum: "Array", decay: float, residual: "Array", limit: float
+) -> bool:
+    """Compute residual = decay * residual + array in place, or with a `momentum` that is not empty momentum =
+    coefficient * momentum + array and residual = decay * residual + momentum. Any float dtype, the same in all arrays.
+
+    Returns whether the magnitude of each element of the residual is below `limit`.
+    """
+    below = True
+    for start in range(0, len(array), CACHED):
+        part, total, speed = (each[start : start + CACHED] for each in (array, residual, momentum))
+        if len(speed):
+            np.multiply(speed, speed.dtype.type(coefficient), out=speed)
+            np.add(speed, part, out=speed)
+            part = speed
+        if decay != 1:
+            np.multiply(total, total.dtype.type(decay), out=total)
+        np.add(total, part, out=total)
+        below = below and bool(total.min() > -limit and total.max() < limit)
+    return below
 
 
 def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:

@@ -1,5 +1,5 @@
 """The kernels as loops over elements, which numba compiles; slow as Python. They give the same bits as those in numpy,
-in _kernels and _sparse.
+in vectorised and in codecs/_sparse.
 
 Nothing here imports numba before `compiled` is called.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from geomx_cli.ps.codecs._kernels import BLOCK, GROUPS, LANES, LARGE_BLOCK
+from geomx_cli.ps.kernels.vectorised import BLOCK, GROUPS, LANES, LARGE_BLOCK
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -19,6 +19,7 @@ __all__ = ["compiled"]
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 # Types of arguments, as compiled; `out` and scales to write are the ones without "const". Payloads need not be aligned.
 _SIGNATURES = {
+    "accumulate": ("const float32", float, "float32", float, "float32", float),
     "bf16_encode": ("const float32", "uint16"),
     "fp16_decode": ("const int16", float, "float32"),
     "fp16_encode": ("const float32", float, "uint16"),
@@ -62,8 +63,34 @@ def compiled(kernel: _Kernel) -> _Kernel:
     return found
 
 
+def accumulate(
+    array: "Array", coefficient: "np.float32", momentum: "Array", decay: "np.float32", residual: "Array",
+    limit: "np.float32",
+) -> bool:  # fmt: skip
+    """See vectorised. As integers, magnitudes and the NaN that is none have the order needed here."""
+    bound, largest = np.empty(1, np.float32), _U(0)
+    bound[0] = limit
+    for start in range(0, len(array), _CACHED):
+        part, total, speed = (
+            array[start : start + _CACHED], residual[start : start + _CACHED], momentum[start : start + _CACHED]
+        )  # fmt: skip
+        if len(speed):
+            for place in range(len(part)):
+                speed[place] = speed[place] * coefficient + part[place]
+            for place in range(len(part)):
+                total[place] = total[place] * decay + speed[place]
+        else:
+            for place in range(len(part)):
+                total[place] = total[place] * decay + part[place]
+        bits = total.view(np.uint32)
+        for place in range(len(part)):
+            largest = max(largest, bits[place] & _U(0x7FFFFFFF))
+    below: bool = largest < bound.view(np.uint32)[0]
+    return below
+
+
 def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
-    """See _kernels."""
+    """See vectorised."""
     values = np.empty(_CACHED, np.float32)
     bits = values.view(np.uint32)
     for start in range(0, len(array), _CACHED):
@@ -82,7 +109,7 @@ def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
 
 
 def fp16_decode(halves: "Array", factor: "np.float32", out: "Array") -> None:
-    """See _kernels."""
+    """See vectorised."""
     bits = out.view(np.int32)
     for place in range(len(out)):
         bits[place] = (_I(halves[place]) << _I(13)) & _I(~0x70000000)
@@ -91,7 +118,7 @@ def fp16_decode(halves: "Array", factor: "np.float32", out: "Array") -> None:
 
 
 def bf16_encode(array: "Array", out: "Array") -> None:
-    """See _kernels."""
+    """See vectorised."""
     bits = array.view(np.uint32)
     for place in range(len(out)):
         word = bits[place]
@@ -99,7 +126,7 @@ def bf16_encode(array: "Array", out: "Array") -> None:
 
 
 def int8_encode(array: "Array", steps: "Array", out: "Array") -> None:
-    """See _kernels."""
+    """See vectorised."""
     bits, peak = array.view(np.uint32), np.empty(1, np.float32)
     peak_bits = peak.view(np.uint32)
     for row in range(len(steps)):
@@ -121,7 +148,7 @@ def int8_encode(array: "Array", steps: "Array", out: "Array") -> None:
 
 
 def int8_decode(codes: "Array", steps: "Array", out: "Array") -> None:
-    """See _kernels."""
+    """See vectorised."""
     for row in range(len(steps)):
         given, values, step = codes[row * BLOCK : (row + 1) * BLOCK], out[row * BLOCK : (row + 1) * BLOCK], steps[row]
         for place in range(BLOCK):
@@ -129,7 +156,7 @@ def int8_decode(codes: "Array", steps: "Array", out: "Array") -> None:
 
 
 def q4_encode(array: "Array", peaks: "Array", out: "Array") -> None:
-    """See _kernels."""
+    """See vectorised."""
     bits, peak = array.view(np.uint32), np.empty(1, np.float32)
     peak_bits = peak.view(np.uint32)
     values, codes = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint8)
@@ -152,7 +179,7 @@ def q4_encode(array: "Array", peaks: "Array", out: "Array") -> None:
 
 
 def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
-    """See _kernels."""
+    """See vectorised."""
     bits = out.view(np.uint32)
     for row in range(len(peaks)):
         codes, words = packed[row * BLOCK // 2 : (row + 1) * BLOCK // 2], bits[row * BLOCK : (row + 1) * BLOCK]
@@ -170,7 +197,7 @@ def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
 
 
 def one_bit_means(array: "Array", above: "Array", length: int, means: "Array") -> None:
-    """See _kernels."""
+    """See vectorised."""
     lows, highs = np.empty(LANES, np.float64), np.empty(LANES, np.float64)
     for row in range(len(array) // LARGE_BLOCK):
         start, count = row * LARGE_BLOCK, 0
@@ -196,21 +223,31 @@ def one_bit_means(array: "Array", above: "Array", length: int, means: "Array") -
 
 
 def reaching(array: "Array", bound: "np.float32") -> "Array":
-    """See _sparse. Magnitudes are compared as integers, which have the same order, and each place is written down,
-    which takes less time than branches.
+    """See codecs/_sparse. Magnitudes are compared as integers, which have the same order; then eight results are looked
+    at together, as few are true.
     """
-    found, count = np.empty(len(array) + 1, np.int32), 0
+    found, count = np.empty(len(array) + 8, np.int32), 0
     bits, limit = array.view(np.uint32), np.empty(1, np.float32)
     limit[0] = bound
     least = limit.view(np.uint32)[0]
-    for place in range(len(array)):
-        found[count] = place
-        count += (bits[place] & _U(0x7FFFFFFF)) >= least
+    reached = np.empty(_CACHED, np.uint8)
+    eights = reached.view(np.uint64)
+    for start in range(0, len(array), _CACHED):
+        part = bits[start : start + _CACHED]
+        if len(part) < _CACHED:
+            reached[len(part) :] = 0
+        for place in range(len(part)):
+            reached[place] = (part[place] & _U(0x7FFFFFFF)) >= least
+        for eight in range(len(eights)):
+            if eights[eight]:
+                for place in range(8 * eight, 8 * eight + 8):
+                    found[count] = start + place
+                    count += reached[place]
     return found[:count].astype(np.int64)
 
 
 def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
-    """See _sparse, and `reaching`."""
+    """See codecs/_sparse, and `reaching`."""
 
     def bound_of(values: "Array") -> "np.uint32":
         """The `count`th largest, bit by bit; np.partition takes seconds to compile."""
