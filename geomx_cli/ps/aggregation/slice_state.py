@@ -128,6 +128,12 @@ class Cohort:
     is_sum: bool = False
     seen: tuple[View, ...] = ()
 
+    def cleared(self, total: Rows) -> Rows:
+        """A sum of rows, with zeros where members have elements of the last sum that codecs sent with it."""
+        for view in self.seen:
+            total = total.with_zeros(total.not_zero(view.array))
+        return total
+
     def acknowledge(self, rank: int, round_: int) -> None:
         """Record that this rank has received the results of all rounds up to `round_`."""
         for number in [number for number in self.results if number <= round_]:
