@@ -21,8 +21,9 @@ from geomx_cli.ps.placement_service import PlacementService
 
 __all__ = ["ControlService"]
 
-_Handler = _Check = Callable[[Request], None]
-"""A check raises InvalidSettings for a request that its sender may not make."""
+_Handler = Callable[[Request], None]
+_Check = Callable[[Request], None]
+"""Raises InvalidSettings for a request that its sender may not make."""
 
 
 class ControlService:
