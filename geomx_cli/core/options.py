@@ -154,8 +154,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "framework", "text", "mxnet", "GEOMX_FRAMEWORK",
-        "Framework of the bundled network (linear needs none), or the one that a script imports: needed only where launch"
-        " cannot read the script, as with bash train.sh or python -m MODULE.",
+        "Framework of the bundled network (linear needs none), or the one that a script imports: needed only where"
+        " launch cannot read the script, as with bash train.sh, or python -m with a module that is installed.",
         choices=("mxnet", "torch"),
     ),
     _train(
