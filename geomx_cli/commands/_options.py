@@ -136,7 +136,8 @@ def unused(
             yield f"{option.flag} is for --algo {' or '.join(having)}, and this job runs {algorithm}"
     by_gradients = [name for name, each in plugins.algorithms().items() if _takes_p3(each)]
     if any(option.name == "p3" for option in written) and ctx.params["p3"] and algorithm not in by_gradients:
-        yield f"--p3 is for --algo {' or '.join(by_gradients)}, and this job runs {algorithm}"
+        fits = " and ".join(by_gradients)
+        yield f"--p3 with --algo {algorithm} makes slices shorter and nothing else: it is for {fits}"
     if plugins.algorithms()[algorithm].needs_local_server and topology == "flat":
         yield f"--topology flat: all workers are one party in {algorithm}, so each mean is global; --k2 has no effect"
     training = ", ".join(option.flag for option in written if option.group == "training")
