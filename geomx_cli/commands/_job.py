@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._completion import job_ids
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings, UsageError
+from geomx_cli.core.nearest import nearest
 from geomx_cli.core.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class ParentCommand(click.Command):
         """See click.Command.make_context."""
         if args and (other := self.commands.get(args[0])) is not None:
             return other.make_context(f"{self.name} {args[0]}", args[1:], parent=parent, **extra)
+        takes_words = any(isinstance(parameter, click.Argument) for parameter in self.params)
+        if args and not takes_words and not args[0].startswith("-") and not extra.get("resilient_parsing"):
+            hint = nearest(args[0], self.commands)
+            how = f"geomx {self.name} --help explains its usage"
+            raise UsageError(f"there is no command {args[0]!r}", f"{hint}{' ' if hint.endswith('?') else '; '}{how}")
         return super().make_context(info_name, args, parent=parent, **extra)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":

@@ -92,13 +92,18 @@ class GroupedCommand(click.Command):
 
 
 def option_sections(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-    """Return a command's options as (flags, help), by heading: the group of an option of the table, else "Options"."""
+    """Return a command's options as (flags, help), by heading: the group of an option of the table, else "Options". The
+    last heading has how values with units are written.
+    """
     sections: dict[str, list[tuple[str, str]]] = {"Options": []}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record and isinstance(parameter, click.Option):
             heading = parameter.option.group.capitalize() if isinstance(parameter, TableOption) else "Options"
             sections.setdefault(heading, []).append(record)
+    kinds = {option.option.kind for option in command.params if isinstance(option, TableOption)}
+    if units := [(KINDS[kind].metavar, KINDS[kind].how) for kind in KINDS if kind in kinds and KINDS[kind].how]:
+        sections["Values"] = units
     return sections
 
 
@@ -129,6 +134,10 @@ def unused(
         having = plugins.users(option.name)
         if not plugins.affects(option.name, algorithm):
             yield f"{option.flag} is for --algo {' or '.join(having)}, and this job runs {algorithm}"
+    by_gradients = [name for name, each in plugins.algorithms().items() if _takes_p3(each)]
+    if any(option.name == "p3" for option in written) and ctx.params["p3"] and algorithm not in by_gradients:
+        fits = " and ".join(by_gradients)
+        yield f"--p3 with --algo {algorithm} makes slices shorter and nothing else: it is for {fits}"
     if plugins.algorithms()[algorithm].needs_local_server and topology == "flat":
         yield f"--topology flat: all workers are one party in {algorithm}, so each mean is global; --k2 has no effect"
     training = ", ".join(option.flag for option in written if option.group == "training")
@@ -137,15 +146,25 @@ def unused(
         yield f"{training}: no effect on a script, only on the bundled training; {own}"
 
 
+def _takes_p3(algorithm: plugins.Algorithm) -> bool:
+    return algorithm.exchanges == "gradients" and not algorithm.asynchronous
+
+
 def of_other_deliveries(ctx: click.Context, values: Mapping[str, Value]) -> Iterator[str]:
-    """Yield a sentence for each option on the command line of a delivery that the job does not have."""
+    """Yield a sentence for each option on the command line of a delivery that the job does not have, or that has an
+    effect only with another value of the option that chooses the delivery (`only_with` of its module).
+    """
     present = deliveries.chain(values)
     for name, delivery in plugins.deliveries().items():
-        chooses = str(getattr(delivery, "chosen_by", "delivery"))
-        for option in delivery.options if name not in present else ():
-            if option.name != chooses and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+        chooses, only_with = str(getattr(delivery, "chosen_by", "delivery")), getattr(delivery, "only_with", {})
+        for option in delivery.options:
+            if option.name == chooses or ctx.get_parameter_source(option.name) is not ParameterSource.COMMANDLINE:
+                continue
+            if name not in present:
                 chosen = f"--delivery {name}" if chooses == "delivery" else f"--{chooses}"
                 yield f"{option.flag} has no effect without {chosen}"
+            elif only_with.get(option.name, values[chooses]) != values[chooses]:
+                yield f"{option.flag} has no effect without --{chooses} {only_with[option.name]}"
 
 
 def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:

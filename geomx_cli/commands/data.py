@@ -31,7 +31,8 @@ def data() -> None:
 @click.option("--data-dir", default="", metavar="DIR", help="Target directory; by default your data directory.")
 @click.option("--existing", is_flag=True, help="Fail if DIR does not exist, instead of creating it.")
 @click.option(
-    "--limit", type=Duration(1, 86400), default="15m", show_default=True, metavar="TIME", help="How long it may take."
+    "--limit", type=Duration(1, 86400), default="15m", show_default=True, metavar="DURATION",
+    help="How long it may take; a number alone is seconds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fetch(name: str, data_dir: str, existing: bool, limit: float, as_json: bool) -> None:

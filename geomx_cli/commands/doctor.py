@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
+from geomx_cli.commands._inventory import DEFAULT_FILE, inventory_options, inventory_path, machines, ssh_options
 from geomx_cli.commands._job_spec import job_spec
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._options import add_options, values
@@ -48,6 +48,8 @@ def doctor(
     host cannot be reached, and 5 for any other problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
+    if not local and inventory_path(hosts, local=local) is None:
+        click.echo(f"no {DEFAULT_FILE} in this folder: checking this machine only; geomx init writes one", err=True)
     from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
     from geomx_cli.preflight import examine_inventory
 

@@ -1,5 +1,7 @@
 """`geomx jobs`: the jobs launched from this machine."""
 
+import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["jobs"]
 
 JOBS_VERSION = 1
-_LONGEST = 48  # characters shown of what a job runs
+_LONGEST, _LONGEST_HOW = 48, 28  # characters shown of what a job runs, and in that of algorithm and codec
+_FOLDERS = re.compile(r"[^\s/]*/\S+/")
 
 
 @click.command(cls=ParentCommand)
@@ -156,13 +159,19 @@ def _print(known: list[dict[str, Any]]) -> None:
     if not known:
         click.echo("no jobs yet; geomx launch starts one", err=True)
         return
-    _print_table([("JOB", "STARTED", "STATE", "EXIT", "ACCURACY", "HOSTS", "WHAT"), *map(_cells, known)])
+    lines = [("JOB", "STARTED", "STATE", "EXIT", "ACCURACY", "HOSTS", "WHAT"), *map(_cells, known)]
+    _print_table(lines, shutil.get_terminal_size().columns if sys.stdout.isatty() else 0)
 
 
-def _print_table(lines: "Sequence[tuple[str, ...]]") -> None:
+def _print_table(lines: "Sequence[tuple[str, ...]]", most: int = 0) -> None:
+    """Print columns; where that is wider than `most`, if given, the last one goes to lines of its own."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+    folds = 0 < most < sum(widths) + 2 * len(widths) - 2
+    for number, line in enumerate(lines):
+        cells = [f"{text:<{width}}" for text, width in zip(line, widths, strict=True)]
+        click.echo("  ".join(cells[:-1] if folds else cells).rstrip())
+        if folds and number:
+            click.echo(f"  {line[-1]}")
 
 
 def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
@@ -179,10 +188,15 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _shortened(what: str) -> str:
-    """Cut the script if that is too long, not the algorithm after it."""
-    script, by, how = what.rpartition(" by ")
-    most = max(8, _LONGEST - len(by + how))
-    return f"{script[: most - 3]}...{by}{how}" if len(script) > most else what
+    """Cut what is too long: the end of algorithm and codec, folders in the script, then its end."""
+    script, by, how = what.rpartition(" by ") if " by " in what else (what, "", "")
+    how = _cut(how, _LONGEST_HOW)
+    most = _LONGEST - len(by + how)
+    return _cut(script if len(script) <= most else _FOLDERS.sub(".../", script), most) + by + how
+
+
+def _cut(text: str, most: int) -> str:
+    return f"{text[: most - 3]}..." if len(text) > most else text
 
 
 jobs.commands["prune"] = prune

@@ -121,10 +121,9 @@ def launch(
     from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
     from geomx_cli.jobs.store.user_modules import check_user_modules
 
-    if not dry_run:
-        check_script(script, inventory)
-        if not script:
-            check_user_modules(options, inventory)
+    check_script(script, inventory)
+    if not dry_run and not script:
+        check_user_modules(options, inventory)
     inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)
     warning = script_fit.warning_of(script, options, inventory)
     _warn(filter(None, [ignored_interpreter(script, inventory), warning]))

@@ -25,7 +25,7 @@ __all__ = ["stop"]
     type=Duration(0.0, 86_400.0),
     default=10.0,
     metavar="DURATION",
-    help="How long processes may take to end before they are killed.  [default: 10s]",
+    help="How long processes may take to end before they are killed; a number alone is seconds.  [default: 10s]",
 )
 @json_option
 def stop(name: str, party: str, grace: float, json: bool) -> None:

@@ -18,7 +18,7 @@ class _Kind:
     """One kind. `parse` reads a value of one of `types` from text; `hint` is for its ValueError.
 
     noun, example: what TOML has to contain, which may also be text with a unit if `has_unit`. metavar: in a command's
-    help. format: writes a default for users.
+    help. format: writes a default for users. how: such values are written, if that is not obvious.
     """
 
     parse: Callable[[str], Any]
@@ -29,6 +29,7 @@ class _Kind:
     hint: str = ""
     has_unit: bool = False
     format: Callable[[Any], str] = str
+    how: str = ""
 
 
 def _parse_bool(text: str) -> bool:
@@ -66,8 +67,11 @@ KINDS: Mapping[Kind, _Kind] = {
     "text": _Kind(str, (str,), "text", '"text"', "TEXT"),
     "duration": _Kind(
         units.parse_duration, (float, int), "a duration", '"30s"', "DURATION", has_unit=True,
-        format=lambda seconds: f"{seconds:g}s",
+        format=lambda seconds: f"{seconds:g}s", how="As 300ms, 5s, 2m, 1.5h or 1d; a number alone is seconds.",
     ),
-    "size": _Kind(units.parse_size, (int,), "a size", '"1MiB"', "SIZE", has_unit=True, format=_format_size),
+    "size": _Kind(
+        units.parse_size, (int,), "a size", '"1MiB"', "SIZE", has_unit=True, format=_format_size,
+        how="As 64k, 1MiB or 2GB; a number alone is bytes.",
+    ),
     "wan": _Kind(_parse_wan_text, (str,), "a rate, round trip or both", '"100mbit,30ms"', "RATE[,RTT]"),
 }  # fmt: skip

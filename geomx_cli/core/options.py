@@ -154,7 +154,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "framework", "text", "mxnet", "GEOMX_FRAMEWORK",
-        "Framework that trains the network; linear needs none. Of a Python script, its imports tell.",
+        "Framework of the bundled network (linear needs none), or the one that a script imports: needed only where"
+        " launch cannot read the script, as with bash train.sh, or python -m with a module that is installed.",
         choices=("mxnet", "torch"),
     ),
     _train(

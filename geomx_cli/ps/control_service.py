@@ -21,12 +21,16 @@ from geomx_cli.ps.placement_service import PlacementService
 
 __all__ = ["ControlService"]
 
+_Handler = Callable[[Request], None]
+_Check = Callable[[Request], None]
+"""Raises InvalidSettings for a request that its sender may not make."""
+
 
 class ControlService:
     """Answers control requests. They are queued until all members have arrived and the roots are dialled.
 
-    A local server asks the rank-0 root about anything that concerns the whole job, and relays unknown topics.
-    `own_party`: the index of a local server's party. Used by the loop's thread only.
+    A local server asks the rank-0 root about anything that concerns the whole job, and relays unknown topics, which any
+    member may ask about. `own_party`: the index of a local server's party. Used by the loop's thread only.
     """
 
     def __init__(
@@ -43,14 +47,14 @@ class ControlService:
         self._optimizer_service = OptimizerService(aggregator, members)
         self._rank_scope = ""
         self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
-        self._handlers: dict[str, Callable[[Request], None]] = {
-            "cluster": self._on_cluster,
-            "declare": placements.declare,
-            "optimizer": self._on_optimizer,
-            "barrier": self._on_barrier,
-            "mode": self._on_mode,
-            "compression": self._on_compression,
-            **dict.fromkeys(OptimizerStateService.TOPICS, self._on_state),
+        self._topics: dict[str, tuple[_Handler, _Check]] = {
+            "cluster": (self._on_cluster, _any_member),
+            "declare": (placements.declare, _any_member),
+            "barrier": (self._on_barrier, _any_member),
+            "compression": (self._on_compression, _any_member),
+            "mode": (self._on_mode, self._check_master),
+            "optimizer": (self._on_optimizer, self._check_name),
+            **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
         }
         self._optimizer_states = OptimizerStateService(aggregator, node.settings.number("timeout"))
 
@@ -91,8 +95,9 @@ class ControlService:
 
     def _answer(self, request: Request) -> None:
         try:
-            handler = self._handlers.get(request.topic, self._relay)
-            handler(request)
+            handle, check = self._topics.get(request.topic, (self._relay, _any_member))
+            check(request)
+            handle(request)
         except GeomxError as error:
             request.refuse(error)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -142,7 +147,7 @@ class ControlService:
             what = f"its rank scope is {scope}, and that of other workers {self._rank_scope}"
             raise InvalidSettings(what, "give all workers of the job the same GEOMX_RANK_SCOPE")
 
-    def _check_sender(self, request: Request) -> None:
+    def _check_name(self, request: Request) -> None:
         """Check that a request is made in the name of its sender. Raises InvalidSettings, and logs it, if it is not.
 
         A local server checks its own workers; a root then only that a worker is of the local server's party, which
@@ -157,6 +162,21 @@ class ControlService:
             what = f"{link.name} makes the request {request.topic!r} in the name of {by}"
             raise self._refusal(link, what, "each process makes requests in its own name")
 
+    def _check_master(self, request: Request) -> None:
+        """Check that a request is made by the master worker, or for a party that may have it. Raises InvalidSettings,
+        and logs it, if it is not.
+        """
+        settings, link = self._node.settings, request.link
+        rank = self._members.rank_of(link)
+        if settings.rank is not None:
+            scope = "global" if settings.text("rank_scope") == "global" else "party"
+        else:  # by hand only workers are sure to have the option
+            scope = self._rank_scope or ("party" if self._node.memberships[0].rank == 0 else "")
+        if not self._members.may_be_master(rank, scope):
+            who = f"a worker of {link.name}" if self._members.is_party(rank) else link.name
+            what = f"{who} asks for asynchronous training, and is not the master worker"
+            raise self._refusal(link, what, "let the master worker create the store of type dist_async")
+
     def _refusal(self, link: Link, what: str, hint: str) -> InvalidSettings:
         """The error for a request that `link` may not make; logs it here too."""
         self._node.transport.warnings.refuse(link, "malformed", what)
@@ -164,7 +184,6 @@ class ControlService:
 
     def _on_optimizer(self, request: Request) -> None:
         """See OptimizerService. Forwarded to all roots."""
-        self._check_sender(request)
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
@@ -180,11 +199,10 @@ class ControlService:
 
     def _on_mode(self, request: Request) -> None:
         """Make the roots handle each party's contributions separately, as the master's script requests by its store's
-        type. Raises InvalidSettings for any other worker, and once rounds have begun.
+        type. Raises InvalidSettings once rounds have begun.
 
         The first root decides before the others are asked.
         """
-        self._check_master(request.link)
         if self._upstream is not None:
             first, *others = self._upstream.links
             then = partial(self._relay_to_all, request, others)
@@ -193,17 +211,6 @@ class ControlService:
         if request.body["asynchronous"] and not self._aggregator.switch_to_async():
             raise InvalidSettings("the rounds have begun", "create the store before training starts")
         request.answer()
-
-    def _check_master(self, link: Link) -> None:
-        settings, rank = self._node.settings, self._members.rank_of(link)
-        if settings.rank is not None:
-            scope = "global" if settings.text("rank_scope") == "global" else "party"
-        else:  # by hand only workers are sure to have the option
-            scope = self._rank_scope or ("party" if self._node.memberships[0].rank == 0 else "")
-        if not self._members.may_be_master(rank, scope):
-            who = f"a worker of {link.name}" if self._members.is_party(rank) else link.name
-            what = f"{who} asks for asynchronous training, and is not the master worker"
-            raise self._refusal(link, what, "let the master worker create the store of type dist_async")
 
     def _on_compression(self, request: Request) -> None:
         """Set the codec at all global servers, then at all local servers, before answering any requester. Any worker
@@ -223,7 +230,6 @@ class ControlService:
     def _on_state(self, request: Request) -> None:
         """Access the optimizer's state at the root named in the request. Answers that can be read again are not stored.
         """
-        self._check_sender(request)
         keep = request.topic != "state_read"
         if self._upstream is None:
             request.answer(self._optimizer_states.serve(request.topic, request.body), keep=keep)
@@ -272,6 +278,10 @@ class ControlService:
 
         limit = self._node.settings.number("patience")
         self._node.rpc.ask(self._upstream.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")
+
+
+def _any_member(request: Request) -> None:
+    """Any member may make this request."""
 
 
 def _scope(request: Request) -> str:

@@ -94,6 +94,7 @@ def test_launch_help_shows_every_option_with_its_variable() -> None:
         assert option.env in words
     for heading in ("Cluster:", "Synchronisation:", "Transport:", "Training:"):
         assert heading in text
+    assert "a number alone is seconds" in text and "a number alone is bytes" in text
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["launch", "--fly"], ["launch", "--parties"]])
@@ -112,6 +113,7 @@ def test_usage_errors(arguments: list[str]) -> None:
         ([], {"GEOMX_WORKERS": "many"}, "error: --workers (GEOMX_WORKERS): 'many'"),
         (["--topology=flat", "--central-workers=1"], {}, "error: --topology flat has no central workers\n  "),
         (["--compress=mpq:0.1", "--central-workers=1"], {}, "error: --compress mpq:0.1 corrects the momentum"),
+        (["--tsengine=inter", "--parties=1"], {}, "error: --tsengine inter: there is one party only, and no other "),
     ],
 )
 def test_invalid_settings(arguments: list[str], env: dict[str, str], message: str) -> None:
@@ -147,14 +149,16 @@ def test_what_needs_no_host_is_refused_before_one_is_dialled(
             listener.accept()
 
 
-def test_dry_run_prints_one_object(tmp_path: Path) -> None:
+def test_dry_run_prints_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("print(kv.global_rank)")
+    monkeypatch.chdir(tmp_path)
     done = geomx(
         "launch", "--dry-run", "--json", "--job-dir", str(tmp_path / "job"), "--workers", "1",
         "--", "python", "train.py", "--lr", "0.1", "--json",
-        GEOMX_WORKERS="4", GEOMX_PARTIES="3",
+        GEOMX_WORKERS="4", GEOMX_PARTIES="3", PYTHONPATH=str(ROOT),
     )  # fmt: skip
     assert done.returncode == 0
-    assert done.stderr.startswith("rank scope: party (train.py cannot be read here") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("rank scope: party (train.py uses global_rank") and done.stderr.count("\n") == 1
     found = json.loads(done.stdout)
     assert found["schema_version"] == 1
     assert found["script"] == ["python", "train.py", "--lr", "0.1", "--json"]
@@ -224,11 +228,12 @@ def test_a_script_that_cannot_be_started_is_refused_before_anything_is(
     (tmp_path / "train.py").touch()
     (tmp_path / "run").touch()
     monkeypatch.chdir(tmp_path)
-    done = geomx("launch", "--job-dir", "job", "--", *script.split(), PYTHONPATH=str(ROOT))
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith(f"error: {said}")
-    assert f"\n  {hint}" in done.stderr
-    assert not (tmp_path / "job").exists()
+    for dry in ([], ["--dry-run"]):
+        done = geomx("launch", "--job-dir", "job", *dry, "--", *script.split(), PYTHONPATH=str(ROOT))
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith(f"error: {said}")
+        assert f"\n  {hint}" in done.stderr
+        assert not (tmp_path / "job").exists()
 
 
 def test_doctor_refuses_a_script_that_is_not_there() -> None:
@@ -273,6 +278,15 @@ def test_a_mistyped_variable_is_told() -> None:
         (["--dgt-k", "0.3"], "--dgt-k has no effect without --dgt"),
         (["--dgt-k", "0.3", "--dgt", "2"], ""),
         (["--dgt-k", "0.3", "--dgt", "2", "--tsengine", "inter"], ""),
+        (["--dgt-loss", "0.3", "--dgt", "2"], "--dgt-loss has no effect without --dgt 1"),
+        (["--dgt-loss", "0.3", "--dgt", "1"], ""),
+        (["--dgt-loss", "0.3"], "--dgt-loss has no effect without --dgt"),
+        (["--p3", "--algo", "hfa"],
+         "--p3 with --algo hfa makes slices shorter and nothing else: it is for fsa and sync"),
+        (["--no-p3", "--algo", "hfa"], ""),
+        (["--p3", "--algo", "sync"], ""),
+        (["--tsengine", "inter", "--parties", "1", "--topology", "spread", "--central-workers", "1"], ""),
+        (["--tsengine", "both", "--parties", "1"], ""),
         (["--ts-greed", "0.3", "--dgt", "2"], "--ts-greed has no effect without --tsengine"),
         (["--epochs=9", "--lr=1", "--", "python3", str(STAND_IN)],
          "--epochs, --lr: no effect on a script, only on the bundled training; write a script's own options behind its"
@@ -391,6 +405,14 @@ def test_a_duration_out_of_range(words: list[str]) -> None:
         (
             ["draw", "-b", "x", "-network=cnn"],
             "error: there is no option -network\n  did you mean --network? geomx draw --help explains its usage\n",
+        ),
+        (
+            ["jobs", "prun"],
+            "error: there is no command 'prun'\n  did you mean prune? geomx jobs --help explains its usage\n",
+        ),
+        (
+            ["jobs", "42"],
+            "error: there is no command '42'\n  choose one of prune; geomx jobs --help explains its usage\n",
         ),
         (["jobs", "-x"], "error: there is no option -x\n  geomx jobs --help explains its usage\n"),
     ],

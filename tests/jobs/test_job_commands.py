@@ -21,7 +21,7 @@ from sshd import Person, Sshd
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import AgentState
-from geomx_cli.commands.jobs import _shortened
+from geomx_cli.commands.jobs import _print, _shortened
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.hosts.interface import Completed
 from geomx_cli.hosts.local import LocalConnector
@@ -106,6 +106,28 @@ def test_a_long_script_is_cut_before_its_algorithm() -> None:
         job.__dict__["plan"] = SimpleNamespace(spec=JobSpec(options=options, script=script))
         assert job.what == what == _shortened(what)
     assert _shortened(f"python {'x' * 50}.py by diloco, int8") == f"python {'x' * 22}... by diloco, int8"
+    assert _shortened(f"python {'x' * 50}.py") == f"python {'x' * 38}..."
+    assert _shortened(f"python /home/me/{'x' * 40}/train.py --lr 0.1") == "python .../train.py --lr 0.1"
+    codec = "bsc:0.01,fp32,min=1000,pull=union+int8"
+    assert _shortened(f"python {'x' * 50}.py by fsa, {codec}") == f"python {'x' * 6}... by fsa, {codec[:20]}..."
+
+
+def test_a_table_of_jobs_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal; elsewhere each job is one line."""
+    job = {
+        "job": "20260729-171530-abcdef", "started": 0.0, "state": "done in part", "exit_code": 7, "hosts": ["A"],
+        "result": {"accuracy": 0.9},
+    }  # fmt: skip
+    long = [f"python /home/me/{'x' * 60}/train.py", "cnn by diloco, topk:0.01+int8", "x" * 60]
+    known = [{**job, "what": what} for what in long]
+    monkeypatch.setenv("COLUMNS", "80")
+    _print(known)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(known)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _print(known)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[2::2] == ["  python .../train.py", "  cnn by diloco, topk:0.01+int8", f"  {'x' * 45}..."]
 
 
 def test_status_tells_what_the_live_view_does(desk: Desk) -> None:

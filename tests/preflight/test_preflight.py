@@ -17,6 +17,7 @@ from networks import Network, PrefixedConnector, bare_python, star
 from sshd import Person, Sshd
 
 from geomx_cli import preflight
+from geomx_cli.cli import main
 from geomx_cli.core.errors import CheckFailed, HostUnreachable
 from geomx_cli.hosts import Connector
 from geomx_cli.hosts.local import LocalConnector
@@ -368,6 +369,17 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "asking 2 hosts\nbinding ports and dialling links\n")
     assert done.stdout.endswith(" ok, 0 warnings, 0 problems\n")
     assert not list(tmp_path.iterdir())
+
+
+def test_doctor_says_that_there_is_no_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it was told to check this machine."""
+    monkeypatch.chdir(tmp_path)
+    said = "no hosts.toml in this folder: checking this machine only; geomx init writes one\n"
+    for words, expected in (([], said), (["--local"], "")):
+        assert main(["doctor", *words, "--", "./none"]) == 3
+        assert capsys.readouterr().err.partition("error: ")[0] == expected
 
 
 def test_connections_are_made_and_closed_for_an_inventory() -> None:

@@ -163,6 +163,18 @@ def test_a_push_after_a_round_is_warned_of_if_it_is_no_repeat() -> None:
     assert len(root.warnings) == 1
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_push_of_the_value_after_a_round_is_not_warned_of(whole: bool) -> None:
+    root = Root()
+    root.push(FIRST, whole=True)
+    for rank in (0, 1):
+        root.bench.push(rank, 1, np.ones(SIZE, np.float32))
+    root.push(root.entry.slot.value, 1, root.near, whole=whole)
+    assert root.warnings == []
+    root.push(OTHER, 2, root.near, whole=whole)
+    assert len(root.warnings) == 1
+
+
 def test_a_push_that_waited_for_an_offer_is_compared_too() -> None:
     root = Root()
     root.push(FIRST)
@@ -262,32 +274,69 @@ def test_only_who_has_a_value_is_told_that_it_is_the_same() -> None:
     assert not up.found
 
 
+class LocalServer:
+    """A local server below a root in another party, links to two of its workers, and the answers to them."""
+
+    def __init__(self) -> None:
+        self.up, self.near, self.far = Upstream(), KeptLink(), KeptLink()
+        self.near.name, self.far.name = "near", "far"
+        self.up.client.links = [self.up.link]  # type: ignore[list-item]
+        self.warnings: list[str] = []
+        self.answers: list[tuple[KeptLink, int]] = []
+        down = SimpleNamespace(down=lambda link, header, _: self.answers.append((link, header.request)))
+        table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, required_contributors=lambda: [0, 1])
+        self.rounds = Aggregator(
+            delivery=down, upstream=self.up.client, own_rank=lambda: 0, table=table, warn=self.warnings.append,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def push(self, link: KeptLink, request: int, array: Array = FIRST) -> None:
+        header = Header(kind=Kind.PUSH, length=SIZE, request=request)
+        self.rounds.values.on_push(link, header, payload(array))  # type: ignore[arg-type]
+
+
 def test_what_a_member_pushes_before_a_root_acknowledges_it_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeat is not forwarded again, another member has its own limit, and acknowledged values do not count."""
     monkeypatch.setattr(value_service, "MAX_PUSHED", 3 * 4 * SIZE)
     monkeypatch.setattr(value_service, "MAX_PUSHES", 1)
-    up, (near, far) = Upstream(), (KeptLink(), KeptLink())
-    up.client.links = [up.link]  # type: ignore[list-item]
-    table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, required_contributors=lambda: [0, 1])
-    answers: list[tuple[KeptLink, int]] = []
-    down = SimpleNamespace(down=lambda link, header, _: answers.append((link, header.request)))
-    aggregator = Aggregator(delivery=down, upstream=up.client, own_rank=lambda: 0, table=table)  # type: ignore[arg-type]
-
-    def push(link: KeptLink, request: int) -> None:
-        header = Header(kind=Kind.PUSH, length=SIZE, request=request)
-        aggregator.values.on_push(link, header, payload(FIRST))  # type: ignore[arg-type]
-
+    server = LocalServer()
+    up, near = server.up, server.near
     for request in (1, 2, 3, 1, 2, 3):
-        push(near, request)
+        server.push(near, request)
     forwarded = [header for header, _ in up.link.sent]
     assert up.sent() == [4 * SIZE] * 3
     with pytest.raises(BadMessage, match="a push beyond 12000 bytes"):
-        push(near, 4)
-    push(far, 4)
+        server.push(near, 4)
+    server.push(server.far, 4)
     up.answer(forwarded[0])
-    push(near, 5)
+    server.push(near, 5)
     assert up.sent() == [4 * SIZE] * 2
-    assert answers == [(near, 1)]
+    assert server.answers == [(near, 1)]
+    server.rounds.values.forget(near)  # type: ignore[arg-type]
+    up.answer(forwarded[1])
+    for request in (2, 3, 4):
+        server.push(near, request)
+    assert up.sent() == [4 * SIZE] * 3, "what it had pushed before it left counts no more"
+    with pytest.raises(BadMessage, match="a push beyond 12000 bytes"):
+        server.push(near, 5)
+
+
+def test_a_local_server_warns_of_another_value_and_not_of_another_worker() -> None:
+    server = LocalServer()
+    server.push(server.near, 1)
+    server.push(server.far, 1)
+    server.push(server.near, 2)
+    assert server.warnings == []
+    server.push(server.far, 2, OTHER)
+    (warning,) = server.warnings
+    assert "was given an initial value by near and by far; the first one counts" in warning
+
+
+def test_a_local_server_does_not_warn_of_the_present_value() -> None:
+    server = LocalServer()
+    server.push(server.near, 1)
+    server.rounds.table.entries[0, 0].slot.value = OTHER
+    server.push(server.far, 1, OTHER)
+    assert server.warnings == []
 
 
 def test_a_digest_is_of_dtype_and_bits() -> None:

@@ -13,7 +13,7 @@ from tree import Tree
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_CODEC
+from geomx_cli.ps.net.wire import MAX_CODEC, Reply
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 Array = np.ndarray
@@ -323,6 +323,25 @@ def test_a_sum_of_rows_after_a_sum_of_which_a_codec_sent_other_elements(spec: st
     for party in (0, 1):
         tree.pull((party, 0))
         assert tree.last((party, 0)).tolist() == [0, 0, 0, 0, 0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("wan", ["", "int8"])
+@pytest.mark.parametrize("lan", ["int8", "topk:0.25,fp32,min=0", "bsc:0.25,fp32,min=0", "sparseloco"])
+def test_a_sum_of_rows_clears_what_a_codec_sent_inside_a_party(lan: str, wan: str) -> None:
+    """Of members that ask for the changed rows, and have the last sum as the codec left it."""
+    tree = Tree([1, 2], lambda _, __: FsaServer(), size=8, compress=wan, compress_lan=lan, tensor=8)
+    tree.init(np.zeros(8, np.float32))
+    workers = [(0, 0), (1, 0), (1, 1)]
+    large, small = [8, 7, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0.1, 0.1, 0, 0]
+    for number, given in enumerate(((large, large[2:] + large[:2], large), (small, small, small)), 1):
+        for who, own in zip(workers, given, strict=True):
+            tree.push(who, number, np.array(own, np.float32))
+    known = {who: tree.last(who).copy() for who in workers}
+    for who in workers:
+        tree.push(who, 3, Rows(np.array([7]), np.ones((1, 1), np.float32)), reply=Reply.CHANGED)
+    for who in workers:
+        tree.last(who).write_to(known[who])
+        assert known[who].tolist() == [0, 0, 0, 0, 0, 0, 0, 3]
 
 
 @pytest.mark.parametrize("lan", ["fp16", "int8", "topk:0.25,fp32,min=0"])

@@ -95,7 +95,7 @@ class Forwarder:
         if not isinstance(found, Rows):
             entry.slot.value = cast(self._table.algorithm.on_global(entry.slot, found), entry.dtype)
             return
-        cohort.changed = found
+        cohort.changed = cohort.cleared(found) if cohort.is_sum else found
         if self._table.asynchronous:
             entry.slot.value = None  # only the root has the rows that other parties changed
         elif entry.slot.value is not None:

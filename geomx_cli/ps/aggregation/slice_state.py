@@ -128,6 +128,12 @@ class Cohort:
     is_sum: bool = False
     seen: tuple[View, ...] = ()
 
+    def cleared(self, total: Rows) -> Rows:
+        """A sum of rows, with zeros where members have elements of the last sum that codecs sent with it."""
+        for view in self.seen:
+            total = total.with_zeros(total.not_zero(view.array))
+        return total
+
     def acknowledge(self, rank: int, round_: int) -> None:
         """Record that this rank has received the results of all rounds up to `round_`."""
         for number in [number for number in self.results if number <= round_]:
@@ -143,8 +149,8 @@ class SliceState:
     sent to the root.
     `fetching`: the value was requested from the root. `pulls`: those that wait for the value, by request number.
     `hyper`: the hyper-parameters set for its optimizer. `offered`: at a root without the value, the first one that a
-    member offered. `initial_digest`: at a root, of the offer, then of the initial value, once needed.
-    `initial_from`: the process whose PUSH came first.
+    member offered. `initial_digest`: at a root, of the offer, then of the initial value, once needed;
+    at a local server, of the first PUSH. `initial_from`: the process whose PUSH came first.
     """
 
     slot: SliceView
@@ -194,6 +200,11 @@ class SliceState:
             return False
         self.initial_digest = self.initial_digest or self.digest_of(self.slot.value)
         return self.initial_digest == expected
+
+    def was_given(self, expected: bytes) -> bool:
+        """Whether this digest is of the initial value, as far as that is known, or of the present one."""
+        value = self.slot.value
+        return expected == self.initial_digest or (value is not None and self.digest_of(value) == expected)
 
     def digest_of(self, value: Array) -> bytes:
         """The digest of such a value of this slice."""

@@ -75,8 +75,7 @@ class Updater:
         if new is None and self._compression.changes:
             return None  # sent as any other result: members keep what the codec has left of the value, all the same
         if cohort.is_sum and isinstance(new, Rows):
-            for view in cohort.seen:  # the elements of the last sum that the members have, with what codecs added
-                new = new.with_zeros(new.not_zero(view.array))
+            new = cohort.cleared(new)
         # In an asynchronous job other parties have changed other rows meanwhile, so these are not the whole change.
         if new is None or (isinstance(new, Rows) and self._table.asynchronous):
             cohort.changed = Rows.none(entry.row, DTYPES[entry.dtype])

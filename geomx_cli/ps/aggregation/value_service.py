@@ -9,9 +9,9 @@ PUSH counts, and another value from a later one is warned of.
 """
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from geomx_cli.ps.aggregation.accumulator import SERIAL
 from geomx_cli.ps.aggregation.result_sender import ResultSender
@@ -36,6 +36,16 @@ MAX_PUSHED, MAX_PUSHES = 256 * 2**20, 2
 """What one member may push before a root has acknowledged it: bytes, or copies of all values of this server."""
 OFFER_LIMIT = 30.0
 """Seconds after which a PUSH of a digest waits no more for an offer: its value is requested."""
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    """What a member waits for: bytes of pulled values; PUSHes that no root has acknowledged, their requests and bytes.
+    """
+
+    pulled: int = 0
+    pushes: set[int] = field(default_factory=set)
+    pushed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +79,7 @@ class ValueService:
         self._upstream = upstream
         self._sender = sender
         self._on_value = on_value
-        self._due: Counter[Link] = Counter()  # bytes of values that members wait for
-        self._forwarded: set[tuple[Link, int]] = set()  # requests of PUSHes that no root has acknowledged
-        self._forwarded_bytes: Counter[Link] = Counter()
+        self._outstanding: defaultdict[Link, _Outstanding] = defaultdict(_Outstanding)
         self._may_offer = may_offer
         self._warn = warn
         self._rivals: set[tuple[str, str]] = set()  # pairs of processes that were warned of
@@ -90,29 +98,31 @@ class ValueService:
             if entry.slot.value is None:
                 self._set(entry, array.copy(), link, header)
             else:
-                self._compare(entry, link, header.digest or entry.digest_of(array))
+                self._compare(entry, link, entry.digest_of(array))
             self._sender.acknowledge(link, header)
         link.consumed(array.nbytes)
 
     def _push_up(
         self, entry: SliceState, link: Link, header: Header, payload: memoryview | None, array: Array
     ) -> None:
-        if (link, header.request) in self._forwarded:
+        outstanding = self._outstanding[link]
+        if header.request in outstanding.pushes:
             return  # a repeat, and the first one's acknowledgement is to come
         most = max(MAX_PUSHED, MAX_PUSHES * self._table.bytes)
-        if self._forwarded_bytes[link] + array.nbytes > most:
+        if outstanding.pushed + array.nbytes > most:
             raise BadMessage(f"a push beyond {most} bytes of pushed values that no global server has acknowledged")
 
         def acknowledged(_: Header, __: Content) -> None:
-            self._forwarded.discard((link, header.request))
-            self._forwarded_bytes[link] -= array.nbytes
+            outstanding.pushes.discard(header.request)
+            outstanding.pushed -= array.nbytes
             self._sender.acknowledge(link, header)
 
-        if entry.initial_from not in ("", link.name):
-            self._warn_of_rivals(entry, link)
-        entry.initial_from = entry.initial_from or link.name
-        self._forwarded.add((link, header.request))
-        self._forwarded_bytes[link] += array.nbytes
+        if entry.initial_from:
+            self._compare(entry, link, entry.digest_of(array))
+        else:
+            entry.initial_from, entry.initial_digest = link.name, entry.digest_of(array)
+        outstanding.pushes.add(header.request)
+        outstanding.pushed += array.nbytes
         self._send_up(entry, header, payload, acknowledged)
         if header.digest and entry.slot.value is None:
             self.fetch(entry, header.priority, array.copy())
@@ -137,11 +147,11 @@ class ValueService:
                 link.ask_again(header.request)
 
     def _compare(self, entry: SliceState, link: Link, expected: bytes) -> None:
-        """At a root: warn of a PUSH with this digest if its value differs from the first one's. Once the value has
-        rounds, nothing tells whether it differed: then warn if it is another process's.
+        """Warn of a PUSH with this digest unless its value is the first one's or the present one. Once the value has
+        rounds, a root may not know the first one's any more, and takes another from the same process for a repeat.
         """
-        differs = entry.initial_from != link.name if entry.slot.version else not entry.has_initial(expected)
-        if differs:
+        repeats = bool(entry.slot.version) and entry.initial_from == link.name
+        if not repeats and not entry.was_given(expected):
             self._warn_of_rivals(entry, link)
 
     def _warn_of_rivals(self, entry: SliceState, link: Link) -> None:
@@ -210,7 +220,8 @@ class ValueService:
             raise BadMessage(f"more than {MAX_PULLS} pulls of a slice without a value")
         size = entry.size_in_bytes(None if numbers is None else len(numbers))
         most = max(MAX_UNREAD, MAX_COPIES * self._table.bytes) * max(1, int(link.hello.get("workers", 1)))
-        if header.request not in own and link.unread + self._due[link] + size > most:
+        outstanding = self._outstanding[link]
+        if header.request not in own and link.unread + outstanding.pulled + size > most:
             raise BadMessage(f"a pull beyond {most} bytes of pulled values that {link.name} has not read")
         link.consumed(0 if payload is None else len(payload))
         if header.request in own:
@@ -218,16 +229,20 @@ class ValueService:
         if self._upstream is not None and header.round:
 
             def pass_on(above: Header, found: Content) -> None:
-                self._due[link] -= size
+                outstanding.pulled -= size
                 self._sender.pass_on(entry, waiter, above.value, found)
 
-            self._due[link] += size
+            outstanding.pulled += size
             self._send_up(entry, header, payload, pass_on)  # the root's value; this server's own is unchanged
         elif entry.slot.value is not None:
             self._sender.answer_pull(entry, waiter)
         else:
             entry.pulls.setdefault(link, {})[header.request] = waiter
             self.fetch(entry, header.priority)
+
+    def forget(self, link: Link) -> None:
+        """This member has left: what roots still owe it counts no more."""
+        self._outstanding.pop(link, None)
 
     def answer_pulls(self, entry: SliceState) -> None:
         """Answer the pulls that waited for the value."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 name = "dgt"
 chosen_by = "dgt"
 modules = ("cryptography",)
+only_with = {"dgt_channels": 1, "dgt_wait": 1, "dgt_loss": 1}
 options = (
     Option(
         "dgt", "int", 0, "ENABLE_DGT",

@@ -44,6 +44,8 @@ def refuses(spec: "Spec") -> str | None:
         return "write --tsengine inter, intra or both, which says where"
     if spec.options["topology"] == "flat":
         return "a flat cluster has no local servers"
+    if where == "inter" and spec.options["parties"] == 1 and not spec.options["central_workers"]:
+        return "there is one party only, and no other that could relay for it"
     if where != "inter" and spec.options["reduce"] == "torch":
         return "with --reduce torch the workers of a party do not send to their local server; write inter"
     return None
