@@ -39,6 +39,14 @@ def test_the_round_before_those_that_are_here_is_asked_for() -> None:
     assert len(bench.results()) == 4
 
 
+def test_who_has_passed_on_the_contributions_of_others_is_asked_for_its_own() -> None:
+    """They occupy its window, and wait for it."""
+    bench = Bench()
+    bench.push(0, 1, ONES, key=1, contributors=(1,))
+    bench.deadlocks.check()
+    assert [link.asked for link in bench.links] == [[(1, 0, 1)], []]
+
+
 def test_who_is_stuck_by_what_waits_elsewhere_is_asked_until_it_moves() -> None:
     bench = Bench()
     bench.push(0, 1, ONES, key=1)

@@ -42,7 +42,8 @@ class Contribution:
     """A member's message for one slice and round: the merged ranks, a read-only array or rows, their weight, and the
     callback that returns the credit.
 
-    Without an array it abstains: it counts as received and adds nothing.
+    Without an array it abstains: it counts as received and adds nothing. sender: the member that sent it, if that is
+    another one, which passed it on.
     """
 
     ranks: tuple[int, ...]
@@ -50,6 +51,12 @@ class Contribution:
     weight: float
     hyper: dict[str, float]
     done: Callable[[], None]
+    sender: int | None = None
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The ranks whose windows it may occupy."""
+        return self.ranks if self.sender is None else (*self.ranks, self.sender)
 
 
 @dataclass(slots=True)
@@ -71,7 +78,7 @@ class Accumulator:
     set_by: dict[str, int] = field(default_factory=dict)
     priority: int = 0
     _parked: dict[int, Contribution] = field(default_factory=dict)
-    _added: list[tuple[tuple[int, ...], Callable[[], None]]] = field(default_factory=list)
+    _added: list[Contribution] = field(default_factory=list)
     _owned: bool = False
 
     def offer(self, contribution: Contribution) -> bool:
@@ -109,7 +116,7 @@ class Accumulator:
             self._add(contribution)
         # Credit is returned only when the round is complete (see the module's docstring).
         while self._added:
-            self._added.pop()[1]()
+            self._added.pop().done()
         return True
 
     def hyper_names(self) -> set[str]:
@@ -122,12 +129,11 @@ class Accumulator:
 
     def missing(self, required_contributors: Iterable[int]) -> set[int]:
         """The ranks of `required_contributors` whose contributions were not received."""
-        return set(required_contributors).difference(self.ranks, self.without_credit())
+        return set(required_contributors).difference(self.ranks, *(item.ranks for item in self._parked.values()))
 
     def without_credit(self) -> set[int]:
-        """The ranks whose contributions are held until others arrive; these occupy their senders' windows."""
-        parked = {rank for item in self._parked.values() for rank in item.ranks}
-        return parked.union(*(ranks for ranks, _ in self._added))
+        """The ranks whose windows contributions occupy that are held until others arrive."""
+        return {rank for item in (*self._parked.values(), *self._added) for rank in item.holders}
 
     def _add(self, contribution: Contribution) -> None:
         if contribution.array is not None:
@@ -136,7 +142,7 @@ class Accumulator:
         self.weight += contribution.weight
         if contribution.hyper:
             self._add_hyper(contribution)
-        self._added.append((contribution.ranks, contribution.done))
+        self._added.append(contribution)
 
     def _add_hyper(self, contribution: Contribution) -> None:
         before = dict(self.hyper)

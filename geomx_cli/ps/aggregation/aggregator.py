@@ -127,7 +127,7 @@ class Aggregator:
         self._check_waiters(entry, cohort, round_, waiter)
         if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
             raise BadMessage(f"more than {MAX_HYPER} hyper-parameters in one round")
-        contribution = Contribution(ranks, given, header.weight, header.hyper, partial(link.consumed, size))
+        contribution = Contribution(ranks, given, header.weight, header.hyper, partial(link.consumed, size), rank)
         try:
             added = header.round > cohort.closed and round_.accumulator.offer(contribution)
         except Overlap:
