@@ -49,6 +49,7 @@ WITHIN = "a step of the optimizer within the backward pass"
         ("clip", "p3", CHANGED),
         ("wide", "fsa", " is of float64, and contributions to it are of float32"),
         ("weights", "mixed", "the script has changed weight other than by steps, and the global servers hold"),
+        ("data", "mixed", "the script has changed weight other than by steps, and the global servers hold"),
         ("state", "mixed", "this SGD has state, and the global servers, which hold its state, have none"),
     ],
 )  # fmt: skip
@@ -64,7 +65,7 @@ def test_what_would_train_something_else_is_refused(workers: Workers, how: str, 
     [("swap", "mixed"), ("rate", "fsa"), ("none", "fsa"), ("failed", "fsa"), ("cleared", "fsa")],
 )
 def test_what_is_no_misuse_or_is_warned_of(workers: Workers, how: str, algorithm: str) -> None:
-    """Weights that are the same again may have been changed; other models in other workers are named at the end."""
+    """Weights that are the same again, nan too, may have been changed; other models in other workers are named at the end."""
     workers.start("misuse.py", how, parties=(1, 1), env={"GEOMX_ALGO": algorithm})
     workers.finish()
     said = "was not the same here as in the worker whose model all have now"

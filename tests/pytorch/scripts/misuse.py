@@ -11,6 +11,8 @@ how = sys.argv[1]
 geomx.init()
 rank = geomx.global_rank()
 model = linear(seed=1)
+if how == "swap":
+    model.unused = torch.nn.Parameter(torch.full((2,), torch.nan))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 alone = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
@@ -38,6 +40,8 @@ for number, (images, labels) in enumerate(batches(rank, 5), 1):
     elif number == 3 and how == "weights":
         with torch.no_grad():
             model.weight.clamp_(-0.01, 0.01)
+    elif number == 3 and how == "data":  # of which autograd has no version
+        model.weight.data.clamp_(-0.01, 0.01)
     elif number == 3 and how == "state":
         other = torch.optim.SGD(linear().parameters(), lr=0.1, momentum=0.9)
         for tensor in other.param_groups[0]["params"]:
