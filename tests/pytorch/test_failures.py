@@ -1,6 +1,7 @@
 """Failures: what scripts see, and that no worker is left waiting."""
 
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ WITHIN = "a step of the optimizer within the backward pass"
     ("how", "algorithm", "said"),
     [
         ("step", "fsa", WITHIN), ("step", "reduce", WITHIN), ("clip", "fsa", CHANGED), ("clip", "reduce", CHANGED),
-        ("clip", "p3", CHANGED),
+        ("clip", "p3", CHANGED), ("clip", "shards", CHANGED),
         ("wide", "fsa", " is of float64, and contributions to it are of float32"),
         ("weights", "mixed", "the script has changed weight other than by steps, and the global servers hold"),
         ("data", "mixed", "the script has changed weight other than by steps, and the global servers hold"),
@@ -54,8 +55,11 @@ WITHIN = "a step of the optimizer within the backward pass"
     ],
 )  # fmt: skip
 def test_what_would_train_something_else_is_refused(workers: Workers, how: str, algorithm: str, said: str) -> None:
-    options = {"reduce": {"reduce": "torch"}, "p3": {"p3": True}}.get(algorithm, {"algo": algorithm})
-    workers.start_planned("misuse.py", how, **options)
+    shards = {"reduce": "torch", "shards": 2, "parties": 1, "workers": 2}
+    options: dict[str, Any] = {"reduce": {"reduce": "torch"}, "p3": {"p3": True}, "shards": shards}.get(
+        algorithm, {"algo": algorithm}
+    )
+    workers.start_planned("misuse.py", how, *(["divided"] if algorithm == "shards" else []), **options)
     assert all(statuses(workers, "/worker:").values()), workers.cluster.outputs()
     assert said in workers.cluster.outputs()
 

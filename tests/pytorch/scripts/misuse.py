@@ -1,4 +1,4 @@
-"""Takes five steps in a way that would train something else than it seems to: how, in the first argument."""
+"""Takes five steps in a way that would train something else than it seems to: misuse.py HOW [divided]."""
 
 import sys
 
@@ -13,6 +13,10 @@ rank = geomx.global_rank()
 model = linear(seed=1)
 if how == "swap":
     model.unused = torch.nn.Parameter(torch.full((2,), torch.nan))
+if sys.argv[2:] == ["divided"]:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 alone = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 

@@ -22,7 +22,8 @@ from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck
 from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
 from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
-from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient, check_same
+from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
+from geomx_cli.runtime.frontends.torch.sent_gradient import SentGradient
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local, shares_memory
@@ -38,8 +39,8 @@ __all__ = ["GradientSynchroniser", "elect_newest", "set_gradient"]
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed, in which
-    version. step: the optimizer's, to be taken with the result.
+    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed. step: the
+    optimizer's, to be taken with the result.
     """
 
     key: str
@@ -49,8 +50,7 @@ class _Slot:
     staging: Staging = field(default_factory=Staging)
     exchange: "PendingExchange | None" = None
     begun: bool = False
-    gradient: Any = None
-    version: int = 0
+    gradient: SentGradient | None = None
     step: LateStep | None = None
 
 
@@ -133,9 +133,9 @@ class GradientSynchroniser(Synchroniser):
         # Autograd may leave a gradient in the memory of another one, or of what it still computes with.
         if not is_divided(slot.parameter) and shares_memory(slot.parameter.grad):
             slot.parameter.grad = slot.parameter.grad.clone()
-        slot.begun, slot.gradient = True, slot.parameter.grad
-        slot.staging.load(local(slot.gradient), self._copies_of(slot), partial(self._send, slot), self.workers)
-        slot.version = local(slot.gradient)._version
+        slot.begun, gradient = True, slot.parameter.grad
+        slot.staging.load(local(gradient), self._copies_of(slot), partial(self._send, slot), self.workers)
+        slot.gradient = SentGradient(gradient)
 
     def _send(self, slot: _Slot, elements: "Array") -> None:
         if self._notes:
@@ -170,9 +170,10 @@ class GradientSynchroniser(Synchroniser):
             copies.settle()
         self._end_notes()
         for slot in self._slots:
-            if slot.gradient is not None and not self._has_failed:  # then the script may have cleared them
-                check_same(slot.key, slot.gradient, slot.parameter.grad, slot.version)
-            if self._p3 and slot.gradient is not None and become_late(slot.gradient, partial(self._settle, slot)):
+            sent = slot.gradient
+            if sent is not None and not self._has_failed:  # then the script may have cleared them
+                sent.check(slot.key, slot.parameter.grad)
+            if self._p3 and sent is not None and become_late(sent.tensor, partial(self._settle, slot)):
                 self._late[slot.key] = slot
             else:
                 self._settle(slot)
@@ -192,7 +193,7 @@ class GradientSynchroniser(Synchroniser):
                 return
             exchange.done.result()
             workers = self._vote.result().unfinished
-            parameter, gradient, step = slot.parameter, slot.gradient, slot.step
+            parameter, gradient, step = slot.parameter, slot.gradient and slot.gradient.tensor, slot.step
             slot.exchange, slot.begun, slot.gradient, slot.step = None, False, None, None
             self._late.pop(slot.key, None)
             if gradient is not None:
@@ -219,7 +220,7 @@ class GradientSynchroniser(Synchroniser):
         self._hidden = []
         step = late_step(optimizer, args, kwargs) if self._late else None
         for slot in list(self._late.values()):
-            parameter, gradient, exchange = slot.parameter, slot.gradient, slot.exchange
+            parameter, gradient, exchange = slot.parameter, slot.gradient and slot.gradient.tensor, slot.exchange
             is_stepped = slot.step is not None or parameter.grad is not gradient
             is_over = exchange is None or exchange.done.done()
             if step is None or is_stepped or is_over or not become_late(parameter, partial(self._settle, slot)):

@@ -11,7 +11,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
 
-__all__ = ["EXCHANGED", "ModelState", "check_gradient", "check_same"]
+__all__ = ["EXCHANGED", "ModelState", "check_gradient"]
 
 EXCHANGED: Mapping[Any, Any] = {
     torch.float32: torch.float32, torch.float64: torch.float64, torch.float16: torch.float32,
@@ -176,14 +176,6 @@ def check_gradient(key: str, gradient: Any, dtype: Any) -> None:
     if EXCHANGED.get(gradient.dtype) != dtype:
         what = f"the gradient of {key} is of {_plain(gradient.dtype)}, and contributions to it are of {_plain(dtype)}"
         raise InvalidSettings(what, "convert the model before wrap")
-
-
-def check_same(key: str, gradient: Any, present: Any, version: int) -> None:
-    """Raise InvalidSettings if `present`, a tensor's gradient, is not the one that has been sent, in this version."""
-    if present is not gradient or local(present)._version != version:
-        what = f"the gradient of {key} was changed while it was exchanged"
-        hint = "register the script's own gradient hooks before wrap, or change gradients after backward"
-        raise InvalidSettings(what, hint)
 
 
 def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
