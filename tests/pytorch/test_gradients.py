@@ -82,6 +82,24 @@ def test_who_spoils_the_weights_is_said(workers: Workers, skip: tuple[str, ...])
     assert np.isnan(workers.saved(0)["weight"]).any() != bool(skip)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "shards", "where", "workers_warned"),
+    [((), 1, "here", [1]), (("skip",), 1, "here", []), (("divided",), 2, "in this party", [0, 1])],
+    ids=["reduce", "reduce-skip", "shards"],
+)
+def test_who_spoils_the_weights_is_said_where_parties_add_gradients(
+    workers: Workers, words: tuple[str, ...], shards: int, where: str, workers_warned: list[int]
+) -> None:
+    """By the worker, also if it exchanges nothing itself; fully_shard has added the gradients before, of the party."""
+    workers.start_planned("damaged.py", *words, workers=2, reduce="torch", shards=shards)
+    workers.finish()
+    said = f"the gradient of weight has elements that are not finite {where} in step 5, so all workers' weights"
+    names = [f"{party}-worker-{rank}" for party in "AB" for rank in range(2)]
+    counts = [workers.cluster.output(name).count(said) for name in names]
+    assert counts == [int(rank in workers_warned) for rank in range(4)], workers.cluster.outputs()
+
+
 @pytest.mark.parametrize("ahead", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["alone", "ahead"])
 def test_epochs_of_a_sampler(ahead: dict[str, Any]) -> None:
     """A look at a batch, before or within an epoch, is none; what was drawn to its end is, with or without a step."""

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from common import batches, linear, save
+from common import batches, divide, linear, save
 
 import geomx_cli.torch as geomx
 
@@ -14,9 +14,7 @@ model = linear(seed=1)
 if how == "swap":
     model.unused = torch.nn.Parameter(torch.full((2,), torch.nan))
 if sys.argv[2:] == ["divided"]:
-    from torch.distributed.fsdp import fully_shard
-
-    fully_shard(model)
+    divide(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 alone = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
@@ -70,4 +68,5 @@ if how in ("failed", "cleared"):  # the last pass fails in all workers, and the 
     except RuntimeError:
         optimizer.zero_grad(set_to_none=how == "cleared")
 geomx.finish()
-save(model)
+if sys.argv[2:] != ["divided"]:
+    save(model)

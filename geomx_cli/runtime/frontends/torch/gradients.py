@@ -19,7 +19,7 @@ from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, check_
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
-from geomx_cli.runtime.frontends.torch.finite import GradientCheck
+from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
 from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
 from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
@@ -75,7 +75,8 @@ class GradientSynchroniser(Synchroniser):
         self._state = state
         self._backward = backward
         self._check = check
-        self._finite = GradientCheck(client, state.trained)
+        where = "here" if self.workers == 1 else "in this party"
+        self._finite = GradientCheck(partial(warn, client), state.trained, where)
         self._slots = [
             _Slot(f"{state.prefix}{name}", parameter, -index, EXCHANGED[parameter.dtype])
             for index, (name, parameter) in enumerate(state.trained.items())
@@ -142,8 +143,7 @@ class GradientSynchroniser(Synchroniser):
             self._check.note(elements)
             if slot.parameter.ndim > 1:
                 self._end_notes()
-        if slot.parameter is self._state.trained.get(self._finite.name):
-            self._finite.contributes(elements, self.rounds)
+        self._finite.contributes(slot.parameter, torch.from_numpy(elements), self.rounds)
         slot.exchange = self._client.exchange(slot.key, elements, elements, priority=slot.priority)
 
     def _end_notes(self) -> None:
@@ -271,12 +271,8 @@ class GradientSynchroniser(Synchroniser):
 
     def conclude(self) -> None:
         """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
-        self._conclude(Broadcast(self._client, self._elect()))
-
-    def _conclude(self, *broadcasts: Broadcast) -> None:
         is_stepped = self._is_newest and not self._has_failed
-        changed = self._state.conclude(*broadcasts, trained=True)
-        self.replaced = changed if is_stepped else ""
+        self.take_newest(self._state, Broadcast(self._client, self._elect()), is_stepped=is_stepped)
 
     def _elect(self) -> int:
         """Return the highest global rank of the workers whose model is the newest."""

@@ -12,7 +12,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.finite import is_finite, warn_not_finite
+from geomx_cli.runtime.frontends.torch.finite import is_finite, not_finite, warn
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.server_optimizer import check_no_state, hyper_parameters, index_of_group
@@ -124,7 +124,7 @@ class ServerSynchroniser(Synchroniser):
             if not is_finite(slot.parameter.detach()):
                 return
             where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
-            warn_not_finite(self._client, where, "all workers' weights")
+            warn(self._client, not_finite(where, "all workers' weights"))
 
     def _exchange(self, slot: _Slot, source: "Array | None") -> None:
         hyper: Mapping[str, float] = {}
