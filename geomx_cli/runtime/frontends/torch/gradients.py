@@ -21,7 +21,7 @@ from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
 from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
-from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
+from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late, scripted
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.sent_gradient import SentGradient
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
@@ -92,6 +92,7 @@ class GradientSynchroniser(Synchroniser):
         self._has_failed = False  # this one's last pass has, so that it has not taken the step
         self._p3 = bool(client.settings.options["p3"]) and not statistics
         self._late: dict[str, _Slot] = {}  # those whose exchange may not be over when their backward pass is, by key
+        self._scripted = scripted(state.model) if self._p3 else set()
         self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
         self._settling = threading.RLock()
         self._handles = [
@@ -223,7 +224,8 @@ class GradientSynchroniser(Synchroniser):
             parameter, gradient, exchange = slot.parameter, slot.gradient and slot.gradient.tensor, slot.exchange
             is_stepped = slot.step is not None or parameter.grad is not gradient
             is_over = exchange is None or exchange.done.done()
-            if step is None or is_stepped or is_over or not become_late(parameter, partial(self._settle, slot)):
+            must_wait = step is None or is_stepped or is_over or id(parameter) in self._scripted
+            if must_wait or not become_late(parameter, partial(self._settle, slot)):
                 self._settle(slot)
             else:
                 slot.step, parameter.grad = step, None

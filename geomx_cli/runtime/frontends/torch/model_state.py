@@ -35,7 +35,7 @@ class ModelState:
 
     def __init__(self, model: Any, optimizer: Any, prefix: str = "") -> None:
         self.prefix = prefix
-        self._model = model
+        self.model = model
         self._optimizer = optimizer
         updated = {id(item): None for item in self._in_groups()}
         self._updated = [id(item) for item in self._in_groups()]
@@ -88,7 +88,7 @@ class ModelState:
 
     def added(self) -> str:
         """The first parameter that the model has got since; "" if none."""
-        return next((name for name, item in self._model.named_parameters() if id(item) not in self._known), "")
+        return next((name for name, item in self.model.named_parameters() if id(item) not in self._known), "")
 
     def _in_groups(self) -> "Iterator[Any]":
         return (item for group in self._optimizer.param_groups for item in group["params"])
