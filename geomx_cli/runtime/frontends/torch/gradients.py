@@ -19,6 +19,7 @@ from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, check_
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
+from geomx_cli.runtime.frontends.torch.election import elect_newest
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
 from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
 from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late, scripted
@@ -27,14 +28,14 @@ from geomx_cli.runtime.frontends.torch.sent_gradient import SentGradient
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local, shares_memory
-from geomx_cli.runtime.training.stop_vote import ELECTION, STOP, StopVote, elect
+from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
 
-__all__ = ["GradientSynchroniser", "elect_newest", "set_gradient"]
+__all__ = ["GradientSynchroniser", "set_gradient"]
 
 
 @dataclass(eq=False, slots=True)
@@ -279,15 +280,6 @@ class GradientSynchroniser(Synchroniser):
     def _elect(self) -> int:
         """Return the highest global rank of the workers whose model is the newest."""
         return elect_newest(self._client, self._state, is_newest=self._is_newest, has_failed=self._has_failed)
-
-
-def elect_newest(client: "Client", state: ModelState, *, is_newest: bool, has_failed: bool) -> int:
-    """Return the highest global rank of the workers that contributed to the last round, if possible of those whose
-    backward pass has not failed, and so which have taken the step. See `elect`.
-    """
-    workers = client.num_all_workers
-    candidate = client.global_rank + (0 if has_failed else workers) if is_newest else None
-    return elect(client, f"{state.prefix}{ELECTION}", candidate, 2 * workers) % workers
 
 
 def set_gradient(parameter: Any, elements: Any) -> None:

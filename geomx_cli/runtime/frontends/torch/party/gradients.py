@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
+from geomx_cli.runtime.frontends.torch.election import elect_newest
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck
-from geomx_cli.runtime.frontends.torch.gradients import elect_newest
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.party.broadcast import PartyBroadcast
 from geomx_cli.runtime.frontends.torch.party.buckets import Slot
