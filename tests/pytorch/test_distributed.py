@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import torch
 from cluster import Cluster, clean_environment, free_ports
 from workers import SCRIPTS, Workers
+
+from geomx_cli.runtime.frontends.torch.distributed import register
 
 pytestmark = pytest.mark.processes
 WITH_GLOO = [str(SCRIPTS / "with_gloo.py")]
@@ -98,6 +101,13 @@ def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: s
     env = {"GEOMX_ALGO": algorithm} if algorithm != "fsa" else {}
     workers.start("refused.py", algorithm, count=2, env=env)
     workers.finish(100)
+
+
+def test_modules_whose_import_is_blocked_are_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.blocked", None)  # type: ignore[arg-type]
+    original = SimpleNamespace(init_process_group=print, new_group=repr)
+    register(original, None)  # type: ignore[arg-type]
+    assert original.init_process_group is not print and original.new_group is not repr
 
 
 @pytest.mark.timeout(120)

@@ -1,6 +1,7 @@
 """Failures: what scripts see, and that no worker is left waiting."""
 
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,9 @@ def test_sparse_gradients_are_not_exchanged(workers: Workers, algorithm: str) ->
     assert "InvalidSettings: the gradient of weight is sparse" in workers.cluster.outputs()
 
 
+SHARDS = {"reduce": "torch", "shards": 2, "parties": 1}
 CHANGED = " was changed while it was exchanged"
+DIFFERS = "was not the same here as in the worker whose model all have now"
 WITHIN = "a step of the optimizer within the backward pass"
 
 
@@ -46,16 +49,20 @@ WITHIN = "a step of the optimizer within the backward pass"
     ("how", "algorithm", "said"),
     [
         ("step", "fsa", WITHIN), ("step", "reduce", WITHIN), ("clip", "fsa", CHANGED), ("clip", "reduce", CHANGED),
-        ("clip", "p3", CHANGED),
+        ("clip", "p3", CHANGED), ("clip", "shards", CHANGED),
         ("wide", "fsa", " is of float64, and contributions to it are of float32"),
         ("weights", "mixed", "the script has changed weight other than by steps, and the global servers hold"),
+        ("data", "mixed", "the script has changed weight other than by steps, and the global servers hold"),
         ("state", "mixed", "this SGD has state, and the global servers, which hold its state, have none"),
     ],
 )  # fmt: skip
 def test_what_would_train_something_else_is_refused(workers: Workers, how: str, algorithm: str, said: str) -> None:
-    options = {"reduce": {"reduce": "torch"}, "p3": {"p3": True}}.get(algorithm, {"algo": algorithm})
-    workers.start_planned("misuse.py", how, **options)
-    assert all(statuses(workers, "/worker:").values()), workers.cluster.outputs()
+    shards = {**SHARDS, "workers": 2}
+    options: dict[str, Any] = {"reduce": {"reduce": "torch"}, "p3": {"p3": True}, "shards": shards}.get(
+        algorithm, {"algo": algorithm}
+    )
+    workers.start_planned("misuse.py", how, *(["divided"] if algorithm == "shards" else []), **options)
+    assert all(statuses(workers, "-worker-").values()), workers.cluster.outputs()
     assert said in workers.cluster.outputs()
 
 
@@ -64,12 +71,26 @@ def test_what_would_train_something_else_is_refused(workers: Workers, how: str, 
     [("swap", "mixed"), ("rate", "fsa"), ("none", "fsa"), ("failed", "fsa"), ("cleared", "fsa")],
 )
 def test_what_is_no_misuse_or_is_warned_of(workers: Workers, how: str, algorithm: str) -> None:
-    """Weights that are the same again may have been changed; other models in other workers are named at the end."""
+    """Weights that are the same again, nan too, may have been changed; models that differ at the end are named."""
     workers.start("misuse.py", how, parties=(1, 1), env={"GEOMX_ALGO": algorithm})
     workers.finish()
-    said = "was not the same here as in the worker whose model all have now"
-    assert workers.cluster.outputs().count(said) == (how == "rate"), workers.cluster.outputs()
+    assert workers.cluster.outputs().count(DIFFERS) == (how == "rate"), workers.cluster.outputs()
     assert np.array_equal(workers.saved(0)["weight"], workers.saved(1)["weight"])
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [((), {"reduce": "torch", "parties": 1, "workers": 2}), ((), {"reduce": "torch", "workers": 2}),
+     (("divided",), {**SHARDS, "workers": 4})],
+    ids=["party", "parties", "replicas"],
+)  # fmt: skip
+def test_another_model_within_a_party_is_named(
+    workers: Workers, words: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    """In one worker: the other has the model that all get."""
+    workers.start_planned("misuse.py", "rate", *words, **options)
+    workers.finish()
+    assert workers.cluster.outputs().count(DIFFERS) == 1, workers.cluster.outputs()
 
 
 def test_a_script_that_raises_ends_the_others(workers: Workers) -> None:

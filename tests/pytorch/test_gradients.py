@@ -1,9 +1,15 @@
 """fsa and sync in scripts: after `backward` all workers have the mean gradient."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from reference import Dense
+from torch.utils.data import DataLoader
 from workers import Workers
+
+from geomx_cli.runtime.frontends.torch.data import ShardSampler
 
 STEPS = 20
 
@@ -74,3 +80,50 @@ def test_who_spoils_the_weights_is_said(workers: Workers, skip: tuple[str, ...])
     assert [text.count("not finite") for text in outputs] == [0, 0 if skip else 1], outputs
     assert skip or said in outputs[1]
     assert np.isnan(workers.saved(0)["weight"]).any() != bool(skip)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "shards", "where", "workers_warned"),
+    [((), 1, "here", [1]), (("skip",), 1, "here", []), (("divided",), 2, "in this party", [0, 1])],
+    ids=["reduce", "reduce-skip", "shards"],
+)
+def test_who_spoils_the_weights_is_said_where_parties_add_gradients(
+    workers: Workers, words: tuple[str, ...], shards: int, where: str, workers_warned: list[int]
+) -> None:
+    """By the worker, also if it exchanges nothing itself; fully_shard has added the gradients before, of the party."""
+    workers.start_planned("damaged.py", *words, workers=2, reduce="torch", shards=shards)
+    workers.finish()
+    said = f"the gradient of weight has elements that are not finite {where} in step 5, so all workers' weights"
+    names = [f"{party}-worker-{rank}" for party in "AB" for rank in range(2)]
+    counts = [workers.cluster.output(name).count(said) for name in names]
+    assert counts == [int(rank in workers_warned) for rank in range(4)], workers.cluster.outputs()
+
+
+@pytest.mark.parametrize("ahead", [{}, {"num_workers": 1, "persistent_workers": True}], ids=["alone", "ahead"])
+def test_epochs_of_a_sampler(ahead: dict[str, Any]) -> None:
+    """A look at a batch, before or within an epoch, is none; what was drawn to its end is, with or without a step."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    data = range(100)
+    seen = ShardSampler(data, 0, 2, shuffle=True, seed=1)
+    expected = []
+    for epoch in range(6):
+        seen.set_epoch(epoch)
+        expected.append([*seen])
+    assert len(seen) == 50 and len({tuple(each) for each in expected}) == 6
+    sampler = ShardSampler(data, 0, 2, shuffle=True, seed=1)
+    loader, another = (DataLoader(data, 10, sampler=sampler, **ahead) for _ in range(2))
+    next(iter(loader))
+    drawn = []
+    for epoch in range(4):
+        drawn.append([])
+        for number, batch in enumerate(loader):
+            drawn[-1] += batch.tolist()
+            if number == 1:
+                next(iter(another))
+            if epoch != 1:  # in which gradients are accumulated
+                optimizer.step()
+    assert drawn == expected[:4]
+    next(iter(sampler))
+    optimizer.step()  # so the fifth epoch is over
+    assert [*sampler] == expected[5]

@@ -29,6 +29,7 @@ def launch(folder: Path, *words: str, options: tuple[str, ...] = ("--shards", "2
 def check(job: Launched, wanted: Any, ranks: tuple[int, ...] = (0, 2)) -> None:
     """The parties whose first workers have these ranks have the same weights, equal to these; all have one buffer."""
     assert job.end(180).get("status") == "done", (job.errors, job.logs)
+    assert "was not the same here" not in job.logs
     found = [dict(np.load(job.folder / f"{rank}.npz")) for rank in ranks]
     names = [name for name, _ in Deep().named_parameters()]
     vectors = [np.concatenate([one[name].reshape(-1) for name in names]) for one in found]

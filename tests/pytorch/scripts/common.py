@@ -28,6 +28,15 @@ def linear(seed: int = 0) -> Any:
     return torch.nn.Linear(FEATURES, CLASSES)
 
 
+def divide(model: Any) -> None:
+    """By fully_shard, over 2 workers of the party; with more there are copies of the shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    shape = (torch.distributed.get_world_size() // 2, 2)
+    fully_shard(model, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")))
+
+
 def save(model: Any, **values: Any) -> None:
     """Save the model's tensors and other values as RANK.npz in the working directory."""
     state = {name: tensor.detach().float().cpu().numpy() for name, tensor in model.state_dict().items()}

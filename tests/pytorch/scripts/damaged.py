@@ -1,15 +1,19 @@
-"""Worker 1 has a sample with nan in its fifth step, which "skip" leaves out if the gradients show it."""
+"""Worker 1 has a sample with nan in its fifth step, which "skip" leaves out if the gradients show it; "divided", by
+fully_shard.
+"""
 
 import sys
 
 import torch
-from common import batches, linear, save
+from common import batches, divide, linear, save
 
 import geomx_cli.torch as geomx
 
 geomx.init()
 rank = geomx.global_rank()
 model = linear(seed=rank)
+if "divided" in sys.argv:
+    divide(model)
 optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 for step, (images, labels) in enumerate(batches(rank, 10), 1):
     if (rank, step) == (1, 5):
@@ -19,4 +23,5 @@ for step, (images, labels) in enumerate(batches(rank, 10), 1):
     if "skip" not in sys.argv or all(bool(each.grad.isfinite().all()) for each in model.parameters()):
         optimizer.step()
 geomx.finish()
-save(model)
+if "divided" not in sys.argv:
+    save(model)

@@ -51,6 +51,22 @@ class Foreign(nn.Module):
             return values + self.bias
 
 
+class Scripted(nn.Module):
+    """For torch.jit.script, whose methods may be called without calling the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.first(values)
+
+    @torch.jit.export
+    def scores(self, values: torch.Tensor) -> torch.Tensor:
+        return self.last(values)
+
+
 def late(model: nn.Module) -> bool:
     return any(type(item) is not nn.Parameter for item in model.parameters())
 
@@ -161,6 +177,13 @@ optimizer.step()
 layers[0](values)
 found |= {"layers, first: late": late(layers[0]), "layers, last: late": late(layers[1])}
 found["layers: model"] = flat(layers.parameters())
+script = torch.jit.script(Scripted())
+optimizer = geomx.wrap(script, torch.optim.SGD(script.parameters(), 0.1))
+for images, labels in batches(RANK, 3):
+    optimizer.zero_grad()
+    loss_of(script.scores(script.forward(images)), labels).backward()
+    optimizer.step()
+found["scripted: model"] = flat(script.parameters())
 last = geomx.wrap(model := nn.Linear(FEATURES, CLASSES), torch.optim.SGD(model.parameters(), 0.1))
 loss_of(model(batches(RANK, 1)[0][0]), batches(RANK, 1)[0][1]).backward()
 last.step()

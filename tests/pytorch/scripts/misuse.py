@@ -1,9 +1,9 @@
-"""Takes five steps in a way that would train something else than it seems to: how, in the first argument."""
+"""Takes five steps in a way that would train something else than it seems to: misuse.py HOW [divided]."""
 
 import sys
 
 import torch
-from common import batches, linear, save
+from common import batches, divide, linear, save
 
 import geomx_cli.torch as geomx
 
@@ -11,6 +11,10 @@ how = sys.argv[1]
 geomx.init()
 rank = geomx.global_rank()
 model = linear(seed=1)
+if how == "swap":
+    model.unused = torch.nn.Parameter(torch.full((2,), torch.nan))
+if sys.argv[2:] == ["divided"]:
+    divide(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 alone = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
@@ -38,6 +42,8 @@ for number, (images, labels) in enumerate(batches(rank, 5), 1):
     elif number == 3 and how == "weights":
         with torch.no_grad():
             model.weight.clamp_(-0.01, 0.01)
+    elif number == 3 and how == "data":  # of which autograd has no version
+        model.weight.data.clamp_(-0.01, 0.01)
     elif number == 3 and how == "state":
         other = torch.optim.SGD(linear().parameters(), lr=0.1, momentum=0.9)
         for tensor in other.param_groups[0]["params"]:
@@ -62,4 +68,5 @@ if how in ("failed", "cleared"):  # the last pass fails in all workers, and the 
     except RuntimeError:
         optimizer.zero_grad(set_to_none=how == "cleared")
 geomx.finish()
-save(model)
+if sys.argv[2:] != ["divided"]:
+    save(model)

@@ -51,6 +51,8 @@ with refused("all_gather with an output of 3 elements (it must have 4"):
     dist.all_gather_into_tensor(three, two)
 with refused("all_gather of a tensor of 2 elements, with a list of tensors of [2]"):
     dist.all_gather([two], two)
+with refused("all_gather with an output of 3 elements"):  # before it waits for the others
+    dist.all_gather_into_tensor(three, two, async_op=True)
 if dist.get_rank() == 0:  # which the others cannot know
     with refused("scatter of a tensor of 2 elements, with a list of tensors of [1, 3]"):
         dist.scatter(two, [torch.zeros(1), three], 0)

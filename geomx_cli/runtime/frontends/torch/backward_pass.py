@@ -36,7 +36,7 @@ def check_no_pass() -> None:
     """Raise InvalidSettings within a backward pass: its gradients are still being exchanged."""
     if torch._C._current_graph_task_id() != -1:
         what = "a step of the optimizer within the backward pass, whose gradients are still being exchanged"
-        hint = "call step after backward, or train with an algorithm that exchanges weights, as --algo hfa"
+        hint = "call step after backward, or train with --algo hfa and without --reduce torch"
         raise InvalidSettings(what, hint)
 
 

@@ -1,6 +1,7 @@
 """This worker's part of a PyTorch data set."""
 
 import functools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -78,6 +79,10 @@ _steps = functools.cache(_Steps)
 class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # torch is not installed where mypy runs
     """A worker's indices, others in each epoch: with `shuffle` all workers draw one permutation and each takes its
     part. Equally many for all; fewer than one for each worker are left out of an epoch.
+
+    The next epoch begins with the first iteration after one that was drawn to its end, or since which an optimizer has
+    taken a step. Of several iterations that one counts from which an index was drawn last, as a look at a batch in the
+    middle of an epoch begins one of its own.
     """
 
     def __init__(self, dataset: Any, rank: int, count: int, *, shuffle: bool, seed: int) -> None:
@@ -85,27 +90,29 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
         self._rank, self._count = rank, count
         self._shuffle, self._seed = shuffle, seed
         self._epoch = 0
-        self._begun = -1  # the steps before the last iteration
+        self._begun = math.inf  # the number of steps after which the next epoch begins
         _steps()
         if len(self) == 0:
             hint = "start fewer workers or give more data"
             raise InvalidSettings(f"{count} workers cannot share {self._size} samples", hint)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch, for a script that resumes; the first iteration after a step advances it."""
-        self._epoch, self._begun = epoch, -1
+        """Set the epoch of the next iteration, for a script that resumes, or one that counts epochs itself."""
+        self._epoch, self._begun = epoch, math.inf
 
     def __len__(self) -> int:
         return self._size // self._count
 
     def __iter__(self) -> Iterator[int]:
-        # A worker that looks at a batch without a step, for its shape perhaps, stays in the same epoch as the others.
-        if 0 <= self._begun < _steps().count:
-            self._epoch += 1
-        self._begun = _steps().count
+        begun = _steps().count
+        epoch = self._epoch + (begun > self._begun)
         generator = torch.Generator("cpu")
-        generator.manual_seed(self._seed * 1_000_003 + self._epoch)
+        generator.manual_seed(self._seed * 1_000_003 + epoch)
         order = torch.arange(self._size, device="cpu")
         if self._shuffle:
             order = torch.randperm(self._size, generator=generator, device="cpu")
-        return iter(order[self._rank : len(self) * self._count : self._count].tolist())
+        part = order[self._rank : len(self) * self._count : self._count].tolist()
+        for number, index in enumerate(part, 1):
+            self._epoch, self._begun = epoch, begun if number < len(part) else -1
+            yield index
+        self._epoch, self._begun = epoch, -1

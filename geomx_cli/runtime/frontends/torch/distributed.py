@@ -32,7 +32,7 @@ def register(c10d: Any, session: "ScriptSession") -> None:
         original = getattr(c10d, name)
         replacement = _wrapped(getattr(groups, name), original)
         for module in (c10d, *modules):
-            if vars(module).get(name) is original:
+            if getattr(module, "__dict__", {}).get(name) is original:  # None blocks an import
                 setattr(module, name, replacement)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-__all__ = ["PendingWork"]
+from geomx_cli.core.futures import after
+
+__all__ = ["PendingWork", "done_work", "joined"]
 
 
 class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not installed where mypy runs
@@ -85,3 +87,19 @@ def _storing(
             stored.set_result(None)
 
     return complete
+
+
+def done_work(tensors: Sequence[Any]) -> PendingWork:
+    """One that is over, as nothing was to do."""
+    done: Future[None] = Future()
+    done.set_result(None)
+    return PendingWork(done, tensors, lambda: None)
+
+
+def joined(works: Sequence[PendingWork], tensors: Sequence[Any]) -> PendingWork:
+    """One operation of several."""
+    if len(works) == 1:
+        return works[0]
+    if not works:
+        return done_work(tensors)
+    return PendingWork(after([work.done for work in works], lambda: None), tensors, lambda: None)

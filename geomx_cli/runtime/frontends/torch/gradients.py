@@ -19,27 +19,29 @@ from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, check_
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
-from geomx_cli.runtime.frontends.torch.finite import GradientCheck
+from geomx_cli.runtime.frontends.torch.election import elect_newest
+from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
 from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
-from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
-from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient, check_same
+from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late, scripted
+from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
+from geomx_cli.runtime.frontends.torch.sent_gradient import SentGradient
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local, shares_memory
-from geomx_cli.runtime.training.stop_vote import ELECTION, STOP, StopVote, elect
+from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
 
-__all__ = ["GradientSynchroniser", "elect_newest", "set_gradient"]
+__all__ = ["GradientSynchroniser", "set_gradient"]
 
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed, in which
-    version. step: the optimizer's, to be taken with the result.
+    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed. step: the
+    optimizer's, to be taken with the result.
     """
 
     key: str
@@ -49,8 +51,7 @@ class _Slot:
     staging: Staging = field(default_factory=Staging)
     exchange: "PendingExchange | None" = None
     begun: bool = False
-    gradient: Any = None
-    version: int = 0
+    gradient: SentGradient | None = None
     step: LateStep | None = None
 
 
@@ -75,7 +76,8 @@ class GradientSynchroniser(Synchroniser):
         self._state = state
         self._backward = backward
         self._check = check
-        self._finite = GradientCheck(client, state.trained)
+        where = "here" if self.workers == 1 else "in this party"
+        self._finite = GradientCheck(partial(warn, client), state.trained, where)
         self._slots = [
             _Slot(f"{state.prefix}{name}", parameter, -index, EXCHANGED[parameter.dtype])
             for index, (name, parameter) in enumerate(state.trained.items())
@@ -91,6 +93,7 @@ class GradientSynchroniser(Synchroniser):
         self._has_failed = False  # this one's last pass has, so that it has not taken the step
         self._p3 = bool(client.settings.options["p3"]) and not statistics
         self._late: dict[str, _Slot] = {}  # those whose exchange may not be over when their backward pass is, by key
+        self._scripted = scripted(state.model) if self._p3 else set()
         self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
         self._settling = threading.RLock()
         self._handles = [
@@ -133,17 +136,16 @@ class GradientSynchroniser(Synchroniser):
         # Autograd may leave a gradient in the memory of another one, or of what it still computes with.
         if not is_divided(slot.parameter) and shares_memory(slot.parameter.grad):
             slot.parameter.grad = slot.parameter.grad.clone()
-        slot.begun, slot.gradient = True, slot.parameter.grad
-        slot.staging.load(local(slot.gradient), self._copies_of(slot), partial(self._send, slot), self.workers)
-        slot.version = local(slot.gradient)._version
+        slot.begun, gradient = True, slot.parameter.grad
+        slot.staging.load(local(gradient), self._copies_of(slot), partial(self._send, slot), self.workers)
+        slot.gradient = SentGradient(gradient)
 
     def _send(self, slot: _Slot, elements: "Array") -> None:
         if self._notes:
             self._check.note(elements)
             if slot.parameter.ndim > 1:
                 self._end_notes()
-        if slot.parameter is self._state.trained.get(self._finite.name):
-            self._finite.contributes(elements, self.rounds)
+        self._finite.contributes(slot.parameter, torch.from_numpy(elements), self.rounds)
         slot.exchange = self._client.exchange(slot.key, elements, elements, priority=slot.priority)
 
     def _end_notes(self) -> None:
@@ -170,9 +172,10 @@ class GradientSynchroniser(Synchroniser):
             copies.settle()
         self._end_notes()
         for slot in self._slots:
-            if slot.gradient is not None and not self._has_failed:  # then the script may have cleared them
-                check_same(slot.key, slot.gradient, slot.parameter.grad, slot.version)
-            if self._p3 and slot.gradient is not None and become_late(slot.gradient, partial(self._settle, slot)):
+            sent = slot.gradient
+            if sent is not None and not self._has_failed:  # then the script may have cleared them
+                sent.check(slot.key, slot.parameter.grad)
+            if self._p3 and sent is not None and become_late(sent.tensor, partial(self._settle, slot)):
                 self._late[slot.key] = slot
             else:
                 self._settle(slot)
@@ -192,7 +195,7 @@ class GradientSynchroniser(Synchroniser):
                 return
             exchange.done.result()
             workers = self._vote.result().unfinished
-            parameter, gradient, step = slot.parameter, slot.gradient, slot.step
+            parameter, gradient, step = slot.parameter, slot.gradient and slot.gradient.tensor, slot.step
             slot.exchange, slot.begun, slot.gradient, slot.step = None, False, None, None
             self._late.pop(slot.key, None)
             if gradient is not None:
@@ -219,10 +222,11 @@ class GradientSynchroniser(Synchroniser):
         self._hidden = []
         step = late_step(optimizer, args, kwargs) if self._late else None
         for slot in list(self._late.values()):
-            parameter, gradient, exchange = slot.parameter, slot.gradient, slot.exchange
+            parameter, gradient, exchange = slot.parameter, slot.gradient and slot.gradient.tensor, slot.exchange
             is_stepped = slot.step is not None or parameter.grad is not gradient
             is_over = exchange is None or exchange.done.done()
-            if step is None or is_stepped or is_over or not become_late(parameter, partial(self._settle, slot)):
+            must_wait = step is None or is_stepped or is_over or id(parameter) in self._scripted
+            if must_wait or not become_late(parameter, partial(self._settle, slot)):
                 self._settle(slot)
             else:
                 slot.step, parameter.grad = step, None
@@ -270,25 +274,12 @@ class GradientSynchroniser(Synchroniser):
 
     def conclude(self) -> None:
         """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
-        self._conclude(Broadcast(self._client, self._elect()))
-
-    def _conclude(self, *broadcasts: Broadcast) -> None:
         is_stepped = self._is_newest and not self._has_failed
-        changed = self._state.conclude(*broadcasts, trained=True)
-        self.replaced = changed if is_stepped else ""
+        self.take_newest(self._state, Broadcast(self._client, self._elect()), is_stepped=is_stepped)
 
     def _elect(self) -> int:
         """Return the highest global rank of the workers whose model is the newest."""
         return elect_newest(self._client, self._state, is_newest=self._is_newest, has_failed=self._has_failed)
-
-
-def elect_newest(client: "Client", state: ModelState, *, is_newest: bool, has_failed: bool) -> int:
-    """Return the highest global rank of the workers that contributed to the last round, if possible of those whose
-    backward pass has not failed, and so which have taken the step. See `elect`.
-    """
-    workers = client.num_all_workers
-    candidate = client.global_rank + (0 if has_failed else workers) if is_newest else None
-    return elect(client, f"{state.prefix}{ELECTION}", candidate, 2 * workers) % workers
 
 
 def set_gradient(parameter: Any, elements: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree
 
-__all__ = ["become_late", "no_longer_late"]
+__all__ = ["become_late", "no_longer_late", "scripted"]
 
 
 class _Late:
@@ -56,6 +56,14 @@ _WITHOUT_ELEMENTS = {
 }  # fmt: skip
 
 
+def scripted(model: Any) -> set[int]:
+    """The ids of the parameters in ScriptModules, which must not become late: their methods read them in C++, without
+    asking the class, and only a call of the module itself waits.
+    """
+    scripts = (module for module in model.modules() if isinstance(module, torch.jit.ScriptModule))
+    return {id(parameter) for script in scripts for parameter in script.parameters()}
+
+
 def become_late(tensor: Any, arrive: Callable[[], None]) -> bool:
     """Have the first use of the tensor call `arrive`, which waits for its elements, calls `no_longer_late`, and writes
     them. Return False, and change nothing, for a tensor of a class of its own.
@@ -83,7 +91,7 @@ def _watch_modules() -> None:
 
 
 def _before_forward(module: Any, inputs: Any) -> None:
-    # The modules in a ScriptModule run in C++, without hooks.
+    # The modules in a ScriptModule run in C++, without hooks. Scripts may make one of a model that is trained already.
     is_script = isinstance(module, torch.jit.ScriptModule)
     for parameter in module.parameters() if is_script else module._parameters.values():
         _arrive(parameter)

@@ -10,7 +10,7 @@ import torch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.finite import is_finite, warn_not_finite
+from geomx_cli.runtime.frontends.torch.finite import is_finite, not_finite, warn
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
@@ -92,7 +92,7 @@ class _FiniteCheck:
         if self._looks and (name := self._spoiled()):
             self._looks = False
             where = f"{name} has elements that are not finite here in round {round_}"
-            warn_not_finite(self._client, where, "the means over the workers")
+            warn(self._client, not_finite(where, "the means over the workers"))
 
     def after(self) -> None:
         """This worker has the means."""

@@ -11,7 +11,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
 
-__all__ = ["EXCHANGED", "ModelState", "check_gradient", "check_same"]
+__all__ = ["EXCHANGED", "ModelState", "check_gradient"]
 
 EXCHANGED: Mapping[Any, Any] = {
     torch.float32: torch.float32, torch.float64: torch.float64, torch.float16: torch.float32,
@@ -35,7 +35,7 @@ class ModelState:
 
     def __init__(self, model: Any, optimizer: Any, prefix: str = "") -> None:
         self.prefix = prefix
-        self._model = model
+        self.model = model
         self._optimizer = optimizer
         updated = {id(item): None for item in self._in_groups()}
         self._updated = [id(item) for item in self._in_groups()]
@@ -88,7 +88,7 @@ class ModelState:
 
     def added(self) -> str:
         """The first parameter that the model has got since; "" if none."""
-        return next((name for name, item in self._model.named_parameters() if id(item) not in self._known), "")
+        return next((name for name, item in self.model.named_parameters() if id(item) not in self._known), "")
 
     def _in_groups(self) -> "Iterator[Any]":
         return (item for group in self._optimizer.param_groups for item in group["params"])
@@ -176,14 +176,6 @@ def check_gradient(key: str, gradient: Any, dtype: Any) -> None:
     if EXCHANGED.get(gradient.dtype) != dtype:
         what = f"the gradient of {key} is of {_plain(gradient.dtype)}, and contributions to it are of {_plain(dtype)}"
         raise InvalidSettings(what, "convert the model before wrap")
-
-
-def check_same(key: str, gradient: Any, present: Any, version: int) -> None:
-    """Raise InvalidSettings if `present`, a tensor's gradient, is not the one that has been sent, in this version."""
-    if present is not gradient or local(present)._version != version:
-        what = f"the gradient of {key} was changed while it was exchanged"
-        hint = "register the script's own gradient hooks before wrap, or change gradients after backward"
-        raise InvalidSettings(what, hint)
 
 
 def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

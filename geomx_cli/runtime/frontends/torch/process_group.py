@@ -13,7 +13,8 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.futures import after
 from geomx_cli.runtime.frontends.torch import reductions
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
-from geomx_cli.runtime.frontends.torch.futures import PendingWork
+from geomx_cli.runtime.frontends.torch.collective_checks import check_parts, check_whole
+from geomx_cli.runtime.frontends.torch.futures import PendingWork, done_work, joined
 from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums, in_pass
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, size_class
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED
@@ -90,7 +91,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> PendingWork:
         """Reduce each tensor in place. Raises InvalidSettings for an unsupported operation."""
         operation = ReduceOp.SUM if opts is None else opts.reduceOp
-        return _joined([self._reduce("all_reduce", tensor, tensor, operation) for tensor in tensors], tensors)
+        return joined([self._reduce("all_reduce", tensor, tensor, operation) for tensor in tensors], tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> PendingWork:
         """See `allreduce`."""
@@ -101,7 +102,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         receives, call = opts.rootRank == self.rank(), f"reduce to {opts.rootRank}"
         # A copy, as those that receive nothing must choose the same way as the one that does.
         works = [self._reduce(call, tensor.clone(), tensor if receives else None, opts.reduceOp) for tensor in tensors]
-        return _joined(works, tensors)
+        return joined(works, tensors)
 
     def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
         """Reduce lists of a tensor for each worker, which may differ in size; each keeps its own."""
@@ -117,12 +118,12 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
                 call += " to " + "+".join(map(str, sizes))
             whole = torch.cat([part.detach().reshape(-1) for part in parts])
             works.append(self._reduce_part(call, output, whole, sum(sizes[: self.rank()]), opts))
-        return _joined(works, outputs)
+        return joined(works, outputs)
 
     def reduce_scatter_single(self, output: Any, whole: Any, opts: Any) -> PendingWork:
         """Reduce a tensor of a part for each worker; each keeps its own."""
         call, size = "reduce_scatter", output.numel()
-        _check_whole(call, whole, size * self.size(), "input")
+        check_whole(call, whole, size * self.size(), "input")
         return self._reduce_part(call, output, whole.detach().clone().reshape(-1), self.rank() * size, opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -130,7 +131,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], wholes: Sequence[Any], opts: Any) -> PendingWork:
         """See `reduce_scatter_single`."""
         works = [self.reduce_scatter_single(output, whole, opts) for output, whole in zip(outputs, wholes, strict=True)]
-        return _joined(works, outputs)
+        return joined(works, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -148,7 +149,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         name = reductions.name_of(operation, tensor.dtype)
         outs = [] if out is None else [out]
         if not tensor.numel():
-            return _done(outs)
+            return done_work(outs)
         adds = name in ("SUM", "AVG") and tensor.dtype in EXCHANGED and tensor.layout == torch.strided
         divisor = self.size() if name == "AVG" else 1
         if adds and out is tensor and self._gradients.takes(tensor):
@@ -190,13 +191,13 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
             own, out = (read_bytes(tensor), None) if opts.rootRank == self.rank() else (None, tensor)
             call = f"broadcast from {opts.rootRank} {_described(tensor)}"
             works.append(self._receive(call, opts.rootRank, own, out, _bytes(tensor)))
-        return _joined(works, tensors)
+        return joined(works, tensors)
 
     def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> PendingWork:
         """Copy a tensor from one worker to each."""
         (output,), own = outputs, None
         if opts.rootRank == self.rank():
-            _check_parts("scatter", inputs[0], output.numel(), self.size())
+            check_parts("scatter", inputs[0], output.numel(), self.size())
             own = np.concatenate([read_bytes(part) for part in inputs[0]])
         call, size = f"scatter from {opts.rootRank} {_described(output)}", _bytes(output)
         return self._receive(call, opts.rootRank, own, output, size * self.size(), self.rank() * size)
@@ -205,7 +206,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         """Copy `size` bytes of one worker, of which those from `first` on become `out`."""
         outs = [] if out is None else [out]
         if not size:
-            return _done(outs)
+            return done_work(outs)
         received = self._agreed(call, self.rounds.broadcast(source, own, size))
 
         def store() -> None:
@@ -217,7 +218,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> PendingWork:
         """Copy a tensor of each worker to all."""
         works = [self._gather("all_gather", given, found) for given, found in zip(inputs, outputs, strict=True)]
-        return _joined(works, [tensor for found in outputs for tensor in found])
+        return joined(works, [tensor for found in outputs for tensor in found])
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
@@ -227,12 +228,12 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> PendingWork:
         """Copy a tensor of each worker to all, one after another into one tensor."""
+        check_whole("all_gather", output, given.numel() * self.size(), "output")
         if not given.numel():
-            return _done([output])
+            return done_work([output])
         gathered = self._agreed(f"all_gather {_described(given)}", self.rounds.gather(read_bytes(given)))
 
         def store() -> None:
-            _check_whole("all_gather", output, given.numel() * self.size(), "output")
             write_bytes(output, gathered.result().reshape(-1))
 
         return PendingWork(gathered, [output], store)
@@ -244,7 +245,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     ) -> PendingWork:
         """See `all_gather_single`."""
         works = [self.all_gather_single(output, given) for output, given in zip(outputs, inputs, strict=True)]
-        return _joined(works, outputs)
+        return joined(works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -255,13 +256,14 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
 
     def _gather(self, call: str, given: Any, outs: Sequence[Any] | None) -> PendingWork:
         if not given.numel():
-            return _done(outs or [])
+            return done_work(outs or [])
         gathered = self._agreed(f"{call} {_described(given)}", self.rounds.gather(read_bytes(given)))
 
         def store() -> None:
             if outs is None:
                 return
-            _check_parts(call, outs, given.numel(), self.size())
+            # Not before: other workers' tensors may have other sizes, which the comparison of calls tells to all.
+            check_parts(call, outs, given.numel(), self.size())
             for each, row in zip(outs, gathered.result(), strict=True):
                 write_bytes(each, np.ascontiguousarray(row))
 
@@ -278,21 +280,6 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         return data if in_pass() else after([data, self.rounds.agree(call)], data.result)
 
 
-def _check_parts(call: str, parts: Sequence[Any], size: int, workers: int) -> None:
-    """Raise InvalidSettings unless there is a tensor of so many elements for each worker."""
-    sizes = [part.numel() for part in parts]
-    if sizes != [size] * workers:
-        what = f"torch.distributed.{call} of a tensor of {size} elements, with a list of tensors of {sizes}"
-        raise InvalidSettings(what, f"give a tensor of {size} elements for each of the {workers} workers")
-
-
-def _check_whole(call: str, whole: Any, size: int, kind: str) -> None:
-    """Raise InvalidSettings unless the one tensor for all workers has so many elements."""
-    if whole.numel() != size:
-        what = f"torch.distributed.{call} with an {kind} of {whole.numel()} elements"
-        raise InvalidSettings(what, f"it must have {size}, equally many for each worker")
-
-
 def _described(tensor: Any) -> str:
     return f"of {str(tensor.dtype).removeprefix('torch.')} x {tensor.numel()}"
 
@@ -301,18 +288,3 @@ def _bytes(tensor: Any) -> int:
     check_dense(tensor)
     size: int = tensor.numel() * tensor.element_size()
     return size
-
-
-def _done(tensors: Sequence[Any]) -> PendingWork:
-    done: Future[None] = Future()
-    done.set_result(None)
-    return PendingWork(done, tensors, lambda: None)
-
-
-def _joined(works: Sequence[PendingWork], tensors: Sequence[Any]) -> PendingWork:
-    """One operation of several."""
-    if len(works) == 1:
-        return works[0]
-    if not works:
-        return _done(tensors)
-    return PendingWork(after([work.done for work in works], lambda: None), tensors, lambda: None)

@@ -12,7 +12,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.finite import is_finite, warn_not_finite
+from geomx_cli.runtime.frontends.torch.finite import is_finite, not_finite, warn
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.server_optimizer import check_no_state, hyper_parameters, index_of_group
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerSynchroniser"]
 
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers, by the size of the numbers compared through them: nan then equals itself, and it is faster."""
+
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, the index of its group, and what is sent and received. hidden: its gradient, within a
-    step. version: of the parameter when the servers' weights were last written to it.
+    """A trained tensor, its key, the index of its group, and what is sent and received, which are the servers'
+    weights between steps. hidden: its gradient, within a step.
     """
 
     key: str
@@ -42,7 +45,6 @@ class _Slot:
     elements: "Array"
     exchange: "PendingExchange | None" = None
     hidden: Any = None
-    version: int = 0
 
 
 class ServerSynchroniser(Synchroniser):
@@ -65,8 +67,7 @@ class ServerSynchroniser(Synchroniser):
             group = index_of_group(optimizer, parameter)
             key = f"{state.prefix}{name}"
             values.copy_(parameter.detach())
-            slot = _Slot(key, parameter, group, -index, values, values.view(-1).numpy(), version=parameter._version)
-            self._slots.append(slot)
+            self._slots.append(_Slot(key, parameter, group, -index, values, values.view(-1).numpy()))
         self._hyper = PushedHyper()
         self._hyper.begin({}, 0)  # so that each key's first push carries all of its group's numbers
         workers = 1 if client.flat else client.num_workers
@@ -107,10 +108,13 @@ class ServerSynchroniser(Synchroniser):
     def _check_weight(slot: _Slot) -> None:
         """Raise InvalidSettings if the script has changed a weight since the last step, which the servers do not know.
         """
-        parameter = slot.parameter.detach()
-        if parameter._version != slot.version and not torch.equal(parameter, slot.values.to(parameter)):
+        parameter, bits = slot.parameter.detach(), _BITS[slot.parameter.element_size()]
+        if not torch.equal(parameter.view(bits), slot.values.to(parameter).view(bits)):
             what = f"the script has changed {slot.key} other than by steps, and the global servers hold the weights"
-            hint = "load weights before wrap, or train with an algorithm whose workers run the optimizer, as --algo hfa"
+            hint = (
+                "load weights before wrap; where the script or a layer (nn.Embedding(max_norm=...)) changes them, train"
+                " with an algorithm whose workers run the optimizer, as --algo hfa"
+            )
             raise InvalidSettings(what, hint)
 
     def _look(self, slot: _Slot) -> None:
@@ -120,7 +124,7 @@ class ServerSynchroniser(Synchroniser):
             if not is_finite(slot.parameter.detach()):
                 return
             where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
-            warn_not_finite(self._client, where, "all workers' weights")
+            warn(self._client, not_finite(where, "all workers' weights"))
 
     def _exchange(self, slot: _Slot, source: "Array | None") -> None:
         hyper: Mapping[str, float] = {}
@@ -143,7 +147,6 @@ class ServerSynchroniser(Synchroniser):
             slot.exchange.done.result()
             slot.exchange = None
             slot.parameter.copy_(slot.values)
-            slot.version = slot.parameter._version
 
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: abstain from the rounds of the party's other workers."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 
 __all__ = ["Synchroniser"]
@@ -34,6 +35,13 @@ class Synchroniser(ABC):
     @abstractmethod
     def conclude(self) -> None:
         """After `finishing` of all synchronisers: leave the same tensors in all workers; blocks."""
+
+    def take_newest(self, state: ModelState, *broadcasts: Broadcast, is_stepped: bool) -> None:
+        """Take all tensors of one worker; blocks. is_stepped: this worker's should be the same, as it has taken the
+        last step too.
+        """
+        changed = state.conclude(*broadcasts, trained=True)
+        self.replaced = changed if is_stepped else ""
 
     def check_step(self, state: ModelState, of: str = "worker") -> None:
         """Raise InvalidSettings after the end, if the optimizer is not as it was wrapped, and if it would use gradients

@@ -10,7 +10,7 @@ import torch
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
-from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late
+from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late, scripted
 from geomx_cli.runtime.frontends.torch.script_model import read, write
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.network import Network
@@ -52,6 +52,7 @@ class TorchModel(ModelAdapter):
         self._device = self._weights.device
         self._parameters = list(module.parameters())
         self._late: dict[int, PendingExchange] = {}
+        self._scripted = scripted(module)
         parts = zip(self._weights.split(self.sizes), self._gradient.split(self.sizes), strict=True)
         for parameter, (weights, gradient) in zip(self._parameters, parts, strict=True):
             parameter.data, parameter.grad = weights.view(parameter.shape), gradient.view(parameter.shape)
@@ -107,8 +108,9 @@ class TorchModel(ModelAdapter):
 
     def write_late(self, index: int, result: "PendingExchange") -> None:
         """See ModelWeights."""
-        self._late[index] = result
-        if result.done.done() or not become_late(self._parameters[index], partial(self._take, index)):
+        self._late[index], parameter = result, self._parameters[index]
+        must_wait = result.done.done() or id(parameter) in self._scripted
+        if must_wait or not become_late(parameter, partial(self._take, index)):
             self._take(index)
 
     def _take(self, index: int) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.model_state import check_gradient, check_same
+from geomx_cli.runtime.frontends.torch.model_state import check_gradient
+from geomx_cli.runtime.frontends.torch.sent_gradient import SentGradient
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
@@ -25,7 +26,7 @@ added, and is copied to the party only once all of it is back. DistributedDataPa
 @dataclass(eq=False, slots=True)
 class Slot:
     """A key and where its elements lie: the gradient of `parameter`, or all of `buffers`. loaded: in this round, from
-    this gradient, in this version.
+    this gradient.
     """
 
     key: str
@@ -35,8 +36,7 @@ class Slot:
     parameter: Any = None
     buffers: Sequence[Any] = ()
     loaded: bool = False
-    gradient: Any = None
-    version: int = 0
+    gradient: SentGradient | None = None
 
 
 @dataclass(eq=False)
@@ -93,9 +93,8 @@ class Buckets:
         view = bucket.views[slot]
         if slot.parameter is not None:
             _check(slot)
-            slot.gradient = slot.parameter.grad
-            slot.version = slot.gradient._version
-            view.copy_(slot.gradient.reshape(-1))
+            slot.gradient = SentGradient(slot.parameter.grad)
+            view.copy_(slot.parameter.grad.reshape(-1))
         else:
             torch.cat([tensor.detach().reshape(-1).to(view) for tensor in slot.buffers], out=view)
         with self._lock:
@@ -132,14 +131,13 @@ class Buckets:
             bucket.vector[: -len(bucket.slots)] /= workers
         counts = bucket.counts.tolist()
         for slot, count in zip(bucket.slots, counts, strict=True):
-            view = bucket.views[slot]
+            view, sent, slot.gradient = bucket.views[slot], slot.gradient, None
             if slot.parameter is None:
                 for tensor, part in zip(slot.buffers, view.split([item.numel() for item in slot.buffers]), strict=True):
                     tensor.copy_(part.view(tensor.shape))
             elif slot.parameter.grad is not None:
-                if slot.loaded and self.checks:
-                    check_same(slot.key, slot.gradient, slot.parameter.grad, slot.version)
-                    slot.gradient = None
+                if sent is not None and self.checks:
+                    sent.check(slot.key, slot.parameter.grad)
                 slot.parameter.grad.copy_(view.view(slot.parameter.shape))
             elif count:
                 slot.parameter.grad = view.view(slot.parameter.shape).to(slot.parameter, copy=True)

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.gradients import elect_newest
+from geomx_cli.runtime.frontends.torch.election import elect_newest
+from geomx_cli.runtime.frontends.torch.finite import GradientCheck
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.party.broadcast import PartyBroadcast
+from geomx_cli.runtime.frontends.torch.party.buckets import Slot
 from geomx_cli.runtime.frontends.torch.party.exchange import Exchanger
 from geomx_cli.runtime.frontends.torch.party.passes import PartySynchroniser
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
@@ -40,7 +42,24 @@ class PartyGradients(PartySynchroniser):
             self._vote = StopVote(client, -len(state.trained) - 1, f"{state.prefix}{STOP}")
             self._exchanger = Exchanger(client, operations, self._vote)
         on_begun = None if self._exchanger is None else self._exchanger.put
+        self._finite = GradientCheck(operations.warn, state.trained)
+        self._is_newest = False  # in the leader: the party contributed to the last round
         super().__init__(operations, state, optimizer, statistics, on_begun, check)
+
+    def begin(self) -> None:
+        """See Member."""
+        self._finite.stepped()
+        super().begin()
+
+    def load(self, slot: Slot) -> None:
+        """See PartySynchroniser."""
+        super().load(slot)  # which checks it
+        self._finite.contributes(slot.parameter, slot.parameter.grad.detach(), self.rounds + 1)
+
+    def leave(self) -> None:
+        """See Member."""
+        self._finite.stepped()
+        super().leave()
 
     def announce(self, active: Sequence[int]) -> None:
         """See Member."""
@@ -80,10 +99,12 @@ class PartyGradients(PartySynchroniser):
         own = (_FAILED if self.has_failed else _STEPPED) if self.has_newest else _OLD
         models = self.group.gather(own)
         best = max(models)
+        is_newest = bool(self.group.share(int(self._is_newest)))
         between = None
         if self._client is not None:
-            is_newest = self._is_newest and best != _OLD
-            elected = elect_newest(self._client, self.state, is_newest=is_newest, has_failed=best == _FAILED)
+            takes_part = is_newest and best != _OLD
+            elected = elect_newest(self._client, self.state, is_newest=takes_part, has_failed=best == _FAILED)
             between = Broadcast(self._client, elected)
         source = max(rank for rank, model in enumerate(models) if model == best)
-        self.state.conclude(PartyBroadcast(self.group, between, source), trained=True)
+        broadcast = PartyBroadcast(self.group, between, source)
+        self.take_newest(self.state, broadcast, is_stepped=is_newest and own == _STEPPED)

@@ -1,7 +1,7 @@
 """The operations of a party's workers, which all take part in each: backward passes, and steps."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -50,13 +50,15 @@ class Member(Protocol):
 class Operations:
     """Before each operation every worker gives its number: of the wrapped optimizer and the kind of operation, or 0
     once its script has finished, so that it takes part in what the others do. device: where gradients are added.
+    warn: tells the user of what affects the result.
 
     overlaps: gradients are added while the backward pass continues. Not with several optimizers, which it may reach in
     another order in each worker: then those that it has reached take their turns at its end.
     """
 
-    def __init__(self, group: "PartyGroup") -> None:
+    def __init__(self, group: "PartyGroup", warn: Callable[[str], None]) -> None:
         self.group = group
+        self.warn = warn
         self.device: Any = torch.device("cpu")
         self._members: list[Member] = []
         self._backward = BackwardPass()

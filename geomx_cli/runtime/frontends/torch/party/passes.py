@@ -71,7 +71,11 @@ class PartySynchroniser(Synchroniser):
             return
         self.operations.reach(self)
         if self.operations.overlaps:
-            self.sums.load(slot)
+            self.load(slot)
+
+    def load(self, slot: Slot) -> None:
+        """Contribute this worker's gradient to the pass."""
+        self.sums.load(slot)
 
     def begin(self) -> None:
         """See Member."""
@@ -81,7 +85,7 @@ class PartySynchroniser(Synchroniser):
         """See Member."""
         for slot in self.slots:
             if not slot.loaded and slot.parameter is not None and slot.parameter.grad is not None:
-                self.sums.load(slot)
+                self.load(slot)
         if self._statistics is not None:
             self.sums.load(self._statistics)
         self.sums.flush()

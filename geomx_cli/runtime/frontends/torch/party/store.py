@@ -1,6 +1,7 @@
 """A PyTorch script's part in a job whose parties add gradients themselves (`--reduce torch`)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class PartyStore(GroupedStore):
 
     def __init__(self, session: "Session", settings: "Settings") -> None:
         super().__init__(session, settings)
-        self._operations = Operations(self._group)
+        self._operations = Operations(self._group, partial(session.warn, affects_result=True))
 
     def _synchronise(
         self, state: ModelState, model: Any, optimizer: Any, buffers: str, check: BatchCheck

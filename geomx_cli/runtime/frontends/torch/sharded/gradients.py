@@ -47,8 +47,9 @@ class ShardGradients(GradientSynchroniser):
 
     def conclude(self) -> None:
         """See Synchroniser: the leaders of all shards elect the same party, whose model is the newest."""
-        self._has_failed = any(self._shard.party.gather(int(self._has_failed)))
-        self._conclude(*self._shard.broadcasts(self._elect()))
+        self._has_failed, newest = self._shard.agree(has_failed=self._has_failed, is_newest=self._is_newest)
+        is_stepped = newest and not self._has_failed
+        self.take_newest(self._state, *self._shard.broadcasts(self._elect()), is_stepped=is_stepped)
 
 
 class ReplicaGradients(Synchroniser):
@@ -104,5 +105,5 @@ class ReplicaGradients(Synchroniser):
     def conclude(self) -> None:
         """See Synchroniser."""
         self.ended = True
-        self._shard.party.gather(int(self._has_failed))
-        self._state.conclude(*self._shard.broadcasts(), trained=True)
+        has_failed, newest = self._shard.agree(has_failed=self._has_failed)
+        self.take_newest(self._state, *self._shard.broadcasts(), is_stepped=newest and not has_failed)

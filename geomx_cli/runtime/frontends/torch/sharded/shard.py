@@ -69,6 +69,13 @@ class Shard:
             if copy is not part:
                 part.copy_(copy)
 
+    def agree(self, *, has_failed: bool, is_newest: bool = True) -> tuple[bool, bool]:
+        """Whether the last backward pass has failed in any of the party's workers, and whether the model is the newest
+        in all that know; blocks.
+        """
+        values = self.party.gather(has_failed + 2 * (not is_newest))
+        return any(value & 1 for value in values), not any(value & 2 for value in values)
+
     def check(self, round_: int, weight: int = 0) -> None:
         """Check that all shards of the party are of this round, and from as many workers. Raises TrainingFailed."""
         values = self.party.gather(round_ * _MOST + weight, patient=True)
