@@ -126,8 +126,9 @@ def shard(dataset: Any, split: str = "iid", seed: int = 1) -> Any:
 
 def sampler(dataset: Any, *, shuffle: bool = True, seed: int = 1) -> "ShardSampler":
     """Return a sampler for DataLoader(dataset, sampler=...): in each epoch another part of the data set for each
-    worker. A worker may look at a batch before or within an epoch: an epoch ends with its last index, or if it is left
-    after a step of an optimizer. All workers must pass the same arguments. Raises InvalidSettings as `shard`.
+    worker. The next epoch begins with the first iteration after a step of an optimizer, so a worker may look at a batch
+    or evaluate with it; see docs/pytorch.md for an exception. All workers must pass the same arguments. Raises
+    InvalidSettings as `shard`.
     """
     from geomx_cli.runtime.frontends.torch import data
 

@@ -121,7 +121,8 @@ def launch(
     from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
     from geomx_cli.jobs.store.user_modules import check_user_modules
 
-    check_script(script, inventory)
+    if not shell:  # then nothing is copied from here
+        check_script(script, inventory)
     if not dry_run and not script:
         check_user_modules(options, inventory)
     inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)

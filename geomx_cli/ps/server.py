@@ -141,7 +141,6 @@ class Server:
 
     def _on_goodbye(self, request: Request) -> None:
         done = self._members.goodbye(request.link)
-        self._aggregator.values.forget(request.link)
         self.node.shutdown.answer_bye(request)
         if done:
             self.node.telemetry.state = "finished"

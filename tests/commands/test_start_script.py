@@ -52,6 +52,13 @@ def script(desk: Desk, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+def test_the_users_script_may_be_on_the_hosts_only(desk: Desk, tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.toml"
+    inventory.write_text(INVENTORY.format(python="python3"))
+    done = desk.geomx("launch", "--hosts", str(inventory), "--dry-run", "--shell", "--", "python", "absent.py")
+    assert "absent.py" in done.stdout
+
+
 def test_it_starts_the_processes_of_a_host_and_cleans_up(script: Callable[..., Path], tmp_path: Path) -> None:
     path = script("exit 0")
     assert not re.search("@[A-Z]+@", path.read_text()), "no placeholder is left"

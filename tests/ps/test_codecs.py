@@ -470,6 +470,21 @@ def test_an_array_that_cannot_be_encoded_leaves_what_was_lost_before(spec: str, 
         assert found[0] == found[1] != b""
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("spec", ["topk:0.001,fp32,min=0", "bsc:0.001,fp32,min=0"])
+def test_after_a_residual_that_has_grown_too_large_encoding_begins_anew(spec: str, dtype: str) -> None:
+    codec, feedback, fresh = parse_codec(spec), ErrorFeedback(), ErrorFeedback()
+    assert codec is not None
+    huge = np.full(4000, 2.0**113, dtype)
+    found = [feedback.encode(codec, huge, momentum=codec.momentum) is None for _ in range(4)]
+    assert found[0] is False and True in found
+    while feedback.encode(codec, huge, momentum=codec.momentum) is not None:
+        pass
+    given = np.random.default_rng(6).standard_normal(4000).astype(dtype)
+    sent = [feedback_.encode(codec, given, momentum=codec.momentum) for feedback_ in (feedback, fresh)]
+    assert bytes(sent[0] or b"") == bytes(sent[1] or b"x")
+
+
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_an_initial_value_after_the_first_result_does_not_replace_it(overtaken: bool) -> None:
     """A pull of low priority is answered after the round whose contribution was sent later."""

@@ -42,8 +42,8 @@ class Contribution:
     """A member's message for one slice and round: the merged ranks, a read-only array or rows, their weight, and the
     callback that returns the credit.
 
-    Without an array it abstains: it counts as received and adds nothing. sender: the member that sent it, if that is
-    another one, which passed it on.
+    Without an array it abstains: it counts as received and adds nothing. sender: the member whose link brought it,
+    which may be another that passed it on.
     """
 
     ranks: tuple[int, ...]
@@ -55,7 +55,7 @@ class Contribution:
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ranks whose windows it may occupy."""
+        """The ranks whose windows it may occupy: the sender's, and those of members that it speaks for."""
         return self.ranks if self.sender is None else (*self.ranks, self.sender)
 
 

@@ -28,14 +28,15 @@ class ErrorFeedback:
             self._residual = np.zeros_like(array)
         if momentum and self._momentum is None:
             self._momentum = np.zeros_like(array)
-        speed = self._momentum if momentum else None
+        velocity = self._momentum if momentum else None
         add = codec.accumulate if array.dtype == np.float32 else accumulate
+        none = np.empty(0, array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            below = add(array, momentum, array[:0].copy() if speed is None else speed, decay, self._residual, LARGEST)
-        if not below:
+            fits = add(array, momentum, none if velocity is None else velocity, decay, self._residual, LARGEST)
+        if not fits:
             self._residual = self._momentum = None
             return None
-        return codec.extract(self._residual, speed)
+        return codec.extract(self._residual, velocity)
 
 
 def can_encode(array: Array) -> bool:

@@ -240,10 +240,6 @@ class ValueService:
             entry.pulls.setdefault(link, {})[header.request] = waiter
             self.fetch(entry, header.priority)
 
-    def forget(self, link: Link) -> None:
-        """This member has left: what roots still owe it counts no more."""
-        self._outstanding.pop(link, None)
-
     def answer_pulls(self, entry: SliceState) -> None:
         """Answer the pulls that waited for the value."""
         pulls, entry.pulls = entry.pulls, {}

@@ -67,7 +67,7 @@ def accumulate(
     array: "Array", coefficient: "np.float32", momentum: "Array", decay: "np.float32", residual: "Array",
     limit: "np.float32",
 ) -> bool:  # fmt: skip
-    """See vectorised. As integers, magnitudes and the NaN that is none have the order needed here."""
+    """See vectorised. Magnitudes are compared as integers, among which NaN is larger than any limit."""
     bound, largest = np.empty(1, np.float32), _U(0)
     bound[0] = limit
     for start in range(0, len(array), _CACHED):

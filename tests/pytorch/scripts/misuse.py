@@ -12,7 +12,7 @@ geomx.init()
 rank = geomx.global_rank()
 model = linear(seed=1)
 if how == "swap":
-    model.unused = torch.nn.Parameter(torch.full((2,), torch.nan))
+    model.unused = torch.nn.Parameter(torch.tensor([torch.nan, -0.0]))
 if sys.argv[2:] == ["divided"]:
     divide(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -39,6 +39,7 @@ for number, (images, labels) in enumerate(batches(rank, 5), 1):
         own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         model.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in own.items()})
         model.load_state_dict(own)
+        model.unused.data[1] = 0.0
     elif number == 3 and how == "weights":
         with torch.no_grad():
             model.weight.clamp_(-0.01, 0.01)

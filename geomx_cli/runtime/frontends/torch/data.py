@@ -80,9 +80,9 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
     """A worker's indices, others in each epoch: with `shuffle` all workers draw one permutation and each takes its
     part. Equally many for all; fewer than one for each worker are left out of an epoch.
 
-    The next epoch begins with the first iteration after one that was drawn to its end, or since which an optimizer has
-    taken a step. Of several iterations that one counts from which an index was drawn last, as a look at a batch in the
-    middle of an epoch begins one of its own.
+    The next epoch begins with the first iteration after one since whose begin an optimizer has taken a step. Of several
+    iterations that one counts from which an index was drawn last. So evaluation or a look at a batch, by one worker
+    alone, leaves the epochs of all in step.
     """
 
     def __init__(self, dataset: Any, rank: int, count: int, *, shuffle: bool, seed: int) -> None:
@@ -112,7 +112,6 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
         if self._shuffle:
             order = torch.randperm(self._size, generator=generator, device="cpu")
         part = order[self._rank : len(self) * self._count : self._count].tolist()
-        for number, index in enumerate(part, 1):
-            self._epoch, self._begun = epoch, begun if number < len(part) else -1
+        for index in part:
+            self._epoch, self._begun = epoch, begun
             yield index
-        self._epoch, self._begun = epoch, -1

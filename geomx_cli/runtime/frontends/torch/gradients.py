@@ -275,7 +275,7 @@ class GradientSynchroniser(Synchroniser):
     def conclude(self) -> None:
         """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
         is_stepped = self._is_newest and not self._has_failed
-        self.take_newest(self._state, Broadcast(self._client, self._elect()), is_stepped=is_stepped)
+        self.take_newest(self._state, Broadcast(self._client, self._elect()), expects_same=is_stepped)
 
     def _elect(self) -> int:
         """Return the highest global rank of the workers whose model is the newest."""

@@ -36,12 +36,12 @@ class Synchroniser(ABC):
     def conclude(self) -> None:
         """After `finishing` of all synchronisers: leave the same tensors in all workers; blocks."""
 
-    def take_newest(self, state: ModelState, *broadcasts: Broadcast, is_stepped: bool) -> None:
-        """Take all tensors of one worker; blocks. is_stepped: this worker's should be the same, as it has taken the
-        last step too.
+    def take_newest(self, state: ModelState, *broadcasts: Broadcast, expects_same: bool) -> None:
+        """Take all tensors of one worker; blocks. expects_same: this worker's should be equal before, as it has taken
+        the last step too.
         """
         changed = state.conclude(*broadcasts, trained=True)
-        self.replaced = changed if is_stepped else ""
+        self.replaced = changed if expects_same else ""
 
     def check_step(self, state: ModelState, of: str = "worker") -> None:
         """Raise InvalidSettings after the end, if the optimizer is not as it was wrapped, and if it would use gradients

@@ -107,4 +107,4 @@ class PartyGradients(PartySynchroniser):
             between = Broadcast(self._client, elected)
         source = max(rank for rank, model in enumerate(models) if model == best)
         broadcast = PartyBroadcast(self.group, between, source)
-        self.take_newest(self.state, broadcast, is_stepped=is_newest and own == _STEPPED)
+        self.take_newest(self.state, broadcast, expects_same=is_newest and own == _STEPPED)

@@ -49,7 +49,7 @@ class ShardGradients(GradientSynchroniser):
         """See Synchroniser: the leaders of all shards elect the same party, whose model is the newest."""
         self._has_failed, newest = self._shard.agree(has_failed=self._has_failed, is_newest=self._is_newest)
         is_stepped = newest and not self._has_failed
-        self.take_newest(self._state, *self._shard.broadcasts(self._elect()), is_stepped=is_stepped)
+        self.take_newest(self._state, *self._shard.broadcasts(self._elect()), expects_same=is_stepped)
 
 
 class ReplicaGradients(Synchroniser):
@@ -106,4 +106,4 @@ class ReplicaGradients(Synchroniser):
         """See Synchroniser."""
         self.ended = True
         has_failed, newest = self._shard.agree(has_failed=self._has_failed)
-        self.take_newest(self._state, *self._shard.broadcasts(), is_stepped=newest and not has_failed)
+        self.take_newest(self._state, *self._shard.broadcasts(), expects_same=newest and not has_failed)

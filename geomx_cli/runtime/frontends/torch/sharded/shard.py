@@ -71,8 +71,9 @@ class Shard:
 
     def agree(self, *, has_failed: bool, is_newest: bool = True) -> tuple[bool, bool]:
         """Whether the last backward pass has failed in any of the party's workers, and whether the model is the newest
-        in all that know; blocks.
+        in the leaders of shards, who alone know that; the other workers say True. Blocks.
         """
+        # One number for both, so that the party gathers once: bit 0 is the failure, bit 1 an older model.
         values = self.party.gather(has_failed + 2 * (not is_newest))
         return any(value & 1 for value in values), not any(value & 2 for value in values)
 
