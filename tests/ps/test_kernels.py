@@ -85,6 +85,10 @@ def test_residuals_and_momentum_are_those_of_the_formula(size: int, fast: bool) 
         for momentum, decay in ((none, 1.0), (none, 0.95), (speed, 1.0), (speed, 0.95)):
             now, total = momentum.copy(), before.copy()
             below = add(given, 0.9, now, decay, total, 1e30)
+            if (np.abs(given) >= 1e30).any():
+                assert not below
+                assert (now.tobytes(), total.tobytes()) == (momentum.tobytes(), before.tobytes()), "nothing has changed"
+                continue
             expected = momentum * np.float32(0.9) + given if len(momentum) else given
             assert now.tobytes() == (expected.tobytes() if len(momentum) else b"")
             expected = before * np.float32(decay) + expected
@@ -99,10 +103,13 @@ def test_one_residual_too_large_is_noticed(place: int, bad: float, fast: bool) -
     if fast:
         pytest.importorskip("numba")
     add = loops.compiled(vectorised.accumulate) if fast else vectorised.accumulate
-    given, none = np.zeros(70_001, np.float32), np.empty(0, np.float32)
-    assert add(given, 0.0, none, 1.0, np.zeros_like(given), np.float32(1e30))
+    given, none, limit = np.zeros(70_001, np.float32), np.empty(0, np.float32), np.float32(1e30)
+    assert add(given, 0.0, none, 1.0, np.zeros_like(given), limit)
+    residual = np.zeros_like(given)
+    residual[place] = bad
+    assert not add(given, 0.0, none, 1.0, residual, limit)
     given[place] = bad
-    assert not add(given, 0.0, none, 1.0, np.zeros_like(given), np.float32(1e30))
+    assert not add(given, 0.0, none, 1.0, np.zeros_like(given), limit)
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["numpy", "numba"])

@@ -22,8 +22,6 @@ class ErrorFeedback:
         None if the array has to be sent as it is: if it cannot be encoded, which leaves the residual as it was, or if
         the residual has grown too large, as training diverges, which drops it.
         """
-        if not can_encode(array):
-            return None
         if self._residual is None:
             self._residual = np.zeros_like(array)
         if momentum and self._momentum is None:
@@ -33,10 +31,11 @@ class ErrorFeedback:
         none = np.empty(0, array.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             fits = add(array, momentum, none if velocity is None else velocity, decay, self._residual, LARGEST)
-        if not fits:
+        if fits:
+            return codec.extract(self._residual, velocity)
+        if can_encode(array):
             self._residual = self._momentum = None
-            return None
-        return codec.extract(self._residual, velocity)
+        return None
 
 
 def can_encode(array: Array) -> bool:

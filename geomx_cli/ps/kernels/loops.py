@@ -70,6 +70,12 @@ def accumulate(
     """See vectorised. Magnitudes are compared as integers, among which NaN is larger than any limit."""
     bound, largest = np.empty(1, np.float32), _U(0)
     bound[0] = limit
+    least, given = bound.view(np.uint32)[0], array.view(np.uint32)
+    for place in range(len(array)):
+        largest = max(largest, given[place] & _U(0x7FFFFFFF))
+    if largest >= least:
+        return False
+    largest = _U(0)
     for start in range(0, len(array), _CACHED):
         part, total, speed = (
             array[start : start + _CACHED], residual[start : start + _CACHED], momentum[start : start + _CACHED]
@@ -85,7 +91,7 @@ def accumulate(
         bits = total.view(np.uint32)
         for place in range(len(part)):
             largest = max(largest, bits[place] & _U(0x7FFFFFFF))
-    below: bool = largest < bound.view(np.uint32)[0]
+    below: bool = largest < least
     return below
 
 

@@ -42,8 +42,11 @@ def accumulate(
     """Compute residual = decay * residual + array in place, or with a `momentum` that is not empty momentum =
     coefficient * momentum + array and residual = decay * residual + momentum. Any float dtype, the same in all arrays.
 
-    Returns whether the magnitude of each element of the residual is below `limit`.
+    Returns whether the magnitude of each element of the residual is below `limit`; False, and changes nothing, if that
+    of one of `array` is not.
     """
+    if len(array) and not (array.min() > -limit and array.max() < limit):
+        return False
     below = True
     for start in range(0, len(array), CACHED):
         part, total, speed = (each[start : start + CACHED] for each in (array, residual, momentum))
