@@ -64,10 +64,13 @@ class Browser:
 
     def wait_for(self, script: str, limit: float = 60.0) -> Any:
         """Wait until the expression is true; returns its value."""
-        end = time.monotonic() + limit
+        end, tries = time.monotonic() + limit, 1
         while not (found := self.value(script)):
-            assert time.monotonic() < end, f"not within {limit} s: {script}; {self.complaints}"
+            if time.monotonic() >= end:
+                page = self.value("document.body.innerText")
+                raise AssertionError(f"not within {limit} s, {tries} tries: {script}; {self.complaints}; {page}")
             time.sleep(0.05)
+            tries += 1
         return found
 
     def resize(self, width: int, height: int = 1500, *, dark: bool = False) -> None:
