@@ -3,6 +3,7 @@
 import hmac
 import socket
 import threading
+from collections.abc import Callable
 
 from geomx_cli.probe import bandwidth
 from geomx_cli.probe.ports import bound
@@ -29,7 +30,7 @@ class Listeners:
     """
 
     def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
+        self._open: list[tuple[socket.socket, threading.Thread]] = []
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
     def open(self, address: str, port: int, token: str) -> None:
@@ -40,27 +41,30 @@ class Listeners:
         except OSError:
             made.close()
             raise
-        self._sockets.append(made)
-        threading.Thread(target=self._accept, args=(made, token.encode()), daemon=True).start()
+        self._start(self._accept, made, token)
 
     def open_udp(self, address: str, port: int, token: str) -> None:
         """Answer datagrams with `token`. Raises OSError if the address cannot be bound."""
-        made = bound(address, port, socket.SOCK_DGRAM)
-        self._sockets.append(made)
-        threading.Thread(target=_echo, args=(made, token.encode()), daemon=True).start()
+        self._start(_echo, bound(address, port, socket.SOCK_DGRAM), token)
 
     def close(self) -> int:
-        """Close all sockets; return their number."""
+        """Close all sockets, and return their number; their ports are free on return."""
         count = 0
-        while self._sockets:
-            made = self._sockets.pop()
+        while self._open:
+            made, thread = self._open.pop()
             try:
                 made.shutdown(socket.SHUT_RDWR)  # wakes its thread, unlike close alone
             except OSError:
                 pass
+            thread.join(_PATIENCE)  # the kernel keeps the port until the thread has left accept or recvfrom
             made.close()
             count += 1
         return count
+
+    def _start(self, serve: Callable[[socket.socket, bytes], None], made: socket.socket, token: str) -> None:
+        thread = threading.Thread(target=serve, args=(made, token.encode()), daemon=True)
+        self._open.append((made, thread))
+        thread.start()
 
     def _accept(self, listener: socket.socket, token: bytes) -> None:
         while True:

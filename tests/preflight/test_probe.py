@@ -20,6 +20,7 @@ import geomx_cli
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.probe import facts as facts_module
 from geomx_cli.probe import ports
+from geomx_cli.probe.listeners import Listeners
 
 pytestmark = pytest.mark.processes
 
@@ -209,6 +210,17 @@ def test_listening_dialling_measuring_and_letting_go(start: Callable[..., Probe]
     with socket.socket(type=socket.SOCK_DGRAM) as udp:
         udp.bind(("127.0.0.1", other))
     assert dialler.ask("measure", seconds=0.2, limit=2.0, **target)["kind"] == "refused"
+
+
+def test_closed_listeners_have_freed_their_ports() -> None:
+    [port] = free_ports(1)
+    for _ in range(300):  # whether a thread has left its socket in time is chance
+        listeners = Listeners()
+        listeners.open("127.0.0.1", port, "mine")
+        listeners.open_udp("127.0.0.1", port, "mine")
+        assert listeners.close() == 2
+        with socket.create_server(("127.0.0.1", port)), socket.socket(type=socket.SOCK_DGRAM) as udp:
+            udp.bind(("127.0.0.1", port))
 
 
 def test_its_ports_are_free_when_its_input_ends(start: Callable[..., Probe]) -> None:
