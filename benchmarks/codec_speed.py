@@ -9,6 +9,7 @@ bytes, to compare runs on machines of different speed.
 """
 
 import argparse
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -64,6 +65,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=10, help="passes over all slices (default 10)")
     parser.add_argument("--fast", action="store_true", help="compile with numba")
     chosen = parser.parse_args()
+    if chosen.fast and importlib.util.find_spec("numba") is None:
+        parser.error("--fast needs numba: install geomx with the extra `fast`")
     keep_freed_memory()
     arrays = slices(chosen.tensors, chosen.servers)
     before = sum(array.nbytes for array in arrays)

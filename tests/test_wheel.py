@@ -12,6 +12,7 @@ from idx import write_data
 
 from geomx_cli import __version__
 from geomx_cli.core import starter
+from geomx_cli.probe.facts import code_digest
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -58,6 +59,12 @@ def check_files(installed: Installed) -> None:
         assert wanted <= {path.relative_to(theirs) for path in theirs.rglob("*.*")}
 
 
+def check_digest(installed: Installed) -> None:
+    """`geomx doctor` takes it for the same source code."""
+    code = "from geomx_cli.probe.facts import code_digest; print(code_digest())"
+    assert installed.run(installed.bin / "python", "-c", code).strip() == code_digest()
+
+
 def check_commands(installed: Installed) -> None:
     """Commands that read files of the package."""
     assert installed.geomx("--version") == f"geomx {__version__}\n"
@@ -79,6 +86,7 @@ def test_the_wheel(tmp_path: Path) -> None:
     """One test, as pytest-xdist would build the environment again in each process that runs one of several."""
     installed = Installed(tmp_path)
     check_files(installed)
+    check_digest(installed)
     check_commands(installed)
     check_training(installed)
     shutil.rmtree(tmp_path)

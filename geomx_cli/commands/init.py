@@ -56,6 +56,8 @@ def init(directory: Path, template: str | None, force: bool) -> None:
         f"next:\n{enter}"
         "  edit hosts.toml\n"
         "  geomx hosts check                          finds mistakes in it\n"
+        "  geomx data fetch fashion-mnist             downloads the data that train.py uses\n"
+        "  geomx data push fashion-mnist              copies them to the other machines\n"
         "  geomx doctor -- python train.py            checks the machines and the network\n"
         "  geomx launch -- python train.py            trains on these machines\n"
         "  geomx launch --local -- python train.py    trains on this machine alone"

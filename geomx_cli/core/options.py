@@ -108,7 +108,7 @@ OPTIONS: tuple[Option, ...] = (
         "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, 1bit,"
         " topk:0.01, bsc:0.01, mpq:0.01, sparseloco; or upwards only: 2bit:0.5. None by default. In a flat"
         " cluster, between workers and servers. topk and sparseloco are for hfa, esync and diloco; with fsa the bundled"
-        " job needs --optimizer-on worker.", takes_codec=True,
+        " job trains better with --optimizer-on worker.", takes_codec=True,
     ),
     _net(
         "compress_lan", "text", "", "GEOMX_COMPRESS_LAN",

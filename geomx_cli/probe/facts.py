@@ -72,9 +72,13 @@ def _taken(wanted: Sequence[int], free: Iterable[Collection[int]]) -> dict[int, 
 
 
 def code_digest() -> str:
-    """Return a digest of geomx's source code, independent of its location."""
+    """Return a digest of geomx's source code, independent of its location, without the templates of `geomx init`: a
+    wheel contains them, an editable installation has them elsewhere.
+    """
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
+        if path.is_relative_to(PACKAGE / "templates"):
+            continue
         content = path.read_bytes()
         digest.update(f"{path.relative_to(PACKAGE)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]

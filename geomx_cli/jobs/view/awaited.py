@@ -25,7 +25,8 @@ def awaited(progress: Progress, *, names: bool = True) -> str:
         joining = [row for row in rows if row.status is None and row.state == "waiting"]
         text = "waiting for all to join and for the initial values"
         return text + _names(joining, names=names) if joining else ""
-    if phase == "training" and progress.first_step is None and not any(row.round or row.samples for row in rows):
+    known = any(row.round or row.samples or row.samples_per_s for row in rows)
+    if phase == "training" and progress.first_step is None and not known:
         return "waiting for the first round"
     running = [row for row in rows if row.runs]
     if phase in ("stopping", "finished") and running:

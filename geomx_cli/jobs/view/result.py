@@ -67,8 +67,8 @@ def in_words(result: Mapping[str, Any]) -> str:
         ("total time", format_duration(result["total_s"])),
         ("LAN sent / received", f"{format_bytes(lan[0])} / {format_bytes(lan[1])}"),
         ("WAN sent / received", f"{format_bytes(wan[0])} / {format_bytes(wan[1])}"),
-        ("encoded", _ratio(*result["bytes"]["encoded"])),
-        ("encoded in the LAN", _ratio(*result["bytes"]["encoded_lan"])),
+        ("compression", _ratio(*result["bytes"]["encoded"])),
+        ("LAN compression", _ratio(*result["bytes"]["encoded_lan"])),
         ("datagrams", _lossy(result.get("datagrams", {}))),
         ("relayed", _through_others(result.get("relayed", {}))),
         summary_line(result),
@@ -79,7 +79,9 @@ def in_words(result: Mapping[str, Any]) -> str:
 
 
 def _ratio(before: int, after: int) -> str:
-    return f"{format_bytes(before)} as {format_bytes(after)} ({before / after:.1f} x)" if after else ""
+    if not after:
+        return ""
+    return f"{before / after:.1f} x ({format_bytes(before)} as {format_bytes(after)}; a result for several counts once)"
 
 
 def _lossy(counted: Mapping[str, int]) -> str:

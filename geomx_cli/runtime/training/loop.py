@@ -146,6 +146,7 @@ class Loop:
         self.samples += len(batch[1])
         self._steps += 1
         current.times.append(self._watch.take())
+        self._record.step(current.samples, current.losses, steps=self._steps)
         return exchanging
 
     def _late(self, begun: float) -> float:

@@ -1,9 +1,9 @@
-"""A training worker's reports of its rounds: one event each in its log, and its telemetry."""
+"""A training worker's reports: an event for each round in its log, and its telemetry."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 from geomx_cli.core.events import Evaluated, RoundCompleted, StateChanged, WarningRaised
 from geomx_cli.runtime.training.evaluation import Score
@@ -15,6 +15,7 @@ __all__ = ["Record"]
 
 COMPUTING = ("forward and backward", "local update")
 _SMOOTHING = 0.05
+_REPORT_EVERY = 1.0
 
 
 class Record:
@@ -24,7 +25,7 @@ class Record:
         self._client = client
         self._steps = steps
         self._time_limit = time_limit
-        self._started = self._last = time.monotonic()
+        self._started = self._last = self._reported = time.monotonic()
         self._recent = [0.0, 0.0, 0.0]
         self._bytes = self._count_bytes()
         client.events.write(StateChanged(state="training"))
@@ -59,19 +60,16 @@ class Record:
                 recorded=dict(recorded),
             )
         )
-        now = time.monotonic()
-        # Numerators and denominator are smoothed separately: rounds that cross no WAN are much shorter than others.
-        recent = (samples, wait, max(now - self._last, 1e-9))
-        self._recent = [old * (1 - _SMOOTHING) + new for old, new in zip(self._recent, recent, strict=True)]
-        self._last = now
-        rate, waiting = self._recent[0] / self._recent[2], self._recent[1] / self._recent[2]
-        progress = self._progress(steps)
-        left = self.elapsed * (1 - progress) / progress if progress else 0.0
-        figures = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
-        self._client.report(
-            state="training", round=number, samples_per_s=round(rate, 1),
-            waiting=round(min(1.0, waiting), 4), progress=round(progress, 4), left_s=round(left, 1), **figures,
-        )  # fmt: skip
+        self._recent = self._report(samples, wait, steps, loss)
+        self._last = self._reported
+        self._client.report(round=number, **({} if accuracy is None else {"accuracy": accuracy}))
+
+    def step(self, samples: int, losses: Sequence[SupportsFloat], *, steps: int) -> None:
+        """Report a step in a round that has trained on `samples` samples so far, once a second: a round may take
+        minutes. `losses`: of the round's steps.
+        """
+        if time.monotonic() - self._reported >= _REPORT_EVERY:
+            self._report(samples, 0.0, steps, sum(map(float, losses)) / len(losses))
 
     def evaluation(self, round_: int, score: Score, seconds: float) -> None:
         """Record the score of the weights after round `round_`."""
@@ -85,6 +83,21 @@ class Record:
     def warn(self, message: str) -> None:
         """Record a warning for the user, that the result may be of no use."""
         self._client.events.write(WarningRaised(message=message, affects_result=True))
+
+    def _report(self, samples: int, wait: float, steps: int, loss: float | None) -> list[float]:
+        """Set the telemetry; return samples, seconds of waiting and seconds, smoothed over rounds."""
+        self._reported = now = time.monotonic()
+        # Numerators and denominator are smoothed separately: rounds that cross no WAN are much shorter than others.
+        newest = (samples, wait, max(now - self._last, 1e-9))
+        recent = [old * (1 - _SMOOTHING) + new for old, new in zip(self._recent, newest, strict=True)]
+        progress = self._progress(steps)
+        left = self.elapsed * (1 - progress) / progress if progress else 0.0
+        self._client.report(
+            state="training", samples_per_s=round(recent[0] / recent[2], 1),
+            waiting=round(min(1.0, recent[1] / recent[2]), 4), progress=round(progress, 4), left_s=round(left, 1),
+            **({} if loss is None else {"loss": loss}),
+        )  # fmt: skip
+        return recent
 
     def _progress(self, steps: int) -> float:
         by_time = self.elapsed / self._time_limit if self._time_limit else 0.0
