@@ -34,3 +34,25 @@ def test_rates_are_those_over_all_recent_time(monkeypatch: pytest.MonkeyPatch) -
         )
     assert client.reported["samples_per_s"] == pytest.approx(4 * 64 / 1.06, rel=0.1)
     assert client.reported["waiting"] == pytest.approx(1.02 / 1.06, rel=0.05)
+
+
+def test_a_long_round_is_reported_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, client = [100.0], Client()
+    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
+    training = record.Record(client, steps=1000, time_limit=0)  # type: ignore[arg-type]
+    reports = []
+    for step in range(1, 101):
+        now[0] += 0.3
+        training.step(16 * step, [2.0, 1.0], steps=step)
+        if not reports or reports[-1] != client.reported:
+            reports.append(dict(client.reported))
+    assert reports[:2] == [
+        {}, {"state": "training", "samples_per_s": 53.3, "waiting": 0.0, "progress": 0.004, "left_s": 298.8, "loss": 1.5}
+    ]  # fmt: skip
+    assert len(reports) == 1 + 25, "once a second"
+    now[0] += 20
+    training.round(1, [{}], samples=1600, loss=1.0, steps=100, communicate=0, wait=20, accuracy=None)
+    assert client.reported["samples_per_s"] == 32.0 and client.reported["waiting"] == 0.4
+    now[0] += 0.5
+    training.step(16, [1.0], steps=101)
+    assert client.reported["round"] == 1 and client.reported["samples_per_s"] == 32.0, "not within a second"
