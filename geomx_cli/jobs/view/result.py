@@ -79,9 +79,7 @@ def in_words(result: Mapping[str, Any]) -> str:
 
 
 def _ratio(before: int, after: int) -> str:
-    if not after:
-        return ""
-    return f"{before / after:.1f} x ({format_bytes(before)} as {format_bytes(after)}; a result for several counts once)"
+    return f"{before / after:.1f} x ({format_bytes(before)} encoded as {format_bytes(after)})" if after else ""
 
 
 def _lossy(counted: Mapping[str, int]) -> str:
