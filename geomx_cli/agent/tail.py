@@ -1,5 +1,7 @@
 """Prints the logs of processes as JSON lines {"process", "line"}, followed by {"end": true}. A "\\r" ends a line too.
 
+{"end": true, "started": false} means that the agent has not started, so that lines may come later.
+
 With --events prints event logs instead, without round events, counts of sent bytes and reports that are not live,
 which may be very many, and with the telemetry of an initially long log thinned out.
 
@@ -59,13 +61,14 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     usage = _Usage(directory) if given.events else None
     try:
         while True:
-            over = not given.follow or not _runs(directory)  # checked first, so that final output is printed
+            state = AgentState.read(directory)  # checked first, so that final output is printed
+            over = not given.follow or state is None or not processes.exists(state.agent)
             for tail in tails:
                 tail.print_new(last=over)
             if usage is not None:
                 usage.print_new(last=over)
             if over:
-                print(json.dumps({"end": True}), flush=True)
+                print(json.dumps({"end": True, "started": state is not None}), flush=True)
                 return 0
             sys.stdout.flush()
             if _input_ended(poll):
@@ -197,11 +200,6 @@ def _start(log: BinaryIO, lines: int) -> int:
             if found == lines:
                 return offset + newline + 1
     return furthest
-
-
-def _runs(directory: Path) -> bool:
-    state = AgentState.read(directory)
-    return state is not None and processes.exists(state.agent)
 
 
 def _input_ended(limit: float) -> bool:

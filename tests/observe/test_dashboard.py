@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from plans import planned
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.events import parse
 from geomx_cli.jobs.actions.logs import Line, LogReader
+from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.dashboard.comparison import Comparison
 from geomx_cli.observe.dashboard.downsampled_series import MOST, DownsampledSeries, Flow, MeasuredSeries
@@ -644,6 +646,31 @@ def test_event_logs_are_read_but_for_single_rounds(desk: Desk) -> None:
     read = [line.text for line in reader.read() if line.process == "A/worker:0"]
     reader.close()
     assert read == [line for line in written if '"event": "round"' not in line] and read
+
+
+def test_a_host_whose_agent_starts_late_is_followed_too(desk: Desk, tmp_path: Path) -> None:
+    launch = desk.launch(story={"nobody": "forever"})
+    assert launch.finish() == 0
+    job = KnownJob.at(launch.directory)
+    assert job is not None
+    late = [launch.directory / name for name in ("events/A-worker-0.jsonl", "hosts/A/agent-state.json")]
+    for number, path in enumerate(late):
+        path.rename(tmp_path / f"{number}")
+    ended = (launch.directory / "state.json").read_bytes()
+    job_state.begin(launch.directory)  # it runs
+    notes, read = list[str](), Counter[str]()
+    reader = LogReader(job, job.plan.processes, notes.append, events=True)
+    following = threading.Thread(target=lambda: read.update(line.process for line in reader.follow()), daemon=True)
+    following.start()
+    until(lambda: read["central/worker:0"] and read["A/worker:1"])
+    following.join(1.0)  # the agent is looked for again meanwhile
+    assert following.is_alive() and not read["A/worker:0"]
+    for number, path in enumerate(late):
+        (tmp_path / f"{number}").rename(path)
+    following.join(60)
+    assert not following.is_alive() and read["A/worker:0"] and not reader.problems and not notes
+    (launch.directory / "state.json").write_bytes(ended)
+    reader.close()
 
 
 def test_a_failure_is_shown(desk: Desk, browser: Browser) -> None:

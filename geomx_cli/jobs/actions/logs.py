@@ -30,7 +30,7 @@ _AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # retry backoff in seconds; the last value r
 
 class _TailMessage(msgspec.Struct):
     """A message of agent/tail.py: a line, the log offset of the following lines, why a log is left out, the use of the
-    host, or the end.
+    host, or the end, and whether the agent had started.
     """
 
     process: str = ""
@@ -39,6 +39,7 @@ class _TailMessage(msgspec.Struct):
     problem: str = ""
     usage: Any = None
     end: bool = False
+    started: bool = True
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ class _Source:
         self._on_usage = on_usage
         self._channel: Channel | None = None
         self._over = False  # ended, or sent malformed data
+        self._started = True  # the agent, when its lines ended
         self._lost = ""  # why the stream is lost
         self._reported = ""  # the loss already reported
         self._left_out: list[str] = []
@@ -188,6 +190,7 @@ class _Source:
         """Request lines, resuming after those already received. Return False if the host cannot be reached."""
         self._known += self._since
         self._since.clear()
+        self._started = True
         self.close()
         begin = [f"--begin={name}={place}" for name, place in self._next.items()]
         try:
@@ -215,9 +218,11 @@ class _Source:
             again = runs()  # before reading: if the job has ended by now, everything is read
             if self.open(options):
                 yield from self.receive()
+            if not self._started:  # the job has just begun
+                self._over = not again
             if self._over or not again or closing.is_set():
                 return
-            if self._lost != self._reported:
+            if self._started and self._lost != self._reported:
                 attempts = attempts if self._reported else 0
                 self._reported = self._lost
                 self._notify(f"host {self.host.name}: {self._lost}; trying again while the job runs")
@@ -241,6 +246,7 @@ class _Source:
         """Process one message; yield its line if it is new. Raises ValueError for a process of another host."""
         name, problem = message.process, message.problem.replace("\n", " ")
         self._over |= message.end
+        self._started = message.started
         if message.usage is not None:
             self._take_usage(message.usage)
         elif message.problem or message.end:
