@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 # PyTorch's own environment: MXNet wants an old numpy.
 TORCH_VENV := .venv-torch
 TORCH_BIN := $(TORCH_VENV)/bin
+# That of the frameworks around PyTorch, which are large.
+FRAMEWORKS_VENV := .venv-frameworks
+FRAMEWORKS_BIN := $(FRAMEWORKS_VENV)/bin
 # The version is exact so that pip finds a build for CPUs where only those are offered; PyPI's is for CUDA.
 TORCH := torch==2.13.0
 INSTALL = -m pip install --quiet --disable-pip-version-check
@@ -52,13 +55,14 @@ check: $(VENV)/.test
 	$(STRUCTURE)
 	$(BIN)/python -m pytest --no-processes
 
-test: $(VENV)/.test $(TORCH_VENV)/.test
+test: $(VENV)/.test $(TORCH_VENV)/.test $(FRAMEWORKS_VENV)/.test
 	tests/tools.sh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(STRUCTURE)
 	$(BIN)/python -m pytest
 	$(TORCH_BIN)/python -m pytest tests/pytorch
+	$(FRAMEWORKS_BIN)/python -m pytest tests/frameworks
 
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --outdir dist .
@@ -98,5 +102,13 @@ $(TORCH_VENV)/.test: setup.cfg $(TORCH_VENV)/.torch
 	$(TORCH_BIN)/python $(INSTALL) $(EDITABLE) '.[test-torch]'
 	@touch $@ $(TORCH_VENV)/.demo
 
+$(FRAMEWORKS_VENV)/.test: setup.cfg Makefile
+	@start=$$($(STAMP)); echo "installing $(TORCH) and frameworks around it into $(FRAMEWORKS_VENV)"; \
+	 test -x $(FRAMEWORKS_BIN)/python || $(PYTHON) -m venv $(FRAMEWORKS_VENV) || exit $$?; \
+	 $(FRAMEWORKS_BIN)/python $(INSTALL) $(TORCH) || exit $$?; \
+	 $(FRAMEWORKS_BIN)/python $(INSTALL) $(EDITABLE) '.[test-frameworks]' || exit $$?; \
+	 echo "installed in $$(( $$($(STAMP)) - start )) s"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(TORCH_VENV) $(FRAMEWORKS_VENV) build dist *.egg-info

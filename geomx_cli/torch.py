@@ -6,11 +6,14 @@
     dataset = geomx.shard(dataset)
     optimizer = geomx.wrap(model, optimizer)
 
+Loops of frameworks take one line: geomx.hf.Callback() of HF's Trainer, geomx.lightning.Strategy() of Lightning's.
+
 Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. All functions but `report`
 must be called from the training thread. After a failure of the job, calls of these functions, of `backward` and `step`
 and, with --p3, the first use of a tensor that is still on its way raise GeomxError, whose `hint` says what to do.
 """
 
+import importlib
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,6 +30,7 @@ from geomx_cli.runtime.reports import report
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.data import ShardSampler, TensorDataset
+    from geomx_cli.runtime.frontends.torch.trainers import hf, lightning
     from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
 __all__ = [
@@ -35,6 +39,17 @@ __all__ = [
 ]  # fmt: skip
 
 _Optimizer = TypeVar("_Optimizer")
+_TRAINERS = {"hf": "pip install transformers accelerate", "lightning": "pip install lightning"}
+
+
+def __getattr__(name: str) -> Any:
+    """The modules `hf` and `lightning`, which import these frameworks. Raises InvalidSettings where that fails."""
+    if name not in _TRAINERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"geomx_cli.runtime.frontends.torch.trainers.{name}")
+    except ImportError as error:
+        raise InvalidSettings(f"geomx.{name}: {error}", _TRAINERS[name]) from error
 
 
 def init() -> None:

@@ -33,7 +33,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("any-load", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("any-load")
 
-collect_ignore = [] if importlib.util.find_spec("torch") else ["pytorch"]  # they have an environment of their own
+# They have environments of their own.
+collect_ignore = [
+    folder
+    for folder, module in (("pytorch", "torch"), ("frameworks", "transformers"))
+    if not importlib.util.find_spec(module)
+]
 
 STARTERS = {"browser", "cluster", "machines", "sites", "desk", "workers"}
 """Fixtures whose tests start processes."""

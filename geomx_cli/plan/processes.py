@@ -127,19 +127,29 @@ class Layout:
         return (*ends, *for_datagrams(ends))
 
     def _torchrun(self, node: TopologyNode) -> dict[str, str]:
-        """The variables by which torchrun tells a script's worker its ranks; none for a master that does not train.
-
-        Local ranks count the workers on the host. One with a GPU sees no other, so that its device is cuda:0: it has
-        local rank 0 of 1.
-        """
+        """The variables by which torchrun tells a script's worker its ranks; none for a master that does not train."""
         if node.global_rank is None:
             return {}
-        beside = [rank for host, rank in self.on_cpus if host == node.host.name]
-        local, count = (beside.index(node.global_rank), len(beside)) if node.global_rank in beside else (0, 1)
+        groups = self._local_groups()
+        group, beside = next(item for item in enumerate(groups) if node.global_rank in item[1])
+        rank, size = str(node.global_rank), str(self.all_workers)
         return {
-            "RANK": str(node.global_rank), "WORLD_SIZE": str(self.all_workers),
-            "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(count),
+            "RANK": rank, "WORLD_SIZE": size,
+            "LOCAL_RANK": str(beside.index(node.global_rank)), "LOCAL_WORLD_SIZE": str(len(beside)),
+            "GROUP_RANK": str(group), "GROUP_WORLD_SIZE": str(len(groups)), "NODE_RANK": str(group),
+            "ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size,
+            "TORCHELASTIC_RUN_ID": self.spec.job, "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
         }  # fmt: skip
+
+    def _local_groups(self) -> list[list[int]]:
+        """The global ranks that count local ranks together, which torchrun calls a group: the workers on the CPUs of
+        a host. A worker with a GPU sees no other, so that its device is cuda:0: it is a group of its own.
+        """
+        hosts: dict[int, str] = {rank: host for host, rank in self.on_cpus}
+        found: dict[str | int, list[int]] = {}
+        for rank in range(self.all_workers):
+            found.setdefault(hosts.get(rank, rank), []).append(rank)
+        return list(found.values())
 
     def _group(self, node: TopologyNode) -> dict[str, str]:
         """The variables that say where its party's process group forms."""

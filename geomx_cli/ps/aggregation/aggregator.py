@@ -265,7 +265,8 @@ class Aggregator:
 
     def _lacks_value(self, entry: SliceState) -> bool:
         """Whether the initial value is required and missing; a local server then fetches it."""
-        if entry.slot.value is not None or not (self.table.algorithm.starts_from_value or self.optimizer is not None):
+        optimizer = self.optimizer if self.table.trains(entry) else None
+        if entry.slot.value is not None or not (entry.algorithm.starts_from_value or optimizer is not None):
             return False
         self.values.fetch(entry)
         return True

@@ -9,8 +9,7 @@ from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.optim.optimizers import Optimizer
 
-__all__ = ["Aggregate", "PushUp", "ReplyNow", "RowAlgorithm", "ServerAlgorithm", "SliceView"]
-
+__all__ = ["Aggregate", "PushUp", "ReplyNow", "RowAlgorithm", "ServerAlgorithm", "SliceView", "Sum"]
 
 
 @dataclass(slots=True)
@@ -106,3 +105,26 @@ class RowAlgorithm(ServerAlgorithm, Protocol):
         Returns the changed rows of the value, or a whole new value, or None for no update. Raises as `aggregate_global`
         does.
         """
+
+
+class Sum:
+    """The sum of all members' contributions, without any state: for bytes, of which there is no mean and no step."""
+
+    asynchronous = False
+    max_staleness = -1
+    starts_from_value = False
+
+    def aggregate_local(self, slot: SliceView, total: Aggregate) -> PushUp:
+        """See ServerAlgorithm."""
+        return PushUp(total.array, total.weight)
+
+    def on_global(self, slot: SliceView, result: Array) -> Array:
+        """See ServerAlgorithm."""
+        return result
+
+    def aggregate_global(self, slot: SliceView, total: Aggregate, optimizer: Optimizer | None) -> Array:
+        """See ServerAlgorithm."""
+        return total.array
+
+    def on_request(self, topic: str, body: Body, is_root: bool) -> None:
+        """See ServerAlgorithm."""

@@ -45,7 +45,7 @@ class Forwarder:
             self._exchange(entry, cohort, accumulator, total, accumulator.weight)
             return False
         aggregate = Aggregate(total, accumulator.weight, cohort.member)
-        decision = self._table.algorithm.aggregate_local(entry.slot, aggregate)
+        decision = entry.algorithm.aggregate_local(entry.slot, aggregate)
         if isinstance(decision, PushUp):
             self._exchange(entry, cohort, accumulator, decision.array, decision.weight)
             return False
@@ -93,7 +93,7 @@ class Forwarder:
     def _take(self, entry: SliceState, cohort: Cohort, found: Content) -> None:
         """Apply the root's result of a round: the value, or the rows changed in it."""
         if not isinstance(found, Rows):
-            entry.slot.value = cast(self._table.algorithm.on_global(entry.slot, found), entry.dtype)
+            entry.slot.value = cast(entry.algorithm.on_global(entry.slot, found), entry.dtype)
             return
         cohort.changed = cohort.cleared(found) if cohort.is_sum else found
         if self._table.asynchronous:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator
-from geomx_cli.ps.aggregation.algorithm import SliceView
+from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm, SliceView
 from geomx_cli.ps.aggregation.codec import Encoded, SliceRound
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
@@ -145,7 +145,7 @@ class Cohort:
 
 @dataclass(slots=True)
 class SliceState:
-    """One slice. `row`: elements in a row. `size`: elements of its tensor. `shard`: see Tensor. `forwarded`: rounds
+    """One slice. `algorithm`: decides on its rounds. `row`: elements in a row. `size`: elements of its tensor. `shard`: see Tensor. `forwarded`: rounds
     sent to the root.
     `fetching`: the value was requested from the root. `pulls`: those that wait for the value, by request number.
     `hyper`: the hyper-parameters set for its optimizer. `offered`: at a root without the value, the first one that a
@@ -154,6 +154,7 @@ class SliceState:
     """
 
     slot: SliceView
+    algorithm: ServerAlgorithm
     root: int
     length: int
     dtype: int

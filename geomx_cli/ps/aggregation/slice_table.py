@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from geomx_cli.ps.aggregation.algorithm import RowAlgorithm, ServerAlgorithm, SliceView
+from geomx_cli.ps.aggregation.algorithm import RowAlgorithm, ServerAlgorithm, SliceView, Sum
 from geomx_cli.ps.aggregation.slice_state import Cohort, RoundState, SliceState
 from geomx_cli.ps.net.payload import DTYPES
 from geomx_cli.ps.net.wire import EVERY, BadMessage, Header
@@ -67,7 +67,7 @@ class SliceTable:
                 raise BadMessage(f"slice {header.slice} of key {header.key} was not declared as it is here")
             slot = SliceView(header.key, header.slice)
             entry = SliceState(
-                slot, header.root, header.length, header.dtype, header.offset, header.row, size=header.size,
+                slot, self._algorithm_for(header.dtype), header.root, header.length, header.dtype, header.offset, header.row, size=header.size,
                 shard=header.shard,
             )  # fmt: skip
             self.entries[header.key, header.slice] = entry
@@ -81,6 +81,14 @@ class SliceTable:
         if header.shard != entry.shard:
             raise BadMessage(f"shard {header.shard} for a slice of shard {entry.shard}")
         return entry
+
+    def _algorithm_for(self, dtype: int) -> ServerAlgorithm:
+        """Bytes are what collective operations carry: an algorithm that updates values must not touch them."""
+        return Sum() if self.algorithm.starts_from_value and DTYPES[dtype].kind != "f" else self.algorithm
+
+    def trains(self, entry: SliceState) -> bool:
+        """Whether the job's algorithm decides on the rounds of the slice."""
+        return entry.algorithm is self.algorithm
 
     def member(self, rank: int) -> int:
         """The cohort number of this rank: 0 if all members complete rounds together."""
@@ -126,10 +134,11 @@ class SliceTable:
         """Remove the cohort's closed round, which is finished."""
         self.waits_no_more(entry, cohort)
         cohort.finished = cohort.closed
-        self.finished[cohort.member] = max(self.finished.get(cohort.member, 0), cohort.finished)
+        if self.trains(entry):
+            self.finished[cohort.member] = max(self.finished.get(cohort.member, 0), cohort.finished)
         self.moves += 1  # the next round may close now
         round_ = cohort.rounds.pop(cohort.finished)
-        if round_.accumulator.weight:
+        if round_.accumulator.weight and self.trains(entry):
             self.contributed = max(self.contributed, cohort.finished)
         return round_
 

@@ -54,7 +54,7 @@ class Updater:
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content
     ) -> Content | None:
         """The new value, or its changed rows, or None if the value stays."""
-        slot, algorithm = entry.slot, self._table.algorithm
+        slot, algorithm = entry.slot, entry.algorithm
 
         def ignored(name: str, why: str) -> None:
             waiter = cohort.rounds[cohort.closed].waiter_of(accumulator.set_by.get(name, -1))
@@ -63,7 +63,9 @@ class Updater:
                 self._warned.add((who, name))
                 self._warn(f"a contribution of {who} {why}; this is ignored")
 
-        optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper, ignored)
+        optimizer = None
+        if self._table.trains(entry):
+            optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper, ignored)
         cohort.is_sum = optimizer is None and not algorithm.starts_from_value
         if not cohort.is_sum:
             self._compression.contributed(entry.in_round(cohort.closed), total)

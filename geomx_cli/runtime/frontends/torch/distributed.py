@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_ALGORITHMS = ("fsa", "sync")
 _ALL = (
     "under geomx launch a group has all workers, and a device mesh one dimension;"
     " to divide models within each party, launch with --reduce torch --shards N and use geomx_cli.torch.wrap"
@@ -60,7 +60,7 @@ class _Groups:
         """Make the default group of all training workers, whatever the backend; `geomx launch` has chosen their ranks.
 
         Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's; other
-        arguments have no effect. Raises InvalidSettings for an algorithm that does not exchange gradients, and
+        arguments have no effect. Raises InvalidSettings for an algorithm whose parties train independently, and
         GeomxError if the job has failed. Ends the process in a master worker that does not train.
         """
         if self._store is None:
@@ -97,15 +97,18 @@ class _Groups:
         store = GroupStore(self._session.connect(), self._session)
         self._session.store = store
         load.leave_unless_training(store)
-        if (algorithm := str(store.option("algo"))) not in _ALGORITHMS:
-            what = f"DistributedDataParallel exchanges gradients, and --algo {algorithm} does not"
-            hint = f"launch with --algo fsa, or use geomx_cli.torch.wrap, which takes part in {algorithm}"
+        if plugins.algorithms()[(algorithm := str(store.option("algo")))].asynchronous:
+            what = f"torch.distributed with --algo {algorithm}, whose parties do not wait for each other"
+            hint = f"launch with another --algo, or use geomx_cli.torch.wrap alone, which takes part in {algorithm}"
             raise InvalidSettings(what, hint)
-        from geomx_cli.runtime.frontends.torch.buffer_broadcast import refuse_join, replace_buffer_broadcast
+        from geomx_cli.runtime.frontends.torch import buffer_broadcast, local_gradients
 
         parallel = sys.modules["torch"].nn.parallel.DistributedDataParallel
-        replace_buffer_broadcast(parallel, self._session)
-        refuse_join(parallel)
+        buffer_broadcast.refuse_join(parallel)
+        if store.exchanges_gradients:
+            buffer_broadcast.replace_buffer_broadcast(parallel, self._session)
+        else:
+            local_gradients.keep_local(parallel, store)
         return store
 
 

@@ -1,9 +1,10 @@
 """The part in the job of a script that uses torch.distributed."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from geomx_cli.runtime.base_store import BaseStore
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
+from geomx_cli.runtime.frontends.torch.store import Store
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -12,13 +13,19 @@ if TYPE_CHECKING:
 __all__ = ["GroupStore"]
 
 
-class GroupStore(BaseStore):
-    """See ScriptStore. All of the script's process groups share one client."""
+class GroupStore(Store):
+    """See ScriptStore. All of the script's process groups share one client. Where the algorithm exchanges gradients,
+    DistributedDataParallel does; where it exchanges weights, the optimizers that the script wraps do.
+    """
 
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
-        super().__init__(client, "torch.distributed")
-        self._session = session
+        super().__init__(client, session)
         self._groups: list[GeomxProcessGroup] = []
+
+    @property
+    def type(self) -> str:
+        """See BaseStore."""
+        return "torch.distributed"
 
     @property
     def failure(self) -> BaseException | None:
@@ -26,21 +33,26 @@ class GroupStore(BaseStore):
         differences = (group.rounds.difference for group in self._groups)
         return next((error for error in differences if error is not None), self._client.failure)
 
-    def cause(self, error: BaseException) -> BaseException | None:
-        """See ScriptStore."""
-        return self.failure
-
     @property
     def calls(self) -> int:
         """See ScriptStore; the rounds begun so far with more than single figures."""
-        return sum(group.rounds.large for group in self._groups)
+        return super().calls + sum(group.rounds.large for group in self._groups)
 
     def new_group(self) -> GeomxProcessGroup:
         """A process group; all workers make the same ones in the same order."""
-        group = GeomxProcessGroup(self._client, self._session, len(self._groups))
+        group = GeomxProcessGroup(self._client, self._session, len(self._groups), adds=self.exchanges_gradients)
         self._groups.append(group)
         return group
 
+    def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
+        """See WrappingStore. Raises InvalidSettings where the process group averages gradients."""
+        if self.exchanges_gradients:
+            what = "geomx_cli.torch.wrap in a script with torch.distributed, whose gradients the process group averages"
+            hint = f"use either with --algo {self.option('algo')}; wrap is for algorithms that exchange weights"
+            raise InvalidSettings(what, hint)
+        super().wrap(model, optimizer, buffers)
+
     def settle(self) -> None:
         """See ScriptStore."""
+        super().settle()
         self._client.settle()

@@ -53,15 +53,16 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     Every operation returns at once with a PendingWork, whose `wait` raises the client's error after the job has failed.
     Sums and means of floats are added by the servers, in rank order; `--compress` applies to those of a backward pass
     with more than 8192 elements, as DistributedDataParallel's buckets. Everything else is exact: bytes are copied, and
-    other reductions computed by each worker. At the end of a backward pass all sums that it began are complete.
+    other reductions computed by each worker; all reductions are without `adds`, where servers update what they add. At the end of a backward pass all sums that it began are complete.
     """
 
-    def __init__(self, client: "Client", session: "ScriptSession", group: int) -> None:
+    def __init__(self, client: "Client", session: "ScriptSession", group: int, *, adds: bool = True) -> None:
         super().__init__(client.global_rank, client.num_all_workers)
         self._name = ""
         self.rounds = GroupRounds(client, group)
         check = BatchCheck(session, _PASSES if self.size() > 1 else 0, _ADVICE, self._gather_digest)
         self._gradients = GradientSums(self.rounds, check)
+        self._adds = adds
         self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
 
     def _gather_digest(self, digest: "Array") -> "Future[Array] | None":
@@ -150,7 +151,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         outs = [] if out is None else [out]
         if not tensor.numel():
             return done_work(outs)
-        adds = name in ("SUM", "AVG") and tensor.dtype in EXCHANGED and tensor.layout == torch.strided
+        adds = self._adds and name in ("SUM", "AVG") and tensor.dtype in EXCHANGED and tensor.layout == torch.strided
         divisor = self.size() if name == "AVG" else 1
         if adds and out is tensor and self._gradients.takes(tensor):
             return self._gradients.begin(tensor, divisor)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.runtime.frontends import ScriptSession
 
-__all__ = ["WrappingStore", "finish_rounds"]
+__all__ = ["WrappingStore", "finish_rounds", "innermost"]
 
 _STEPS = 3
 _ADVICE = "divide the data with geomx_cli.torch.shard or sampler"
@@ -71,6 +73,11 @@ class WrappingStore(ABC):
         return sum(item.rounds for item in self._wrapped)
 
     @property
+    def wraps(self) -> bool:
+        """Whether `wrap` got any optimizer."""
+        return bool(self._wrapped)
+
+    @property
     def exchanges_gradients(self) -> bool:
         """Whether each step of a wrapped optimizer needs a round; else most are this worker's own."""
         return plugins.algorithms()[str(self.option("algo"))].exchanges == "gradients"
@@ -86,6 +93,7 @@ class WrappingStore(ABC):
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See geomx_cli.torch.wrap."""
+        optimizer = innermost(optimizer)
         if self.finished:
             raise InvalidSettings("this worker has finished", "wrap all optimizers before geomx.finish")
         if not hasattr(model, "named_parameters") or not hasattr(optimizer, "param_groups"):
@@ -176,6 +184,13 @@ class WrappingStore(ABC):
     @abstractmethod
     def _finish(self, wrapped: Sequence[Synchroniser]) -> None:
         """Take part in the other workers' rounds until all are finished."""
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that takes the steps, within those of Accelerate and Lightning, which decide when it does."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def finish_rounds(wrapped: Sequence[Synchroniser]) -> None:

@@ -1,0 +1,86 @@
+"""HF Trainer in a job: `Trainer(..., callbacks=[geomx.hf.Callback()])`; and log values of a loop with Accelerate."""
+
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+from transformers import TrainerCallback
+
+from geomx_cli.runtime.frontends.torch.trainers.training_run import TrainingRun
+
+__all__ = ["Callback", "Tracker"]
+
+
+class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Makes a Trainer train by the job's algorithm, and shows its log values in status, dashboard and records.
+
+    With algorithms that exchange weights each worker takes the Trainer's steps on its part of the data, and the
+    optimizer's `step` exchanges them when a round is due. After the last step, before it is evaluated or saved, all
+    workers have the same model. With fsa and sync the Trainer's own DistributedDataParallel averages the gradients.
+
+    buffers: see `wrap`. Raises InvalidSettings from the Trainer's constructor outside a job. The job's failures are
+    raised from `Trainer.train`.
+    """
+
+    def __init__(self, *, buffers: str = "local") -> None:
+        self._buffers = buffers
+        self._run = TrainingRun()
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Event of the Trainer."""
+        self._run.check_launched()
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
+        """Event of the Trainer: checkpoints are loaded."""
+        self._run.begin(model, [optimizer], state.global_step, self._buffers)
+        if self._run.takes_local_steps:
+            args.average_tokens_across_devices = False  # a round trip before every step, for a mean of gradients
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Event of the Trainer: a step's evaluation and checkpoint follow."""
+        if control.should_training_stop or state.global_step >= state.max_steps:
+            self._run.finish()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Event of the Trainer: it has stopped early, or its data has ended."""
+        if control.should_training_stop:
+            self._run.finish()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Event of the Trainer."""
+        self._run.finish()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Event of the Trainer, in all workers."""
+        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        self._run.report(logs or {}, state.global_step, batch)
+
+
+class Tracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
+    """`Accelerator(log_with=geomx.hf.Tracker())`: what `accelerator.log` gets is shown in status, dashboard and records.
+
+    Accelerate logs in the worker of rank 0 alone. batch: samples of a step of this worker.
+    """
+
+    name = "geomx"
+    requires_logging_directory = False
+    main_process_only = True
+
+    def __init__(self, batch: int = 0) -> None:
+        super().__init__()
+        self._batch = batch
+        self._run = TrainingRun()
+        self._run.check_launched()
+
+    @property
+    def tracker(self) -> TrainingRun:
+        """What the values are reported to."""
+        return self._run
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Hyper-parameters: not recorded."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        """Report the values that are numbers."""
+        self._run.report(values, step or 0, self._batch)

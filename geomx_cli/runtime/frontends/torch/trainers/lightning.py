@@ -1,0 +1,128 @@
+"""Lightning in a job: `Trainer(strategy=geomx.lightning.Strategy())`, or its callback with a strategy of Lightning's."""
+
+import os
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback as LightningCallback
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from geomx_cli.runtime.frontends.torch.trainers.training_run import TrainingRun
+
+__all__ = ["Callback", "Strategy"]
+
+
+class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
+    """Makes a Trainer with DDP train by the job's algorithm, and shows its log values in status, dashboard and records.
+
+    With algorithms that exchange weights each worker takes the Trainer's steps on its part of the data, and the
+    optimizer's `step` exchanges them when a round is due. After the last step, before it is validated or saved, all
+    workers have the same model. With fsa and sync DistributedDataParallel averages the gradients.
+
+    buffers: see `wrap`. Raises InvalidSettings from `fit` outside a job, and for several optimizers with algorithms that
+    exchange weights. The job's failures are raised from `fit`.
+    """
+
+    def __init__(self, *, buffers: str = "local") -> None:
+        self._buffers = buffers
+        self._run = TrainingRun()
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Hook of the Trainer."""
+        self._run.check_launched()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Hook of the Trainer: checkpoints are loaded."""
+        self._run.begin(pl_module, trainer.optimizers, trainer.global_step, self._buffers)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Hook of the Trainer: a step's validation and checkpoint follow."""
+        if _is_last(trainer):
+            self._run.finish()
+        if trainer.global_step and trainer.global_step % trainer.log_every_n_steps == 0:
+            loss = {} if outputs is None else {"loss": outputs["loss"] if isinstance(outputs, dict) else outputs}
+            self._run.report({**trainer.callback_metrics, **loss}, trainer.global_step, _samples(trainer))
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Hook of the Trainer."""
+        if not trainer.sanity_checking:
+            self._run.report(trainer.callback_metrics, trainer.global_step)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Hook of the Trainer."""
+        self._run.finish()
+
+
+class Strategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
+    """DDP over the workers of the job, with the `Callback`. `devices` and `num_nodes` of the Trainer need not be given:
+    `geomx launch` has started a process for each worker. options: of DDPStrategy and, `buffers`, of the callback.
+    """
+
+    strategy_name = "geomx"
+
+    def __init__(self, *, buffers: str = "local", **options: Any) -> None:
+        super().__init__(cluster_environment=_Job(), **options)
+        self._callback = Callback(buffers=buffers)
+
+    @property
+    def root_device(self) -> Any:
+        """This worker's device: with a GPU it sees no other."""
+        devices = self.parallel_devices or []
+        return devices[self.local_rank % len(devices)]
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """This worker's part of the data."""
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def connect(self, model: Any) -> None:
+        """The Trainer begins: its callbacks are complete."""
+        super().connect(model)
+        trainer = model.trainer
+        if not any(isinstance(each, Callback) for each in trainer.callbacks):
+            trainer.callbacks.insert(0, self._callback)
+
+
+class _Job(ClusterEnvironment):  # type: ignore[misc, unused-ignore]
+    """The workers that `geomx launch` has started."""
+
+    creates_processes_externally = True
+
+    @staticmethod
+    def detect() -> bool:
+        return "GEOMX_SCRIPT_PROCESS" in os.environ
+
+    main_address = property(lambda self: os.environ["MASTER_ADDR"])
+    main_port = property(lambda self: int(os.environ["MASTER_PORT"]))
+
+    def world_size(self) -> int:
+        return int(os.environ["WORLD_SIZE"])
+
+    def global_rank(self) -> int:
+        return int(os.environ["RANK"])
+
+    def local_rank(self) -> int:
+        return int(os.environ["LOCAL_RANK"])
+
+    def node_rank(self) -> int:
+        return int(os.environ["GROUP_RANK"])
+
+    def set_world_size(self, size: int) -> None:
+        """The job's does not change."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """The job's does not change."""
+
+
+def _is_last(trainer: Any) -> bool:
+    """Whether no step follows."""
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return True
+    ends = trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
+    return bool(ends and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
+
+
+def _samples(trainer: Any) -> int:
+    """Of a step of this worker."""
+    size = getattr(trainer.train_dataloader, "batch_size", None) or 1
+    return int(size) * int(trainer.accumulate_grad_batches)

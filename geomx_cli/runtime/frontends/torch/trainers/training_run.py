@@ -1,0 +1,97 @@
+"""One training by a framework's loop: its optimizers take part in the job's algorithm, its log values in the records."""
+
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime import finder, reports, script
+from geomx_cli.runtime.frontends.torch import load
+from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
+
+__all__ = ["TrainingRun"]
+
+_HINT = "geomx launch --algo diloco -- python train.py"
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_./-]")
+_LOSSES = ("loss", "train_loss", "train/loss")
+_VALIDATION_LOSSES = ("eval_loss", "val_loss", "validation_loss", "valid_loss", "val/loss", "eval/loss")
+_ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "valid_acc", "accuracy", "val/accuracy", "eval/accuracy")
+
+
+class TrainingRun:
+    """From the begin of a framework's loop to its last step. For the training thread.
+
+    Where the algorithm exchanges weights, `begin` wraps the optimizers and `finish` ends the training; where it exchanges
+    gradients, DistributedDataParallel does, and both do nothing. So one script serves all of them.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    @staticmethod
+    def check_launched() -> None:
+        """Raise InvalidSettings in a process not started by geomx: its callback would do nothing."""
+        if not finder.has_run():
+            raise InvalidSettings("this script was not started by geomx, and has its callback", _HINT)
+
+    @property
+    def takes_local_steps(self) -> bool:
+        """Whether the algorithm exchanges weights. Raises InvalidSettings before the worker has joined the job."""
+        return not self._store.exchanges_gradients
+
+    @property
+    def _store(self) -> WrappingStore:
+        return load.joined(script.session())
+
+    def begin(self, model: Any, optimizers: Sequence[Any], step: int, buffers: str = "local") -> None:
+        """The loop begins, after `step` steps of earlier runs. All workers get the tensors of the worker of rank 0;
+        blocks until all have called this. Raises InvalidSettings as `wrap`.
+        """
+        self._step = step
+        if not self.takes_local_steps:
+            return
+        if len(optimizers) != 1:
+            what = f"a loop with {len(optimizers)} optimizers and --algo {self._store.option('algo')}"
+            raise InvalidSettings(what, "train with one optimizer of all parameters, or with --algo fsa")
+        self._store.wrap(model, optimizers[0], buffers)
+
+    def finish(self) -> None:
+        """The last step is taken: contribute what is left, and leave the same tensors in all workers. Idempotent."""
+        if self.takes_local_steps and self._store.wraps and not self._store.finished:
+            self._store.finish()
+
+    def report(self, values: Mapping[str, Any], step: int, batch: int = 0) -> None:
+        """Report the loop's log values, those that are numbers: training losses of all workers, everything else, which
+        frameworks reduce over all of them, of the worker of rank 0.
+
+        batch: samples of a step of this worker; those of the steps since the last report count. Names that no metric
+        may have are changed.
+        """
+        found = {_UNUSUAL.sub("_", name): value for name, value in values.items() if _is_number(value)}
+        loss = _first(found, _LOSSES)
+        samples = (step - self._step) * batch if batch and loss is not None else 0
+        if samples:
+            self._step = step
+        accuracy = validation = None
+        if self._store.global_rank:
+            found = {}
+        else:
+            validation = _first(found, _VALIDATION_LOSSES)
+            accuracy = _first({name: value for name, value in found.items() if 0 <= value <= 1}, _ACCURACIES)
+        if validation is not None:
+            found["validation_loss"] = validation
+        if found or loss is not None or accuracy is not None:
+            reports.report(step=step, samples=samples or None, loss=loss, accuracy=accuracy, **found)
+
+
+def _is_number(value: Any) -> bool:
+    if hasattr(value, "numel") and value.numel() == 1:
+        value = value.item()
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(float(value))
+
+
+def _first(values: dict[str, Any], names: Sequence[str]) -> Any | None:
+    """Take the first of these values out."""
+    return next((values.pop(name) for name in names if name in values), None)

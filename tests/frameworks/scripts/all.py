@@ -1,0 +1,33 @@
+"""Several of these scripts in one process: importing the frameworks takes most of the time.
+
+all.py FOLDER gradients|weights [line]: with `gradients` clipping is by the mean gradient, which only algorithms that
+exchange gradients have.
+"""
+
+import sys
+from pathlib import Path
+
+import accelerated
+import adapters
+import common
+import lit
+import native
+import trainer
+
+
+def main() -> None:
+    """Keep everything."""
+    folder, mode, line = Path(sys.argv[1]), sys.argv[2], "line" in sys.argv
+    clip = 1.0 if mode == "gradients" else 0.0
+    own = common.language_model()
+    found = {"trainer": trainer.train(folder / "trainer", own, trainer.callbacks(), max_grad_norm=clip)}
+    if mode == "gradients":
+        found["adapters"] = adapters.train(folder / "adapters", trainer.callbacks())
+    found["accelerated"] = accelerated.train(line=line and mode == "weights", clip=clip)
+    found["lit"] = lit.train(folder / "lit", line=line and mode == "weights", gradient_clip_val=clip)
+    kept = {f"{name}/{key}": value for name, each in found.items() for key, value in each.items()}
+    common.keep(kept)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Scripts of frameworks as people have them: the numbers of torchrun with gloo; see docs/frameworks.md."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Runs
+
+pytestmark = pytest.mark.processes
+
+
+def same(found: Sequence[dict[str, Any]], wanted: Sequence[dict[str, Any]], *but: str) -> None:
+    """All that both workers keep is equal, but for the rounding of sums in float32."""
+    for rank, (own, control) in enumerate(zip(found, wanted, strict=True)):
+        assert list(own) == list(control)
+        for name in own:
+            if name not in but:
+                np.testing.assert_allclose(own[name], control[name], rtol=2e-4, atol=2e-6, err_msg=f"{name} of {rank}")
+
+
+def equal_in_both(found: Sequence[dict[str, Any]], *names: str) -> None:
+    for name in names:
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+
+
+WEIGHTS = ("trainer/weights", "accelerated/weights", "lit/weights")
+
+
+def test_gradients_are_averaged_as_by_torchrun(runs: Runs) -> None:
+    """HF Trainer, PEFT, Accelerate and Lightning in one script after another, with clipping, bfloat16, accumulation and
+    evaluation. The first has its line, which changes nothing with fsa but shows the log values.
+    """
+    found = runs.job("all.py", "gradients", "line")
+    same(found, runs.control("all.py", "gradients"))
+    equal_in_both(found, *WEIGHTS, "adapters/weights")
+    reported = runs.events("reported")
+    assert all(any(event.get(name) is not None for event in reported) for name in ("loss", "accuracy"))
+    assert any("validation_loss" in event["metrics"] for event in reported)
+    assert "average_tokens_across_devices=False" in runs.log(), "the round trip that can be spared"
+
+
+def test_one_line_makes_local_steps_of_each_framework(runs: Runs) -> None:
+    """Means of the weights after each step of SGD are what means of gradients give, so everything is as by torchrun:
+    the parts of the data, schedules, accumulation, losses, evaluation; and a checkpoint goes on where it was saved.
+    """
+    found = runs.job("all.py", "weights", "line", options="--algo hfa --k1 1 --k2 1")
+    same(found, runs.control("all.py", "weights"))
+    equal_in_both(found, *WEIGHTS)
+    last = [event for event in runs.events("reported") if "validation_loss" in event["metrics"]]
+    assert last and runs.events("round_completed") is not None
+    (checkpoint,) = (runs.folder / "job/trainer").glob("checkpoint-4")
+    assert sorted(path.name for path in checkpoint.glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
+    words = ("line", f"resume={checkpoint}", "max_grad_norm=0")
+    resumed = runs.job("trainer.py", *words, options="--algo hfa --k1 1 --k2 1", name="resumed")
+    for rank in range(2):
+        np.testing.assert_allclose(resumed[rank]["weights"], found[rank]["trainer/weights"], rtol=1e-5, atol=1e-7)
+
+
+def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:
+    """Adam's local steps: the workers' models differ between rounds, and are one at the end, as evaluated and saved."""
+    options = "--algo diloco --inner-steps 4 --compress sparseloco"
+    found = runs.job("trainer.py", "line", "optim=adamw_torch", "learning_rate=0.01", options=options)
+    equal_in_both(found, "weights", "accuracy")
+    assert found[0]["logs"][-1, 1] < 0.99 * found[0]["logs"][0, 1], "the loss falls"
+
+
+def test_without_its_line_a_loop_says_what_is_missing(runs: Runs) -> None:
+    with pytest.raises(AssertionError, match=r"geomx\.hf or geomx\.lightning"):
+        runs.job("native.py", "compiled", options="--algo diloco")
+
+
+def test_what_pytorch_brings(runs: Runs) -> None:
+    """FSDP2, torch.compile and DCP."""
+    parts = ("fsdp", "compiled", "checkpoint")
+    same(runs.job("native.py", *parts), runs.control("native.py", *parts))
+
+
+def test_hydra(runs: Runs) -> None:
+    words = ("+rate=0.5", "+steps=4")
+    same(runs.job("configured.py", *words), runs.control("configured.py", *words))
