@@ -9,14 +9,14 @@ import torch
 from accelerate import Accelerator
 
 
-def train(*, line: bool, clip: float = 1.0, precision: str = "bf16") -> dict[str, Any]:
-    """Return the weights, and the losses of all workers."""
+def train(*, line: bool, clip: float = 1.0, ends: bool = False) -> dict[str, Any]:
+    """Return the weights, and the losses of all workers. ends: which also ends the process group."""
     own: dict[str, Any] = {}
     if line:
         import geomx_cli.torch as geomx
 
         own = {"log_with": geomx.hf.Tracker(batch=4)}
-    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision=precision, cpu=True, **own)
+    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision="bf16", cpu=True, **own)
     accelerator.init_trackers("run")
     torch.manual_seed(5)
     model = common.mlp()
@@ -41,9 +41,10 @@ def train(*, line: bool, clip: float = 1.0, precision: str = "bf16") -> dict[str
             accelerator.log({"loss": losses[-1]}, step=step)
     if line:
         geomx.finish()
-    accelerator.end_training()
+    if ends:
+        accelerator.end_training()
     return {"weights": common.vector(model), "losses": np.array(losses)}
 
 
 if __name__ == "__main__":
-    common.keep(train(line="line" in sys.argv))
+    common.keep(train(line="line" in sys.argv, clip=0.0 if "noclip" in sys.argv else 1.0, ends=True))

@@ -11,8 +11,8 @@ import accelerated
 import adapters
 import common
 import lit
-import native
 import trainer
+from accelerate.state import AcceleratorState
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def main() -> None:
     found = {"trainer": trainer.train(folder / "trainer", own, trainer.callbacks(), max_grad_norm=clip)}
     if mode == "gradients":
         found["adapters"] = adapters.train(folder / "adapters", trainer.callbacks())
+    AcceleratorState._reset_state()  # another precision than the Trainer's
     found["accelerated"] = accelerated.train(line=line and mode == "weights", clip=clip)
     found["lit"] = lit.train(folder / "lit", line=line and mode == "weights", gradient_clip_val=clip)
     kept = {f"{name}/{key}": value for name, each in found.items() for key, value in each.items()}

@@ -59,4 +59,5 @@ def train(folder: Path, *, line: bool, resume: str = "", **changes: Any) -> dict
 
 
 if __name__ == "__main__":
-    common.keep(train(Path(sys.argv[1]) / "lit", line="line" in sys.argv))
+    clip = {"gradient_clip_val": 0.0} if "noclip" in sys.argv else {}
+    common.keep(train(Path(sys.argv[1]) / "lit", line="line" in sys.argv, **clip))

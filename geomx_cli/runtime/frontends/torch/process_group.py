@@ -19,6 +19,7 @@ from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums, in_pas
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, size_class
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED
 from geomx_cli.runtime.frontends.torch.refusals import Refusals
+from geomx_cli.runtime.frontends.torch.round_trips import RoundTrips
 from geomx_cli.runtime.frontends.torch.tensor_bytes import check_dense, of_bytes, read_bytes, write_bytes
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         check = BatchCheck(session, _PASSES if self.size() > 1 else 0, _ADVICE, self._gather_digest)
         self._gradients = GradientSums(self.rounds, check)
         self._adds = adds
+        self._trips = RoundTrips(session, warns=self.size() > 1 and not self.rank())
         self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
 
     def _gather_digest(self, digest: "Array") -> "Future[Array] | None":
@@ -278,7 +280,10 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
         """`data`, if all workers have made this call; else an error in all of them. Within a backward pass that is
         known already.
         """
-        return data if in_pass() else after([data, self.rounds.agree(call)], data.result)
+        if in_pass():
+            return data
+        self._trips.count()
+        return after([data, self.rounds.agree(call)], data.result)
 
 
 def _described(tensor: Any) -> str:

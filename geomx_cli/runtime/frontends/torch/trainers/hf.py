@@ -53,6 +53,8 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Event of the Trainer, in all workers."""
+        if logs and "train_runtime" in logs:
+            return  # a summary of the whole training, not values of this step
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
         self._run.report(logs or {}, state.global_step, batch)
 

@@ -71,9 +71,9 @@ class TrainingRun:
         """
         found = {_UNUSUAL.sub("_", name): value for name, value in values.items() if _is_number(value)}
         loss = _first(found, _LOSSES)
-        samples = (step - self._step) * batch if batch and loss is not None else 0
-        if samples:
-            self._step = step
+        samples = 0
+        if batch and loss is not None:  # a step that begins anew, as in each epoch, tells no samples
+            samples, self._step = max(0, step - self._step) * batch, step
         accuracy = validation = None
         if self._store.global_rank:
             found = {}
