@@ -84,6 +84,7 @@ class Algorithm:
     needs_local_server: every worker, including the central party's, needs one. ranks_by_party: its scripts count ranks
     within a party. standalone: a single-worker baseline. exchanges: what its workers contribute, a gradient in each
     step or the weights of their own steps. asynchronous: its parties train independently, by an optimizer on the roots.
+    own_pace: each worker takes as many steps in a round as it has time for.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Algorithm:
     standalone: bool = False
     exchanges: Literal["gradients", "weights"] = "weights"
     asynchronous: bool = False
+    own_pace: bool = False
 
 
 def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:

@@ -72,6 +72,23 @@ def test_hfa(workers: Workers) -> None:
     assert list(workers.saved(0)["rounds"]) == [3, 6, 9, 12, 15, 18]
 
 
+def test_a_step_that_a_scaler_skips_counts(workers: Workers) -> None:
+    """In one worker alone: its rounds end with the others', though its optimizer has taken fewer steps. So collectives
+    between the steps meet; with DistributedDataParallel, whose gradients are this worker's own.
+    """
+    env = {"GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K1": "3", "MXNET_KVSTORE_HFA_K2": "1"}
+    workers.start("scaled.py", parties=(1, 1), env=env)
+    replicas = Replicas(2)
+    for step in range(6):
+        for rank in range(2):
+            if (rank, step) != (1, 1):
+                replicas.models[rank].step([rank], step)
+        if step % 3 == 2:
+            replicas.put(range(2), replicas.mean(range(2)))
+    check(workers, 2, replicas.models[0].vector)
+    assert list(workers.saved(0)["all_together"]) == [False, False, True] * 2
+
+
 def test_sparse_gradients(workers: Workers) -> None:
     """They stay in their worker, whose weights count as those of a dense layer."""
     env = {"GEOMX_ALGO": "hfa", "MXNET_KVSTORE_HFA_K1": "2", "MXNET_KVSTORE_HFA_K2": "1"}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 name = "esync"
 title = "ESync"
 look = ("#CC79A7", "o", "xx")
+own_pace = True
 options = (
     Option(
         "esync_scope", "text", "global", "GEOMX_ESYNC_SCOPE",

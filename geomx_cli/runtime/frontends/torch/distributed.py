@@ -97,9 +97,11 @@ class _Groups:
         store = GroupStore(self._session.connect(), self._session)
         self._session.store = store
         load.leave_unless_training(store)
-        if plugins.algorithms()[(algorithm := str(store.option("algo")))].asynchronous:
-            what = f"torch.distributed with --algo {algorithm}, whose parties do not wait for each other"
-            hint = f"launch with another --algo, or use geomx_cli.torch.wrap alone, which takes part in {algorithm}"
+        about = plugins.algorithms()[str(store.option("algo"))]
+        if about.asynchronous or about.own_pace:
+            why = "workers take different numbers of steps in a round" if about.own_pace else "parties train independently"
+            what = f"torch.distributed with --algo {about.name}, whose {why}: its collectives wait for all of them"
+            hint = f"launch with --algo fsa, hfa or diloco, or use geomx_cli.torch.wrap alone, which takes part in {about.name}"
             raise InvalidSettings(what, hint)
         from geomx_cli.runtime.frontends.torch import buffer_broadcast, local_gradients
 

@@ -1,6 +1,8 @@
 """Local steps: the script's optimizer trains this worker's weights, which algorithms exchange (hfa, diloco, esync)."""
 
+import functools
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -127,11 +129,35 @@ class SampleCount:
         return samples
 
 
+_SYNCHRONISERS: "weakref.WeakKeyDictionary[Any, LocalSynchroniser]" = weakref.WeakKeyDictionary()
+"""Those of this process, by their optimizers."""
+
+
+@functools.cache
+def _watch_scalers() -> None:
+    """Have GradScalers tell the steps that they skip, of which optimizers learn nothing."""
+    original = torch.amp.GradScaler.step
+
+    @functools.wraps(original)
+    def step(scaler: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
+        own = _SYNCHRONISERS.get(optimizer)
+        before = own.taken if own is not None else 0
+        result = original(scaler, optimizer, *args, **options)
+        if own is not None and own.taken == before:
+            own.skip()
+        return result
+
+    torch.amp.GradScaler.step = step
+
+
 class LocalSynchroniser(Synchroniser):
     """Takes part in an algorithm's rounds after each step of the optimizer.
 
-    A round that is due ends within that step. The job's failures are raised from `optimizer.step`.
+    A round that is due ends within that step. The job's failures are raised from `optimizer.step`. taken: steps so far,
+    with those that a GradScaler has skipped.
     """
+
+    taken = 0
 
     def __init__(
         self, client: "Client", state: ModelState, part: "WorkerAlgorithm", model: Any, optimizer: Any,
@@ -144,6 +170,14 @@ class LocalSynchroniser(Synchroniser):
         self._samples = SampleCount(model) if client.settings.text("weight") == "samples" else None
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
+        _watch_scalers()
+        _SYNCHRONISERS[optimizer] = self
+
+    def skip(self) -> None:
+        """A GradScaler has skipped the step, as gradients of this worker are not finite. In others it may have been
+        taken: rounds and collectives follow from the number of steps, so this one counts too.
+        """
+        self._count_step()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
@@ -153,6 +187,10 @@ class LocalSynchroniser(Synchroniser):
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
+        self._count_step()
+
+    def _count_step(self) -> None:
+        self.taken += 1
         self._local.advance(1 if self._samples is None else self._samples.take())
         self.rounds = self._local.count
 

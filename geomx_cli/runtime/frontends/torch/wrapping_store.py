@@ -101,8 +101,8 @@ class WrappingStore(ABC):
             raise InvalidSettings(given, "write geomx.wrap(model, optimizer)")
         if optimizer in self._optimizers:
             raise InvalidSettings("this optimizer is wrapped already", "wrap each optimizer once")
-        if self._wrapped and self.option("algo") == "esync":
-            what = "a second optimizer with --algo esync: rounds of two models end at other steps in each worker"
+        if self._wrapped and plugins.algorithms()[algorithm := str(self.option("algo"))].own_pace:
+            what = f"a second optimizer with --algo {algorithm}: rounds of two models end at other steps in each worker"
             raise InvalidSettings(what, "wrap one module of both and one optimizer, or train with --algo hfa")
         prefix = f"{len(self._wrapped) + 1}/" if self._wrapped else ""
         state = self._state(model, optimizer, prefix)
