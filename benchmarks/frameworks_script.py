@@ -63,7 +63,7 @@ def lightning(steps: int, batch: int, rate: float, line: bool) -> float:
     """The validation loss after training with Lightning."""
     from lightning.pytorch import LightningModule, Trainer
 
-    class Module(LightningModule):
+    class Module(LightningModule):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.model = model()

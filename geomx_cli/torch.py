@@ -30,7 +30,7 @@ from geomx_cli.runtime.reports import report
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.data import ShardSampler, TensorDataset
-    from geomx_cli.runtime.frontends.torch.trainers import hf, lightning
+    from geomx_cli.runtime.frontends.torch.trainers import hf, lightning  # noqa: F401  # see __getattr__
     from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
 __all__ = [

@@ -145,9 +145,9 @@ class Cohort:
 
 @dataclass(slots=True)
 class SliceState:
-    """One slice. `algorithm`: decides on its rounds. `row`: elements in a row. `size`: elements of its tensor. `shard`: see Tensor. `forwarded`: rounds
-    sent to the root.
-    `fetching`: the value was requested from the root. `pulls`: those that wait for the value, by request number.
+    """One slice. `algorithm`: decides on its rounds. `row`: elements in a row. `size`: elements of its tensor.
+    `shard`: see Tensor. `forwarded`: rounds sent to the root. `fetching`: the value was requested from the root.
+    `pulls`: those that wait for the value, by request number.
     `hyper`: the hyper-parameters set for its optimizer. `offered`: at a root without the value, the first one that a
     member offered. `initial_digest`: at a root, of the offer, then of the initial value, once needed;
     at a local server, of the first PUSH. `initial_from`: the process whose PUSH came first.

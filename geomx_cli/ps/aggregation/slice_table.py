@@ -67,8 +67,8 @@ class SliceTable:
                 raise BadMessage(f"slice {header.slice} of key {header.key} was not declared as it is here")
             slot = SliceView(header.key, header.slice)
             entry = SliceState(
-                slot, self._algorithm_for(header.dtype), header.root, header.length, header.dtype, header.offset, header.row, size=header.size,
-                shard=header.shard,
+                slot, self._algorithm_for(header.dtype), header.root, header.length, header.dtype, header.offset,
+                header.row, size=header.size, shard=header.shard,
             )  # fmt: skip
             self.entries[header.key, header.slice] = entry
             self.bytes += entry.size_in_bytes()

@@ -1,7 +1,7 @@
 """Hydra: the script's settings, and a working folder of each worker, around DistributedDataParallel."""
 
-import os
 import sys
+from pathlib import Path
 
 import common
 import hydra
@@ -26,5 +26,5 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = [f"+folder={os.path.abspath(sys.argv[1])}", *sys.argv[2:]]
+    sys.argv[1:] = [f"+folder={Path(sys.argv[1]).resolve()}", *sys.argv[2:]]
     main()

@@ -72,7 +72,8 @@ def power_sgd() -> dict[str, Any]:
     """PowerSGD: a communication hook that reduces in callbacks of futures."""
     model = common.mlp()
     parallel = DistributedDataParallel(model)
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1)
+    sizes = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2, "min_compression_rate": 1}
+    state = powerSGD_hook.PowerSGDState(None, **sizes)
     parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     losses = steps(parallel, torch.optim.SGD(model.parameters(), lr=0.5))
     return {"weights": common.vector(model), "losses": np.array(losses)}

@@ -19,9 +19,9 @@ def train(folder: Path, model: Any, callbacks: list[Any], resume: str = "", **ch
     """Return the weights, the log values and what the evaluation after training says."""
     options = {
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_train_epochs": 2, "optim": "sgd",
-        "learning_rate": 0.5, "lr_scheduler_type": "linear", "warmup_steps": 2, "logging_steps": 2, "eval_strategy": "steps",
-        "eval_steps": 4, "save_steps": 4, "max_grad_norm": 1.0, "use_cpu": True, "report_to": [], "seed": 7,
-        "disable_tqdm": True, "per_device_eval_batch_size": 4,
+        "learning_rate": 0.5, "lr_scheduler_type": "linear", "warmup_steps": 2, "logging_steps": 2,
+        "eval_strategy": "steps", "eval_steps": 4, "save_steps": 4, "max_grad_norm": 1.0, "use_cpu": True,
+        "report_to": [], "seed": 7, "disable_tqdm": True, "per_device_eval_batch_size": 4,
     }  # fmt: skip
     trainer = Trainer(
         model=model, args=TrainingArguments(output_dir=str(folder), **{**options, **changes}),

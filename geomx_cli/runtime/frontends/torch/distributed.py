@@ -99,9 +99,9 @@ class _Groups:
         load.leave_unless_training(store)
         about = plugins.algorithms()[str(store.option("algo"))]
         if about.asynchronous or about.own_pace:
-            why = "workers take different numbers of steps in a round" if about.own_pace else "parties train independently"
-            what = f"torch.distributed with --algo {about.name}, whose {why}: its collectives wait for all of them"
-            hint = f"launch with --algo fsa, hfa or diloco, or use geomx_cli.torch.wrap alone, which takes part in {about.name}"
+            how = "workers take steps at their own pace" if about.own_pace else "parties train independently"
+            what = f"torch.distributed with --algo {about.name}, whose {how}: its collectives wait for all of them"
+            hint = f"launch with --algo fsa, hfa or diloco, or use geomx_cli.torch.wrap alone for {about.name}"
             raise InvalidSettings(what, hint)
         from geomx_cli.runtime.frontends.torch import buffer_broadcast, local_gradients
 

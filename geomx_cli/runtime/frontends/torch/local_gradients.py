@@ -15,9 +15,9 @@ __all__ = ["keep_local"]
 
 
 def keep_local(parallel: Any, store: "GroupStore") -> None:
-    """Make every DistributedDataParallel (the class `parallel`) do without exchanges: as within its `no_sync`, for good.
+    """Make every DistributedDataParallel (the class `parallel`) do without exchanges, as within its `no_sync`.
 
-    It then copies no tensors either, which `wrap` does. A step of its model raises InvalidSettings if the script has
+    It copies no tensors either, which `wrap` does. A step of its model raises InvalidSettings if the script has
     wrapped no optimizer: each worker would train a model of its own.
     """
     original = parallel.__init__

@@ -54,7 +54,8 @@ class GeomxProcessGroup(Refusals, ProcessGroup):  # type: ignore[misc, unused-ig
     Every operation returns at once with a PendingWork, whose `wait` raises the client's error after the job has failed.
     Sums and means of floats are added by the servers, in rank order; `--compress` applies to those of a backward pass
     with more than 8192 elements, as DistributedDataParallel's buckets. Everything else is exact: bytes are copied, and
-    other reductions computed by each worker; all reductions are without `adds`, where servers update what they add. At the end of a backward pass all sums that it began are complete.
+    other reductions computed by each worker; all reductions are without `adds`, where servers update what they add. At
+    the end of a backward pass all sums that it began are complete.
     """
 
     def __init__(self, client: "Client", session: "ScriptSession", group: int, *, adds: bool = True) -> None:

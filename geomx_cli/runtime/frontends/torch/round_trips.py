@@ -29,13 +29,13 @@ class _Place:
 _PLACES = (
     _Place(
         "transformers.trainer", "_get_num_items_in_batch",
-        "HF's Trainer counts the tokens of all workers before every step, a round trip between the sites each; if their"
-        " batches have about as many, spare it with TrainingArguments(average_tokens_across_devices=False)",
+        "HF's Trainer counts the tokens of all workers before every step, a round trip between the sites each; if"
+        " their batches have about as many, spare it with TrainingArguments(average_tokens_across_devices=False)",
     ),
     _Place(
         "transformers.trainer", "_track_num_input_tokens",
-        "HF's Trainer counts the input tokens of all workers in every step, a round trip between the sites each; spare it"
-        ' with TrainingArguments(include_num_input_tokens_seen="no")',
+        "HF's Trainer counts the input tokens of all workers in every step, a round trip between the sites each; spare"
+        ' it with TrainingArguments(include_num_input_tokens_seen="no")',
     ),
     _Place(
         "transformers.trainer", "evaluation_loop",
@@ -45,8 +45,8 @@ _PLACES = (
     ),
     _Place(
         "accelerate.data_loader", "_fetch_batches",
-        "Accelerate reads an iterable data set in the first worker and sends its batches to the others, over the WAN; let"
-        " each worker read its part, with dispatch_batches=False (of Accelerator's DataLoaderConfiguration, or of"
+        "Accelerate reads an iterable data set in the first worker and sends its batches to the others, over the WAN;"
+        " let each worker read its part, with dispatch_batches=False (of Accelerator's DataLoaderConfiguration, or of"
         " TrainingArguments' accelerator_config)",
     ),
     _Place(

@@ -60,7 +60,7 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class Tracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
-    """`Accelerator(log_with=geomx.hf.Tracker())`: what `accelerator.log` gets is shown in status, dashboard and records.
+    """`Accelerator(log_with=geomx.hf.Tracker())`: what `accelerator.log` gets is shown in status and dashboard.
 
     Accelerate logs in the worker of rank 0 alone. batch: samples of a step of this worker.
     """

@@ -1,4 +1,4 @@
-"""Lightning in a job: `Trainer(strategy=geomx.lightning.Strategy())`, or its callback with a strategy of Lightning's."""
+"""Lightning in a job: `Trainer(strategy=geomx.lightning.Strategy())`, or the callback with Lightning's DDP."""
 
 import os
 from typing import Any
@@ -19,8 +19,8 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
     optimizer's `step` exchanges them when a round is due. After the last step, before it is validated or saved, all
     workers have the same model. With fsa and sync DistributedDataParallel averages the gradients.
 
-    buffers: see `wrap`. Raises InvalidSettings from `fit` outside a job, and for several optimizers with algorithms that
-    exchange weights. The job's failures are raised from `fit`.
+    buffers: see `wrap`. Raises InvalidSettings from `fit` outside a job, and for several optimizers with algorithms
+    that exchange weights. The job's failures are raised from `fit`.
     """
 
     def __init__(self, *, buffers: str = "local") -> None:

@@ -1,4 +1,4 @@
-"""One training by a framework's loop: its optimizers take part in the job's algorithm, its log values in the records."""
+"""One training by a framework's loop: its optimizer takes part in the job's algorithm, its log values are reported."""
 
 import math
 import numbers
@@ -23,8 +23,8 @@ _ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "valid_acc", "accurac
 class TrainingRun:
     """From the begin of a framework's loop to its last step. For the training thread.
 
-    Where the algorithm exchanges weights, `begin` wraps the optimizers and `finish` ends the training; where it exchanges
-    gradients, DistributedDataParallel does, and both do nothing. So one script serves all of them.
+    Where the algorithm exchanges weights, `begin` wraps the optimizer and `finish` ends the training; where it
+    exchanges gradients, DistributedDataParallel does, and both do nothing. So one script serves all of them.
     """
 
     def __init__(self) -> None:
