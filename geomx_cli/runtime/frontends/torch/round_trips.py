@@ -39,7 +39,7 @@ _PLACES = (
     ),
     _Place(
         "transformers.trainer", "evaluation_loop",
-        "HF's Trainer gathers the predictions of all workers after each batch of an evaluation, up to 7 round trips"
+        "HF's Trainer gathers the predictions of all workers after each batch of an evaluation, 5 round trips or more"
         " between the sites; take a larger per_device_eval_batch_size, or without compute_metrics"
         " prediction_loss_only=True, which leaves one",
     ),
