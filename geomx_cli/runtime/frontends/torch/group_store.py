@@ -1,12 +1,14 @@
 """The part in the job of a script that uses torch.distributed."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.base_store import BaseStore
+from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.control_client import ControlClient
     from geomx_cli.runtime.frontends import ScriptSession
 
 __all__ = ["GroupStore"]
@@ -18,7 +20,13 @@ class GroupStore(BaseStore):
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
         super().__init__(client, "torch.distributed")
         self._session = session
-        self._groups: list[GeomxProcessGroup] = []
+        self._groups: list[GeomxProcessGroup] = []  # of all workers
+        self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
+
+    @property
+    def control(self) -> "ControlClient":
+        """The client's requests besides rounds."""
+        return self._client.control
 
     @property
     def failure(self) -> BaseException | None:
@@ -32,14 +40,18 @@ class GroupStore(BaseStore):
 
     @property
     def calls(self) -> int:
-        """See ScriptStore; the rounds begun so far with more than single figures."""
-        return sum(group.rounds.large for group in self._groups)
+        """See ScriptStore; elements that the script has given to collective operations."""
+        return sum(group.exchanged for group in self._groups)
 
-    def new_group(self) -> GeomxProcessGroup:
-        """A process group; all workers make the same ones in the same order."""
-        group = GeomxProcessGroup(self._client, self._session, len(self._groups))
-        self._groups.append(group)
-        return group
+    def new_group(self, store: Any, _rank: int, size: int, *_: Any) -> GeomxProcessGroup:
+        """A process group of `size` workers: all, which make the same ones in the same order, or this one alone. store:
+        a store for its values.
+        """
+        if size == 1 and self._client.num_all_workers > 1:
+            return GeomxProcessGroup(LoneRounds(), self._session, store, encodes=False)
+        rounds = GroupRounds(self._client, len(self._groups))
+        self._groups.append(GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes))
+        return self._groups[-1]
 
     def settle(self) -> None:
         """See ScriptStore."""
