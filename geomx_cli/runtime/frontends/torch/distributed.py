@@ -155,8 +155,11 @@ class _Groups:
             hint = f"launch with --algo fsa, or use geomx_cli.torch.wrap, which takes part in {algorithm}"
             raise InvalidSettings(what, hint)
         from geomx_cli.runtime.frontends.torch.buffer_broadcast import refuse_join, replace_buffer_broadcast
+        from geomx_cli.runtime.frontends.torch.skipped_batches import follow_loaders
 
-        parallel = sys.modules["torch"].nn.parallel.DistributedDataParallel
+        torch = sys.modules["torch"]
+        follow_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
+        parallel = torch.nn.parallel.DistributedDataParallel
         replace_buffer_broadcast(parallel, self._session)
         refuse_join(parallel)
         _replace_built_in_hooks(parallel)

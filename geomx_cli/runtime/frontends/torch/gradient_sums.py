@@ -12,6 +12,7 @@ import torch
 from geomx_cli.core.futures import after, pass_on
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.lanes import Lane
+from geomx_cli.runtime.frontends.torch.made_calls import PASS
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class GradientSums:
         with self._lock:
             if current != self._pass:
                 self._pass, self._position = current, 0
-                self._begun, self._agreed = [], self._rounds.agree("a backward pass")
+                self._begun, self._agreed = [], self._rounds.agree(PASS)
                 torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
                 actions, self._actions = self._actions, []
                 for action in actions:
@@ -125,8 +126,10 @@ class GradientSums:
 
 
 def in_pass() -> bool:
-    """Whether a backward pass is in progress in this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    """Whether a backward pass in progress in this thread makes the next call, and no callback of a future, which its
+    hooks run too where the result is there already.
+    """
+    return bool(torch._C._current_graph_task_id() != -1) and Lane.present() is None
 
 
 def _divide(elements: "Array", divisor: int) -> None:

@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.core.errors import InvalidSettings, TrainingFailed
-from geomx_cli.core.futures import after, finished
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.futures import after, finished, pass_on
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.runtime.frontends.torch.lanes import Lane
+from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
 
 __all__ = ["GroupRounds", "LoneRounds", "size_class"]
 
 _SMALLEST = 64
-_CALL = 64
-"""Characters of a call; a longer one ends in its checksum."""
+_CALL = 60
+"""Characters of a call; a longer one ends in its checksum. The number of a batch follows in 4 bytes."""
 _TABLE = 65_536
 """Bytes of all workers that are gathered in one round; more are gathered in a round for each worker."""
 
@@ -38,7 +40,7 @@ class GroupRounds:
     difference: the error of workers that made different calls, which has ended the job.
     """
 
-    def __init__(self, client: "Client", group: int) -> None:
+    def __init__(self, client: "Client", group: int, batches: "SkippedBatches") -> None:
         self._client = client
         self._group = group
         self._lock = threading.Lock()
@@ -46,6 +48,8 @@ class GroupRounds:
         self.rank = client.global_rank
         self._own = Lane("", f"then{group}")
         self.difference: InvalidSettings | None = None
+        self._batches = batches
+        self.made = MadeCalls(client.control, group, self.rank, batches)
 
     def next_lane(self) -> Lane:
         """The lane of the next operation of this thread."""
@@ -68,21 +72,28 @@ class GroupRounds:
         with self._lock:
             lane.calls += 1
             number = lane.calls
+            if not lane.name:
+                self.made.note(call)
         if len(call) > _CALL:
             call = f"{call[: _CALL - 9]} {zlib.crc32(call.encode()):08x}"
-        made = self.gather(np.frombuffer(call.ljust(_CALL).encode("ascii", "replace"), np.uint8), "call")
+        row = call.ljust(_CALL).encode("ascii", "replace") + self._batches.number.to_bytes(4, "little")
+        made = self.gather(np.frombuffer(row, np.uint8), "call")
 
         def compare() -> None:
-            own, *_ = calls = [row.tobytes().decode("ascii").rstrip() for row in made.result()]
+            own, *_ = calls = [row[:_CALL].tobytes().decode("ascii").rstrip() for row in made.result()]
+            batches = [int.from_bytes(row[_CALL:].tobytes(), "little") for row in made.result()]
             rank = next((rank for rank, other in enumerate(calls) if other != own), 0)
             if rank:
+                at = [f" at batch {batches[each]} of its DataLoader" if batches[each] else "" for each in (0, rank)]
                 which = f"operation {number}{' in a callback' if lane.name else ''}"
-                what = f"worker 0's {which} is {own}, and worker {rank}'s is {calls[rank]}"
+                what = f"worker 0's {which} is {own}{at[0]}, and worker {rank}'s is {calls[rank]}{at[1]}"
                 hint = "all workers must call torch.distributed alike, in the same order, with tensors of equal sizes"
                 self.difference = InvalidSettings(what, hint)
                 # Not in this thread: it is the client's own, for which `close` waits.
                 threading.Thread(target=self._client.close, args=(self.difference,), daemon=True).start()
                 raise self.difference
+            if call == PASS:
+                self._batches.compare(batches)
 
         return after([made], compare)
 
@@ -121,13 +132,20 @@ class GroupRounds:
             return self._client.exchange(key, source, out)
 
     def _complete(self, exchange: "PendingExchange", contributions: int) -> "Future[None]":
-        def check() -> None:
-            if exchange.weight != contributions:
-                what = f"{exchange.weight:g} of {contributions} workers took part in a collective operation"
-                hint = "all workers must call the same ones: give them equally many batches (DistributedSampler)"
-                raise TrainingFailed(f"{what}: the others have ended", hint)
+        done: Future[None] = Future()
 
-        return after([exchange.done], check)
+        def check(ended: "Future[None]") -> None:
+            try:
+                ended.result()
+                if exchange.weight == contributions:
+                    done.set_result(None)
+                else:
+                    pass_on(self.made.missing(), done)
+            except Exception as error:
+                done.set_exception(error)
+
+        exchange.done.add_done_callback(check)
+        return done
 
 
 class LoneRounds:

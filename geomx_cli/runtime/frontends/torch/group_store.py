@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
+from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -49,10 +50,14 @@ class GroupStore(BaseStore):
         """
         if size == 1 and self._client.num_all_workers > 1:
             return GeomxProcessGroup(LoneRounds(), self._session, store, encodes=False)
-        rounds = GroupRounds(self._client, len(self._groups))
+        batches = SkippedBatches(self._session, self._client.global_rank)
+        rounds = GroupRounds(self._client, len(self._groups), batches)
         self._groups.append(GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes))
         return self._groups[-1]
 
     def settle(self) -> None:
         """See ScriptStore."""
         self._client.settle()
+        for group in self._groups:
+            if isinstance(group.rounds, GroupRounds):
+                group.rounds.made.leave_behind()

@@ -188,8 +188,9 @@ class GeomxProcessGroup(GroupCopies):
 
         def store() -> None:
             result = own.sum(known.result(), gathered.result(), name)
-            for each in outs:
-                each.detach().copy_(result)
+            with torch.no_grad():
+                for each in outs:  # itself: a detached sparse tensor has indices of its own
+                    each.copy_(result)
 
         return self._passes.keep(PendingWork(gathered, outs, store, lane))
 

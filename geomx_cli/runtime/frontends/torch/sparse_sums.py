@@ -36,7 +36,7 @@ class SparseSum:
         for count, row in zip(_numbers(counts), rows, strict=True):
             parts = row[: count * self._width].copy(), row[count * self._width : count * self._size].copy()
             values.append(of_bytes(parts[0], self._own.dtype).view(count, *self._own.values().shape[1:]))
-            indices.append(of_bytes(parts[1], torch.int64).view(-1, count))
+            indices.append(of_bytes(parts[1], torch.int64).view(self._own.sparse_dim(), count))
         given = torch.cat(values).to(wide(self._own.dtype))
         total = torch.sparse_coo_tensor(torch.cat(indices, 1), given, self._own.shape).coalesce()
         result = total.values() if name == "SUM" else mean(total.values(), len(rows))
