@@ -3,11 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
+from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
 from geomx_cli.runtime.frontends.torch.store import Store
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.control_client import ControlClient
     from geomx_cli.runtime.frontends import ScriptSession
 
 __all__ = ["GroupStore"]
@@ -20,7 +23,13 @@ class GroupStore(Store):
 
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
         super().__init__(client, session)
-        self._groups: list[GeomxProcessGroup] = []
+        self._groups: list[GeomxProcessGroup] = []  # of all workers
+        self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
+
+    @property
+    def control(self) -> "ControlClient":
+        """The client's requests besides rounds."""
+        return self._client.control
 
     @property
     def type(self) -> str:
@@ -35,14 +44,20 @@ class GroupStore(Store):
 
     @property
     def calls(self) -> int:
-        """See ScriptStore; the rounds begun so far with more than single figures."""
-        return super().calls + sum(group.rounds.large for group in self._groups)
+        """See ScriptStore; elements that the script has given to collective operations, and rounds of optimizers."""
+        return super().calls + sum(group.exchanged for group in self._groups)
 
-    def new_group(self) -> GeomxProcessGroup:
-        """A process group; all workers make the same ones in the same order."""
-        group = GeomxProcessGroup(self._client, self._session, len(self._groups), adds=self.exchanges_gradients)
-        self._groups.append(group)
-        return group
+    def new_group(self, store: Any, _rank: int, size: int, *_: Any) -> GeomxProcessGroup:
+        """A process group of `size` workers: all, which make the same ones in the same order, or this one alone. store:
+        a store for its values.
+        """
+        if size == 1 and self._client.num_all_workers > 1:
+            return GeomxProcessGroup(LoneRounds(), self._session, store, encodes=False)
+        batches = SkippedBatches(self._session, self._client.global_rank)
+        rounds = GroupRounds(self._client, len(self._groups), batches)
+        adds = self.exchanges_gradients
+        self._groups.append(GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes, adds=adds))
+        return self._groups[-1]
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See WrappingStore. Raises InvalidSettings where the process group averages gradients."""
@@ -56,3 +71,6 @@ class GroupStore(Store):
         """See ScriptStore."""
         super().settle()
         self._client.settle()
+        for group in self._groups:
+            if isinstance(group.rounds, GroupRounds):
+                group.rounds.made.leave_behind()
