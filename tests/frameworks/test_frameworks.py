@@ -73,8 +73,8 @@ def test_without_its_line_a_loop_says_what_is_missing(runs: Runs) -> None:
 
 
 def test_what_pytorch_brings(runs: Runs) -> None:
-    """FSDP2, torch.compile and DCP."""
-    parts = ("fsdp", "compiled", "checkpoint")
+    """FSDP2, torch.compile, DCP and PowerSGD."""
+    parts = ("fsdp", "compiled", "checkpoint", "power_sgd")
     same(runs.job("native.py", *parts), runs.control("native.py", *parts))
 
 
