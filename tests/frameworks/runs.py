@@ -30,8 +30,8 @@ class Runs:
 
     def job(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
         """What both workers keep in a job of two parties with one worker each."""
-        launch = ["launch", "--local", "--json", *"--timeout 5m --parties 2 --workers 1".split(), *options.split()]
-        launch += ["--job-dir", str(self.folder / f"{name}.job"), "--", "python"]
+        launch = ["launch", "--local", "--json", "--timeout", "5m", "--parties", "2", "--workers", "1"]
+        launch += [*options.split(), "--job-dir", str(self.folder / f"{name}.job"), "--", "python"]
         argv = [sys.executable, "-m", "geomx_cli", *launch, str(SCRIPTS / script), str(self.folder / name), *words]
         assert json.loads(self._run(argv))["status"] == "done"
         return self.kept(name)
