@@ -79,7 +79,8 @@ def _run(argv: list[str], folder: str) -> str:
 
 def table(given: argparse.Namespace) -> list[Result]:
     """Run every row once and print them beside each other."""
-    found, lines = [], []
+    found: list[Result] = []
+    lines = []
     for framework in given.framework:
         rows = {row: measure(framework, row, given) for row in given.row}
         found += rows.values()
