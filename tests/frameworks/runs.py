@@ -12,7 +12,8 @@ import numpy as np
 from cluster import ROOT, free_ports
 
 SCRIPTS = Path(__file__).parent / "scripts"
-LIMIT = 170
+LIMIT = 500
+"""Seconds of a run; it takes some, but the machine may be loaded."""
 
 
 @dataclass
