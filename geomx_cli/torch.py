@@ -30,7 +30,8 @@ from geomx_cli.runtime.reports import report
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.data import ShardSampler, TensorDataset
-    from geomx_cli.runtime.frontends.torch.trainers import hf, lightning  # noqa: F401  # see __getattr__
+    from geomx_cli.runtime.frontends.torch.trainers import hf as hf  # noqa: PLC0414  # see __getattr__
+    from geomx_cli.runtime.frontends.torch.trainers import lightning as lightning  # noqa: PLC0414
     from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
 __all__ = [

@@ -72,6 +72,36 @@ ConsoleOptions
 RenderableType
 OnDownload
 
+# HF Trainer, Accelerate and Lightning
+_.__getattr__
+_.average_tokens_across_devices
+_.configure_optimizers
+_.creates_processes_externally
+_.detect
+_.distributed_sampler_kwargs
+_.main_address
+_.main_port
+_.main_process_only
+_.node_rank
+_.on_epoch_end
+_.on_init_end
+_.on_log
+_.on_step_end
+_.on_train_batch_end
+_.on_train_begin
+_.on_train_end
+_.on_train_start
+_.on_validation_end
+_.require_forward_param_sync
+_.requires_logging_directory
+_.root_device
+_.set_global_rank
+_.set_world_size
+_.store_init_configuration
+_.strategy_name
+_.training_step
+_.validation_step
+
 # pytest
 collect_ignore
 pytest_addoption

@@ -12,7 +12,8 @@ import numpy as np
 from cluster import ROOT, free_ports
 
 SCRIPTS = Path(__file__).parent / "scripts"
-LIMIT = 170
+LIMIT = 500
+"""Seconds of a run; it takes some, but the machine may be loaded."""
 
 
 @dataclass
@@ -30,8 +31,8 @@ class Runs:
 
     def job(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
         """What both workers keep in a job of two parties with one worker each."""
-        launch = ["launch", "--local", "--json", *"--timeout 5m --parties 2 --workers 1".split(), *options.split()]
-        launch += ["--job-dir", str(self.folder / f"{name}.job"), "--", "python"]
+        launch = ["launch", "--local", "--json", "--timeout", "5m", "--parties", "2", "--workers", "1"]
+        launch += [*options.split(), "--job-dir", str(self.folder / f"{name}.job"), "--", "python"]
         argv = [sys.executable, "-m", "geomx_cli", *launch, str(SCRIPTS / script), str(self.folder / name), *words]
         assert json.loads(self._run(argv))["status"] == "done"
         return self.kept(name)

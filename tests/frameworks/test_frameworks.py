@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from runs import Runs
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def same(found: Sequence[dict[str, Any]], wanted: Sequence[dict[str, Any]], *but: str) -> None:

@@ -437,7 +437,7 @@ def test_scripts_for_torchrun_find_their_ranks() -> None:
     groups = [[env[f"{kind}_{name}"] for kind in ("GROUP", "ROLE") for name in ("RANK", "WORLD_SIZE")]
               for env in (several.process(name).env for name in ("A/worker:1", "A/worker:2", "B/worker:0"))]
     assert groups == [["1", "4", "1", "4"], ["2", "4", "2", "4"], ["3", "4", "3", "4"]]
-    assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"], env["NODE_RANK"]) == ("0", "1", "0"), "one host's CPUs"
+    assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"], env["NODE_RANK"]) == ("0", "2", "0"), "a host of each party"
     assert env["TORCHELASTIC_RUN_ID"] == SPEC.job and env["TORCHELASTIC_RESTART_COUNT"] == "0"
     assert "RANK" not in make(SPEC).process("A/worker:0").env, "the bundled job"
 
