@@ -53,7 +53,7 @@ class GroupStore(Store):
         if not self.exchanges_gradients:
             super().wrap(model, optimizer, buffers)
         elif not any(isinstance(item, DistributedDataParallel) for item in model.modules()):
-            what = "geomx_cli.torch.wrap of a model without DistributedDataParallel, in a script with torch.distributed"
+            what = "geomx_cli.torch.wrap of a model without DistributedDataParallel, beside init_process_group"
             raise InvalidSettings(what, "wrap what DistributedDataParallel returns; or leave init_process_group out")
 
     def settle(self) -> None:
