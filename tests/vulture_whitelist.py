@@ -74,6 +74,7 @@ OnDownload
 
 # HF Trainer, Accelerate and Lightning
 _.__getattr__
+_._broadcast_sigterm_tensor
 _.average_tokens_across_devices
 _.configure_optimizers
 _.creates_processes_externally

@@ -29,7 +29,7 @@ LOCAL = "--algo hfa --k1 1 --k2 1"
 
 def test_gradients_are_averaged_as_by_torchrun(runs: Runs) -> None:
     """HF Trainer, PEFT, Accelerate and Lightning in one script after another, with clipping, bfloat16, accumulation and
-    evaluation. The first has its line, which changes nothing with fsa but shows the log values.
+    evaluation. All but Lightning have their line, which changes nothing with fsa but shows the log values.
     """
     found = runs.job("all.py", "gradients", "line")
     same(found, runs.control("all.py", "gradients"))

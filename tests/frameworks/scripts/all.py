@@ -24,8 +24,8 @@ def main() -> None:
     if mode == "gradients":
         found["adapters"] = adapters.train(folder / "adapters", trainer.callbacks())
     AcceleratorState._reset_state()  # another precision than the Trainer's
-    found["accelerated"] = accelerated.train(line=line and mode == "weights", clip=clip)
-    found["lit"] = lit.train(folder / "lit", line=line and mode == "weights", gradient_clip_val=clip)
+    found["accelerated"] = accelerated.train(line=line, clip=clip)
+    found["lit"] = lit.train(folder / "lit", line=False, gradient_clip_val=clip)
     kept = {f"{name}/{key}": value for name, each in found.items() for key, value in each.items()}
     common.keep(kept)
 

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
@@ -60,12 +62,14 @@ class GroupStore(Store):
         return self._groups[-1]
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
-        """See WrappingStore. Raises InvalidSettings where the process group averages gradients."""
-        if self.exchanges_gradients:
-            what = "geomx_cli.torch.wrap in a script with torch.distributed, whose gradients the process group averages"
-            hint = f"use either with --algo {self.option('algo')}; wrap is for algorithms that exchange weights"
-            raise InvalidSettings(what, hint)
-        super().wrap(model, optimizer, buffers)
+        """See WrappingStore. Where the algorithm exchanges gradients, DistributedDataParallel does already, and this has
+        no effect; raises InvalidSettings for a model without it.
+        """
+        if not self.exchanges_gradients:
+            super().wrap(model, optimizer, buffers)
+        elif not any(isinstance(item, DistributedDataParallel) for item in model.modules()):
+            what = "geomx_cli.torch.wrap of a model without DistributedDataParallel, beside init_process_group"
+            raise InvalidSettings(what, "wrap what DistributedDataParallel returns; or leave init_process_group out")
 
     def settle(self) -> None:
         """See ScriptStore."""

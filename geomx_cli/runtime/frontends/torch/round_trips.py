@@ -50,6 +50,11 @@ _PLACES = (
         " TrainingArguments' accelerator_config)",
     ),
     _Place(
+        "lightning.pytorch.loops.training_epoch_loop", "_broadcast_sigterm_tensor",
+        "Lightning asks the first worker before every batch whether it was told to end, a round trip between the sites"
+        " each; spare it with Trainer(strategy=geomx.lightning.Strategy()), or geomx.lightning.Callback()",
+    ),
+    _Place(
         "lightning.pytorch.trainer.connectors.logger_connector.result", "update",
         "Lightning reduces a value that is logged in every step, a round trip between the sites each; log it with"
         " sync_dist=False, or on_step=False, which reduces it once in an epoch",

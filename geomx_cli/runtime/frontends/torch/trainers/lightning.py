@@ -34,6 +34,9 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Hook of the Trainer: checkpoints are loaded."""
         self._run.begin(pl_module, trainer.optimizers, trainer.global_step, self._buffers)
+        loop = trainer.fit_loop.epoch_loop
+        if hasattr(loop, "_broadcast_sigterm_tensor"):  # Lightning 2.6: a round trip before every batch
+            loop._broadcast_sigterm_tensor = _nothing  # each worker gets SIGTERM itself, and the loop then ends
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Hook of the Trainer: a step's validation and checkpoint follow."""
@@ -112,6 +115,10 @@ class _Job(ClusterEnvironment):  # type: ignore[misc, unused-ignore]
 
     def set_global_rank(self, rank: int) -> None:
         """The job's does not change."""
+
+
+def _nothing() -> None:
+    pass
 
 
 def _is_last(trainer: Any) -> bool:
