@@ -53,10 +53,13 @@ def test_one_line_makes_local_steps_of_each_framework(runs: Runs) -> None:
         equal_in_both(found, "weights")
         reported = runs.events("reported", name=name)
         assert any(event.get("loss") is not None for event in reported), f"{name}: log values need no report"
-    checkpoint = runs.folder / "trainer/trainer/checkpoint-4"
-    words = ("line", f"resume={checkpoint}", "max_grad_norm=0")
-    resumed, whole = runs.job("trainer.py", *words, options=LOCAL, name="resumed"), runs.kept("trainer")
-    np.testing.assert_array_equal(resumed[0]["weights"], whole[0]["weights"])
+    ways = (
+        ("trainer", "trainer/trainer/checkpoint-4", "max_grad_norm=0"), ("lit", "lit/lit/epoch=0.ckpt", "noclip"),
+    )  # fmt: skip
+    for name, checkpoint, word in ways:
+        words = ("line", f"resume={runs.folder / checkpoint}", word)
+        resumed = runs.job(f"{name}.py", *words, options=LOCAL, name=f"{name}-resumed")
+        np.testing.assert_array_equal(resumed[0]["weights"], runs.kept(name)[0]["weights"], err_msg=name)
 
 
 def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:

@@ -60,4 +60,5 @@ def train(folder: Path, *, line: bool, resume: str = "", **changes: Any) -> dict
 
 if __name__ == "__main__":
     clip = {"gradient_clip_val": 0.0} if "noclip" in sys.argv else {}
-    common.keep(train(Path(sys.argv[1]) / "lit", line="line" in sys.argv, **clip))
+    resume = next((word.removeprefix("resume=") for word in sys.argv if word.startswith("resume=")), "")
+    common.keep(train(Path(sys.argv[1]) / "lit", line="line" in sys.argv, resume=resume, **clip))

@@ -62,8 +62,8 @@ class GroupStore(Store):
         return self._groups[-1]
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
-        """See WrappingStore. Where the algorithm exchanges gradients, DistributedDataParallel does already, and this has
-        no effect; raises InvalidSettings for a model without it.
+        """See WrappingStore. Where the algorithm exchanges gradients, DistributedDataParallel does, and this has no
+        effect; raises InvalidSettings for a model without it.
         """
         if not self.exchanges_gradients:
             super().wrap(model, optimizer, buffers)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -17,21 +18,23 @@ __all__ = ["keep_local"]
 def keep_local(parallel: Any, store: "GroupStore") -> None:
     """Make every DistributedDataParallel (the class `parallel`) do without exchanges, as within its `no_sync`.
 
-    It copies no tensors either, which `wrap` does. A step of its model raises InvalidSettings if the script has
-    wrapped no optimizer: each worker would train a model of its own.
+    It copies no tensors either, which `wrap` does. A step of its model by an optimizer that the script has not wrapped
+    raises InvalidSettings: each worker would train a model of its own.
     """
-    original = parallel.__init__
+    original, process = parallel.__init__, os.getpid()
+    models: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(original)
     def initialise(model: Any, *args: Any, **options: Any) -> None:
         original(model, *args, **{"init_sync": False, **options})
         model.require_backward_grad_sync = model.require_forward_param_sync = False
-
-    parallel.__init__ = initialise
-    process = os.getpid()
+        models.add(model)
 
     def before_step(optimizer: Any, *_: Any) -> None:
-        if os.getpid() == process and not store.wraps:
+        if os.getpid() != process or store.is_wrapped(optimizer):
+            return
+        updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
+        if any(id(item) in updated for model in models for item in model.parameters()):
             algorithm = store.option("algo")
             what = f"DistributedDataParallel with --algo {algorithm}, which exchanges weights and not gradients"
             hint = (
@@ -40,4 +43,5 @@ def keep_local(parallel: Any, store: "GroupStore") -> None:
             )
             raise InvalidSettings(what, hint)
 
+    parallel.__init__ = initialise
     register_optimizer_step_pre_hook(before_step)
