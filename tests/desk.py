@@ -34,6 +34,16 @@ def without_progress(text: str) -> str:
     return re.sub(r"^.* \(\d+ s\)\n", "", text, flags=re.MULTILINE)
 
 
+def finished(directory: Path) -> dict[str, dict[str, Any]]:
+    """The final event of each worker of the job in this directory."""
+    found = {}
+    for path in directory.glob("events/*-worker-*.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        for event in (event for event in events if event["event"] == "finished"):
+            found[path.stem] = event
+    return found
+
+
 @dataclass
 class Launch:
     """One `geomx launch` in its own process, and everything that it starts."""
@@ -108,12 +118,7 @@ class Launch:
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Each worker's final event."""
-        found = {}
-        for path in self.directory.glob("events/*-worker-*.jsonl"):
-            events = [json.loads(line) for line in path.read_text().splitlines()]
-            for event in (event for event in events if event["event"] == "finished"):
-                found[path.stem] = event
-        return found
+        return finished(self.directory)
 
     def assert_clean(self) -> None:
         """No process, key file or socket of the job is left."""
