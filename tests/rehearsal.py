@@ -5,29 +5,26 @@ logs, outputs and result are those of a launch; preflight, agents and the copyin
 """
 
 import contextlib
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import forks
-from cluster import ROOT, free_ports
-from desk import Desk, finished
+from cluster import free_ports
+from desk import Desk, finished, placed
 from forks import Forked
 
 from geomx_cli.agent.event_tail import EventTail
 from geomx_cli.agent.host_spec import Task
 from geomx_cli.agent.outputs import folder_of
 from geomx_cli.commands.launch import launch as command
-from geomx_cli.core import events, plugins
+from geomx_cli.core import events
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
@@ -42,14 +39,16 @@ from geomx_cli.plan import ports as port_choice
 class Rehearsal:
     """A job whose processes run, with the part of desk.Launch's interface that concerns its results. Begins at once.
 
-    imported: what the processes are forked from, see forks.ForkServer: "geomx", or "mxnet" or "torch" for workers.
+    imported: what workers are forked from, see forks.ForkServer. folder: the one in which the command is given.
     """
 
-    def __init__(self, desk: Desk, *arguments: str, imported: str = "geomx", **variables: str) -> None:
+    def __init__(
+        self, desk: Desk, *arguments: str, imported: str = "geomx", folder: Path | None = None, **variables: str
+    ) -> None:
         self.output = self.errors = ""
         self.began = time.monotonic()
         self.environment = {**desk.environment, **variables}
-        with _as_in(self.environment, desk.folder) as said:
+        with placed(self.environment, folder or desk.folder) as (_, said):
             inventory, spec = _asked(arguments)
             spec, _ = launching.prepared(spec, ())
             self.plan = plan(inventory, spec)
@@ -131,22 +130,6 @@ def _asked(arguments: tuple[str, ...]) -> tuple[Inventory, JobSpec]:
         except _Asked as found:
             return port_choice.choose(found.inventory, None), found.spec
     raise AssertionError("geomx launch has not planned a job")
-
-
-@contextlib.contextmanager
-def _as_in(environment: Mapping[str, str], folder: Path) -> Iterator[io.StringIO]:
-    """Run the block in this environment and folder; gives what it writes to stderr."""
-    before, said = Path.cwd(), io.StringIO()
-    path = [*environment.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
-    with (
-        mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(sys, "path", path),
-        contextlib.redirect_stderr(said),
-    ):  # fmt: skip
-        os.chdir(folder)
-        try:
-            yield said
-        finally:
-            os.chdir(before)
 
 
 def _write_keys(planned: Plan) -> None:

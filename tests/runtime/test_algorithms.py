@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import ROOT, clean_environment
-from desk import Desk, Launch
+from desk import Desk
 from idx import write_data
+from rehearsal import Rehearsal
 from safetensors.numpy import load_file
 
 from geomx_cli.cli import main
@@ -77,22 +78,21 @@ def test_with_one_worker_it_is_plain_sgd(weights: dict[str, dict[str, Any]], way
 
 # Four workers.
 
-Run = Callable[..., Launch]
+Run = Callable[..., Rehearsal]
 
 
 @pytest.fixture
 def launch(desk: Desk, data: Path) -> Run:
-    """Starts a job of the bundled training on 2 x 2 workers."""
+    """Begins a job of the bundled training on 2 x 2 workers."""
     small = ["--network", "linear", "--data-dir", str(data), "--batch-size", "8"]
-    return lambda algo, *arguments: desk.train("--local", "--json", "--algo", algo, *small, *arguments)
+    return lambda algo, *arguments: Rehearsal(desk, "--local", "--job-dir", "job", "--algo", algo, *small, *arguments)
 
 
-def done(job: Launch, workers: int = 4) -> dict[str, dict[str, Any]]:
+def done(job: Rehearsal, workers: int = 4) -> dict[str, dict[str, Any]]:
     """The final events of the workers of a job that has succeeded and left nothing behind."""
-    assert job.finish() == 0, job.errors
+    job.finish()
     result = json.loads(job.output)
     assert (result["status"], result["exit_code"], result["failure"]) == ("done", 0, None)
-    job.assert_clean()
     found = job.finished()
     assert len(found) == workers
     check_model(Path(result["model"]), found["A-worker-0"])
@@ -159,7 +159,7 @@ def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
     assert len({event["rounds"] for event in found.values()}) == 1
 
 
-def contributions(job: Launch, worker: str) -> int:
+def contributions(job: Rehearsal, worker: str) -> int:
     """The number of rounds in which the worker had data."""
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
     return sum(event.get("num_samples", 0) > 0 for event in events if event["event"] == "round")
