@@ -57,8 +57,13 @@ test: $(VENV)/.test $(TORCH_VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(STRUCTURE)
-	$(BIN)/python -m pytest
-	$(TORCH_BIN)/python -m pytest tests/pytorch
+	@echo "$(BIN)/python -m pytest, and beside it $(TORCH_BIN)/python -m pytest tests/pytorch"; \
+	 $(TORCH_BIN)/python -m pytest --numprocesses 2 tests/pytorch >$(TORCH_VENV)/tests.txt 2>&1 & torch=$$!; \
+	 trap 'kill $$torch' INT TERM; \
+	 $(BIN)/python -m pytest; main=$$?; \
+	 wait $$torch; torch=$$?; \
+	 echo "$(TORCH_BIN)/python -m pytest tests/pytorch"; cat $(TORCH_VENV)/tests.txt; \
+	 exit $$((main || torch))
 
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --outdir dist .

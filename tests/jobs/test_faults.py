@@ -35,7 +35,7 @@ for number in range({rounds}):
 """
 
 
-VARIABLES = {"OUT": "{rank}.npz", "ROUNDS": "1000000", "SIZES": "2000,10", "SLOW": "0.01"}
+VARIABLES = {"OUT": "{rank}.npz", "ROUNDS": "1000000", "SIZES": "2000,10", "SLOW": "0.05"}
 
 
 def in_training(job: Launch) -> bool:
@@ -178,7 +178,7 @@ def test_script_that_is_stuck_on_one_worker_is_named(start: Start) -> None:
 
 
 def test_party_that_pauses_goes_on(start: Start) -> None:
-    job = start(*ROUNDS, ROUNDS="200")
+    job = start(*ROUNDS, ROUNDS="200", SLOW="0.01")
     job.wait_for(lambda: in_training(job))
     party = [job.pid(f"A/{role}:0") for role in ("scheduler", "server", "worker")]
     for number in (signal.SIGSTOP, signal.SIGCONT):
