@@ -190,10 +190,11 @@ class Desk:
         self, *arguments: str, cwd: Path | None = None, limit: float = 90, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; stderr as `without_progress`. One that only reads runs in this process, which has
-        the imports done already.
+        the imports done already, unless it would import others.
         """
         environment, folder = {**self.environment, **variables}, cwd or self.folder
-        if self.command == GEOMX and arguments[:1] in READING and threading.current_thread() is threading.main_thread():
+        is_alone = threading.current_thread() is threading.main_thread() and environment["PYTHONPATH"] == str(ROOT)
+        if self.command == GEOMX and arguments[:1] in READING and is_alone:
             done = _in_this_process(arguments, environment, folder)
         else:
             done = subprocess.run(
