@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from bench import SIZE, Bench, gradient
 from cluster import ROOT, Cluster, until
-from in_flight import AHEAD, FAR, check_results, check_rounds
 from in_flight import SCRIPT as IN_FLIGHT
+from in_flight import check_results, check_rounds
 from in_flight import expected as expected_in_flight
 from rounding import rounded
 from rounds import HOSTILE, PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned, run
@@ -128,14 +128,11 @@ def test_local_servers_get_half_as_many_messages(cluster: Cluster, tmp_path: Pat
     assert counted == {"Asrv0": slices * rounds, "Bsrv0": slices * rounds, "root0": 2 * slices * rounds}
 
 
-@pytest.mark.parametrize(
-    ("cut", "roots", "optimizer", "ahead"),
-    [("beside", 1, True, AHEAD), ("all", 3, False, FAR)],
-)
+@pytest.mark.parametrize(("cut", "roots", "optimizer"), [("beside", 1, True), ("all", 3, False)])
 def test_every_round_is_right_though_links_are_cut(
-    cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool, ahead: int
+    cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool
 ) -> None:
-    check_rounds(cluster, tmp_path, roots, cut, optimizer, 0, ahead, **RELAY)
+    check_rounds(cluster, tmp_path, roots, cut, optimizer, 0, **RELAY)
 
 
 def test_every_round_of_rows_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path) -> None:

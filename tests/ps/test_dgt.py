@@ -125,12 +125,12 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, mode: str) 
 
 def test_workers_report_their_loss_and_fewer_blocks_are_important(cluster: Cluster, tmp_path: Path) -> None:
     """The loss falls to a tenth: k from 0.8 to 0.2. Nothing else changes."""
-    env = {**DATAGRAMS, **PATIENT, **log_events(cluster, tmp_path), "DMLC_K": "0.8", "ROUNDS": "40"}
+    env = {**DATAGRAMS, **PATIENT, **log_events(cluster, tmp_path), "DMLC_K": "0.8", "ROUNDS": "24"}
     run(cluster, tmp_path, env)
     many = datagrams(tmp_path, "root0")["received"]
     found = run(cluster, tmp_path, {**env, "ADAPTIVE_K_FLAG": "1", "LOSS": "1"})
     assert datagrams(tmp_path, "root0")["received"] > 2 * many
-    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 40), optimizer=True))
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 24), optimizer=True))
 
 
 def test_with_a_sparse_codec_the_tensors_that_it_leaves_dense_are_divided(cluster: Cluster, tmp_path: Path) -> None:
