@@ -1,7 +1,7 @@
-"""A worker with a valid key that attempts one ATTACK on the job and prints the outcome; otherwise like rounds.py.
+"""A worker with a valid key that attempts attacks on the job and prints their outcomes; otherwise like rounds.py.
 
-Environment: ATTACK (one of EARLY, INITIAL, ATTACKS and LATE), OTHER (a process to impersonate), and the variables of
-rounds.py.
+Environment: ATTACKS (of EARLY, INITIAL, READY and LATE, with spaces between), OTHER (a process to impersonate), and the
+variables of rounds.py.
 """
 
 import os
@@ -59,12 +59,13 @@ EARLY = {attack.__name__: attack for attack in (switch_to_async,)}
 """Before this worker's first declaration."""
 INITIAL = {attack.__name__: attack for attack in (push_initial,)}
 """After it, before the master's initial values are needed."""
-ATTACKS = {
+READY = {
     attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers)
 }
 """Before its first contribution, when all are set up."""
 LATE = {attack.__name__: attack for attack in (compress,)}
 """Before it leaves, after its last round."""
+attempts = os.environ["ATTACKS"].split()
 declare, init, exchange, leave = Client.declare, Client.init, Client.exchange, Client.leave
 dial = Transport.dial
 
@@ -75,16 +76,14 @@ def claim_and_dial(self, *args, **hello):
 
 
 def attack(client: Client, attacks: dict[str, Callable[[Client], None]]) -> None:
-    """Perform ATTACK, once, if it is one of these."""
-    if os.environ["ATTACK"] not in attacks:
-        return
-    name = os.environ["ATTACK"]
-    os.environ["ATTACK"] = ""
-    try:
-        attacks[name](client)
-        print("done", flush=True)
-    except InvalidSettings as error:
-        print(f"refused: {error}", flush=True)
+    """Perform those of these that are attempted, each once."""
+    for name in [name for name in attempts if name in attacks]:
+        attempts.remove(name)
+        try:
+            attacks[name](client)
+            print("done", flush=True)
+        except InvalidSettings as error:
+            print(f"refused: {error}", flush=True)
 
 
 def attack_and_declare(self, *args):
@@ -98,7 +97,7 @@ def attack_and_init(self, *args, **named):
 
 
 def attack_and_exchange(self, *args, **named):
-    attack(self, ATTACKS)
+    attack(self, READY)
     return exchange(self, *args, **named)
 
 
@@ -109,6 +108,6 @@ def attack_and_leave(self):
 
 Client.declare, Client.init = attack_and_declare, attack_and_init
 Client.exchange, Client.leave = attack_and_exchange, attack_and_leave
-if os.environ["ATTACK"] == "claim_workers":
+if "claim_workers" in attempts:
     Transport.dial = claim_and_dial
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")
