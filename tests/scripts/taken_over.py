@@ -30,7 +30,14 @@ def read_optimizer_state(client: Client) -> None:
 
 def declare_twice(client: Client) -> None:
     """One key in one request, for an answer that is longer than the request."""
-    client.control.request("declare", {"tensors": [["large", 20_000_000, "float32", 1, -1]] * 1000})
+    asked = [["large", 20_000_000, "float32", 1, -1]] * 200
+    client.control.request("declare", {"tensors": asked, "by": client.process})
+
+
+def report_another(client: Client) -> None:
+    """Tell the scheduler that a process has failed of which this one cannot know."""
+    node, body = client._worker.node, {"process": os.environ["OTHER"], "message": "its GPU burns", "hint": "run"}
+    node.loop.submit(lambda: node.rpc.ask(node.memberships[0].link, "fail", body, lambda _: None, lambda _: None))
 
 
 def claim_workers(client: Client) -> None:
@@ -60,7 +67,8 @@ EARLY = {attack.__name__: attack for attack in (switch_to_async,)}
 INITIAL = {attack.__name__: attack for attack in (push_initial,)}
 """After it, before the master's initial values are needed."""
 ATTACKS = {
-    attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers)
+    attack.__name__: attack
+    for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers, report_another)
 }
 """Before its first contribution, when all are set up."""
 LATE = {attack.__name__: attack for attack in (compress,)}
