@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import HostUnreachable, WrongHostKey
+from geomx_cli.core.private import make_folders
 from geomx_cli.hosts.ssh.hop import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 
@@ -84,7 +85,7 @@ def _append(hop: Hop, line: str) -> None:
     path = Path(hop.known_hosts[0])
     try:
         with _appending:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "r+") as file:
                 before = file.read()
