@@ -14,7 +14,7 @@ import paramiko
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
 from geomx_cli.core.untrusted import first_line, last_line
 from geomx_cli.hosts.interface import Channel, Completed
-from geomx_cli.hosts.ssh.config import hops
+from geomx_cli.hosts.ssh.config import hop, hops
 from geomx_cli.hosts.ssh.connection import Connection
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.hosts.ssh.streams import LARGEST, MARK, Kept, OwnOutput, SshChannel, drain, in_thread, send_input
@@ -52,7 +52,7 @@ class SshConnector:
     @property
     def address(self) -> str:
         """See Connector.address."""
-        return hops(self._ssh, self._options)[-1].address
+        return hop(self._ssh, self._options).address
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
         """See Connector.run."""
