@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,15 @@ def test_requests_in_the_name_of_another_are_refused(
 @pytest.mark.parametrize("options", [FLAT, {}], ids=["flat", "central"])
 def test_a_declaration_lists_a_key_once(cluster: Cluster, options: dict[str, str]) -> None:
     assert "key 'large' is listed twice in one declaration" in attacked(cluster, "declare_twice", options)
+
+
+def test_who_asks_without_end_hinders_nobody(cluster: Cluster, tmp_path: Path) -> None:
+    said = attacked(cluster, "waste", {})
+    assert "refused: key 'last' has 26000000000 elements" in said
+    events = (tmp_path / "events/A-server-0.jsonl").read_text()
+    assert "refused a message from A/worker:1: a second hello on one connection" in events
+    for path in tmp_path.glob("events/*.jsonl"):
+        assert not re.search(r"refused a message from (?!A/worker:1)", path.read_text())
 
 
 @pytest.mark.parametrize("options", [FLAT, {}, {"rank_scope": "global"}], ids=str)
