@@ -17,6 +17,7 @@ from geomx_cli.agent.outputs import folder_of
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.stop_detector import StopDetector
 from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.private import make_folders
 from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, describe_status, exception_line
 
 __all__ = ["Child"]
@@ -56,11 +57,11 @@ class Child:
         written.
         """
         self._working_dir = Path(working_dir or ".").absolute()
-        self.log.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(self.log.path.parent)
         if working_dir and Path(working_dir).is_relative_to(self._job_dir):
-            Path(working_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folders(Path(working_dir))
         if (output := folder_of(self.task)) is not None:
-            output.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folders(output)
         with self.log.path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.task.argv,

@@ -14,6 +14,7 @@ import msgspec
 from geomx_cli.core.events import SCHEMA_VERSION, Event, ProcessFailed
 from geomx_cli.core.job_clock import JobClock
 from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.private import make_folders
 
 __all__ = ["EventLog"]
 
@@ -39,7 +40,7 @@ class EventLog:
         self._full = False
         self._numbers = itertools.count(1)
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     @property

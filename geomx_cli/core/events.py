@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from geomx_cli.core.agent_status import MAX_METRICS
-from geomx_cli.core.typed import to_type
+from geomx_cli.core.untrusted import convert
 
 __all__ = [
     "MAX_COUNT",
@@ -232,10 +232,7 @@ def parse(fields: Mapping[str, Any]) -> Event | None:
     kind, version = fields.get("event"), fields.get("schema_version", 1)
     if not isinstance(kind, str) or kind not in _KINDS or not isinstance(version, int) or version > SCHEMA_VERSION:
         return None
-    try:
-        event = to_type(fields, _KINDS[kind])
-    except (RecursionError, OverflowError) as error:
-        raise ValueError(str(error)) from None
+    event = convert(fields, _KINDS[kind])
     if not event.time:
         raise ValueError("it has no time")
     return event

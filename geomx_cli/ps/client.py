@@ -77,8 +77,7 @@ class Client:
         new = [tensor for tensor in tensors if not self._is_declared(tensor)]
         if not new:
             return
-        asked = {"tensors": [[item.name, item.size, item.dtype, item.row, item.shard] for item in new]}
-        for tensor, (key, slices) in zip(new, self.control.request("declare", asked)["placements"], strict=True):
+        for tensor, (key, slices) in zip(new, self.control.declare(new), strict=True):
             placement = Placement(key, tensor, tuple(Slice(*item) for item in slices))
             self.tensors.setdefault(tensor.name, DeclaredTensor(placement))
 

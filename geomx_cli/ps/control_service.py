@@ -49,7 +49,7 @@ class ControlService:
         self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
         self._topics: dict[str, tuple[_Handler, _Check]] = {
             "cluster": (self._on_cluster, _any_member),
-            "declare": (placements.declare, _any_member),
+            "declare": (placements.declare, self._check_name),
             "barrier": (self._on_barrier, _any_member),
             "compression": (self._on_compression, _any_member),
             "mode": (self._on_mode, self._check_master),

@@ -12,13 +12,19 @@ import msgspec
 from geomx_cli.core.typed import to_type
 from geomx_cli.ps.net.wire import EVERY, MAX_REPORTED, BadMessage
 
-__all__ = ["Body", "checked_answer", "checked_request"]
+__all__ = ["MAX_DECLARED", "MAX_TEXT", "Body", "checked_answer", "checked_request"]
 
 Body = dict[str, Any]
+
+MAX_TEXT = 4096
+"""Characters of a message or hint in a report of a failure, to which its readers may add some."""
+MAX_DECLARED = 256
+"""Tensors in one declaration."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
+_Text = Annotated[str, msgspec.Meta(max_length=2 * MAX_TEXT)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Number = bool | int | float
 
@@ -55,13 +61,13 @@ class _Joined(TypedDict):
 
 
 class _Pending(TypedDict):
-    missing: str
+    missing: _Text
 
 
 class _Fail(TypedDict):
     process: _Name
-    message: str
-    hint: NotRequired[str]
+    message: _Text
+    hint: NotRequired[_Text]
 
 
 class _Cluster(TypedDict):
@@ -81,7 +87,11 @@ class _Layout(TypedDict):
 class _Declare(TypedDict):
     """tensors: name, elements, dtype, elements in a row, shard (see Tensor)."""
 
-    tensors: list[tuple[str, int, _Name, int, Annotated[int, msgspec.Meta(ge=EVERY, le=65_535)]]]
+    tensors: Annotated[
+        list[tuple[_Name, int, _Name, int, Annotated[int, msgspec.Meta(ge=EVERY, le=65_535)]]],
+        msgspec.Meta(max_length=MAX_DECLARED),
+    ]
+    by: _Name
 
 
 class _Placements(TypedDict):

@@ -12,6 +12,7 @@ from typing import Any, Literal, ParamSpec
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Telemetry
+from geomx_cli.ps.cluster.bodies import MAX_TEXT
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.membership import Membership
@@ -171,7 +172,7 @@ class Node:
             return
         self.error = error
         origin = error.peer if isinstance(error, PeerLost) and error.peer else self.process
-        body = {"process": origin, "message": error.message, "hint": error.hint}
+        body = {"process": origin, "message": error.message[:MAX_TEXT], "hint": error.hint[:MAX_TEXT]}
         links = [*self._members(), *(membership.link for membership in self.memberships if not membership.over)]
         limit = INTERRUPTED if isinstance(error, Interrupted) else LAST_WORDS
         self.shutdown.fail(body, [link for link in links if link.name != origin], limit)

@@ -116,9 +116,13 @@ class Sockets:
         dealer.connect(endpoint)
         return dealer
 
+    def awaits_hello(self, descriptor: int) -> bool:
+        """Whether no hello has been accepted on this accepted connection."""
+        self._report_accepted()  # its acceptance may be reported after its first message
+        return descriptor in self._unknown
+
     def known(self, descriptor: int) -> None:
         """The peer on this accepted connection has sent a hello that was accepted."""
-        self._report_accepted()  # its acceptance may be reported after its first message
         self._unknown.known(descriptor)
 
     def close(self, linger: float) -> None:

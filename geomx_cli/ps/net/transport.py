@@ -195,13 +195,17 @@ class Transport:
                 if (body is None) != (header.place == Place.NONE):
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
+                hello = identity is not None and header.kind == Kind.CONTROL and header.topic == "hello"
+                if hello and identity is not None and not self._sockets.awaits_hello(identity.get(zmq.SRCFD)):
+                    # what it lets be forgotten is not sent again, as nothing was lost
+                    raise BadMessage("a second hello on one connection")
                 if link is None and identity is not None:
                     link = self._accepted.accept(header, payload, socket, identity)
                 assert link is not None
                 if header.place == Place.SHARED_MEMORY and payload is not None:
                     payload = link.received_at(payload)
                 self._arrived(link, header, payload, len(frame) + (0 if payload is None else len(payload)))
-                if identity is not None and header.kind == Kind.CONTROL and header.topic == "hello":
+                if hello and identity is not None:
                     self._sockets.known(identity.get(zmq.SRCFD))
         except BadMessage as error:
             self.warnings.refuse(link, "malformed", str(error))
