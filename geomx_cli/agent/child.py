@@ -59,21 +59,29 @@ class Child:
         self.log.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if working_dir and Path(working_dir).is_relative_to(self._job_dir):
             Path(working_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (output := folder_of(self.task)) is not None:
-            output.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self.log.path.open("ab") as log:
+        if (folder := folder_of(self.task)) is not None:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        output = self.log.open()
+        try:
             self._process = subprocess.Popen(
                 self.task.argv,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 env={**inherited, **self.task.env},
                 cwd=working_dir or None,
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread
             )
+        finally:
+            os.close(output)
         self.identity = processes.identify(self._process.pid)
         self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def handles_failure(self) -> bool:
+        """Whether its script has, or gets, the job's failure as an exception, and has not ended by it."""
+        return self.events.saw_failure and self.events.failure is None
 
     @property
     def running(self) -> bool:
@@ -147,3 +155,4 @@ class Child:
             self._process.wait()
             os.close(self.pidfd)
             self.pidfd = -1
+        self.log.close()

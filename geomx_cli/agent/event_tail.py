@@ -11,10 +11,13 @@ _SHOWN = 4096  # maximum characters of a string in a forwarded event
 
 
 class EventTail:
-    """Reads what has been added to the log. `failure`: the process's own "failed" event, once read."""
+    """Reads what has been added to the log. `failure`: the process's own "failed" event, once read; `saw_failure`:
+    the process has noticed that the job has failed.
+    """
 
     def __init__(self, path: Path) -> None:
         self.failure: dict[str, Any] | None = None
+        self.saw_failure = False
         self.path = path
         self._offset = 0
         self._saw_round = False
@@ -43,6 +46,7 @@ class EventTail:
                 self._saw_round = True
             if kind == "sent" or (kind == "reported" and not event.get("live")):
                 continue
+            self.saw_failure |= kind == "state" and event.get("state") == "failing"
             if kind == "failed":
                 self.failure = event
             events.append(event)

@@ -12,7 +12,7 @@ from geomx_cli.core.job_clock import JobClock
 
 __all__ = ["KILL", "TERMINATE", "Lifecycle", "Stage"]
 
-TERMINATE = 1.0  # seconds between SIGTERM and SIGKILL
+TERMINATE = 1.0  # seconds between SIGTERM and SIGKILL for what processes have left behind
 KILL = 2.0  # seconds for SIGKILL to take effect
 _CONNECT = 15.0  # seconds; timeout for "start" since the last message of the control machine
 
@@ -22,27 +22,37 @@ class Stage(IntEnum):
 
     WAITING = 0  # for "start"
     RUNNING = 1
-    GRACE = 2  # processes may exit on their own
-    TERMINATING = 3  # after SIGTERM
+    FAILING = 2  # processes may exit on their own
+    TERMINATING = 3  # SIGTERM is sent
     KILLING = 4  # after SIGKILL
 
 
 class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
-    SIGTERM and SIGKILL go to whole process groups. `why`: the reason of the stop; `terminated_at`: when SIGTERM was
-    sent, by `clock`; `on_change` is called after each change of `stage`.
+    `grace`: seconds from the end of RUNNING to SIGKILL. SIGTERM comes once for each process group: for workers at once,
+    unless their script handles the job's failure (`Child.handles_failure`); for schedulers and servers once no worker
+    runs here, as workers may need them for the round that they are in. `holding`: workers of other hosts do, too, until
+    they have ended or the grace is over. `why`: the reason of the stop; `terminated_at`: when SIGTERM was first due, by
+    `clock`; `cut_off`: the processes that ran when the grace was over; `on_change` is called after each change of
+    `stage`.
     """
 
-    def __init__(self, children: Sequence[Child], clock: JobClock, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, children: Sequence[Child], clock: JobClock, on_change: Callable[[], None], grace: float
+    ) -> None:
         self.stage = Stage.WAITING
         self.why = ""
         self.terminated_at = 0.0
+        self.grace = grace
+        self.holding = False
+        self.cut_off: Sequence[str] = ()
         self._children = children
         self._clock = clock
         self._on_change = on_change
         self._deadline = time.monotonic() + _CONNECT
-        self._patience = TERMINATE
+        self._stopped_at = 0.0
+        self._terminated: set[Child] = set()
         self._gave_up = False
 
     @property
@@ -60,49 +70,52 @@ class Lifecycle:
         """Enter RUNNING; the caller starts the processes."""
         self._enter(Stage.RUNNING)
 
-    def stop(self, why: str, grace: float) -> None:
-        """Terminate all processes after `grace` seconds; an earlier deadline holds."""
-        if self.stage < Stage.GRACE:
+    def stop(self, why: str, delay: float) -> None:
+        """Terminate all processes after `delay` seconds; an earlier time holds."""
+        now = time.monotonic()
+        if self.stage < Stage.FAILING:
             with suppress(OSError):  # the log may lie on a full disk
                 print(f"stopping: {why}", file=sys.stderr, flush=True)
-            self.why = why
-            self._enter(Stage.GRACE, grace)
-        if self.stage is Stage.GRACE:
-            self._deadline = min(self._deadline, time.monotonic() + grace)
-
-    def set_patience(self, patience: float) -> None:
-        """Set the seconds between SIGTERM and SIGKILL; if SIGTERM was sent already, an earlier deadline holds."""
-        if self.stage is Stage.TERMINATING:
-            self._deadline = min(self._deadline, time.monotonic() + patience)
-        self._patience = patience
+            self.why, self._stopped_at = why, now
+            self._enter(Stage.FAILING, delay)
+        if self.stage is Stage.FAILING:
+            self._deadline = min(self._deadline, now + delay)
 
     def kill(self) -> None:
         """Send SIGKILL now."""
         self._enter(Stage.KILLING, KILL)
-        self._signal(signal.SIGKILL)
+        for child in self._children:
+            child.signal_group(signal.SIGKILL)
 
     def check(self, now: float) -> None:
-        """Enter the next stage if the current one's deadline has passed."""
-        if self.stage is Stage.RUNNING or now < self._deadline:
-            return
+        """Enter the next stage if the current one's deadline has passed, and send the signals that are due."""
         match self.stage:
-            case Stage.WAITING:
+            case Stage.WAITING if now >= self._deadline:
                 self.stop(f"the control machine did not send start within {_CONNECT:g} s", 0)
-            case Stage.GRACE:
+            case Stage.FAILING if now >= self._deadline:
                 self.terminated_at = self._clock.time()
-                self._signal(signal.SIGTERM)
-                self._enter(Stage.TERMINATING, self._patience)
-            case Stage.TERMINATING:
+                self._enter(Stage.TERMINATING)
+                self.check(now)
+            case Stage.TERMINATING if now >= self._stopped_at + self.grace:
+                self._terminate(self._children)
+                self.cut_off = [child.name for child in self._children if child.running and not child.task.serves]
                 self.kill()
-            case Stage.KILLING:
+            case Stage.TERMINATING:
+                workers = [child for child in self._children if not child.task.serves]
+                self._terminate([child for child in workers if not child.handles_failure])
+                if not self.holding and not any(child.running for child in workers):
+                    self._terminate(self._children)
+            case Stage.KILLING if now >= self._deadline:
                 self._gave_up = True
+
+    def _terminate(self, children: Sequence[Child]) -> None:
+        for child in children:
+            if child not in self._terminated:
+                self._terminated.add(child)
+                child.signal_group(signal.SIGTERM)
 
     def _enter(self, stage: Stage, limit: float = 0) -> None:
         if stage >= self.stage:
             self.stage = stage
             self._deadline = time.monotonic() + limit
             self._on_change()
-
-    def _signal(self, number: signal.Signals) -> None:
-        for child in self._children:
-            child.signal_group(number)

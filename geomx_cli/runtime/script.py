@@ -153,6 +153,7 @@ class Session:
         from geomx_cli.core.events import StateChanged
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime import reports
+        from geomx_cli.runtime.failure_notice import FailureNotice
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
 
         warn_of_variables(self._log(), settings)
@@ -163,6 +164,8 @@ class Session:
 
             self._pulse = Pulse(self._log(), self._calls)
         self._joined = True
+        if self._client is not None:
+            FailureNotice(self._client, self._log(), lambda: self._aborted)
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))
         client = self._client
