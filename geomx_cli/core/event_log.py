@@ -64,7 +64,8 @@ class EventLog:
         if self._file >= 0:
             line = self._line(event)
             if self._problem or not self._append(line):
-                self._write_held(None if isinstance(event, Telemetry | Sent) else line)
+                self._hold(line, replaced=isinstance(event, Telemetry | Sent))
+                self._write_held()
             if self._problem and isinstance(event, ProcessFinished) and self._who["role"] == "worker":
                 self._wait_for_room()
         message = getattr(event, "message", "")
@@ -97,13 +98,17 @@ class EventLog:
                 _say(sys.stderr, f"events wait until {self._path} can be written: {self._problem}")
             return False
 
-    def _write_held(self, line: bytes | None) -> None:
-        """Hold `line`, or count it as missing, and write what is held if that is possible again."""
+    def _hold(self, line: bytes, *, replaced: bool) -> None:
+        """Hold a line, or count it as missing. `replaced`: by a later one of its kind."""
         with self._lock:
-            if line is not None and sum(map(len, self._held)) + len(line) <= _HELD:
-                self._held.append(line)
-            else:
+            if replaced or sum(map(len, self._held)) + len(line) > _HELD:
                 self._missing += 1
+            else:
+                self._held.append(line)
+
+    def _write_held(self) -> None:
+        """Write what is held, and a report, if that is possible again."""
+        with self._lock:
             while self._held:
                 # The beginning of a line may be in the file: end it, so that it spoils no other.
                 if not self._append(b"\n" * self._is_torn + self._held[0]):
@@ -122,7 +127,7 @@ class EventLog:
         limit = time.monotonic() + _LAST
         while self._problem and time.monotonic() < limit:
             time.sleep(_PAUSE)
-            self._write_held(None)
+            self._write_held()
         if self._problem:
             _say(sys.stderr, f"{len(self._held) + self._missing} events are lost: {self._path}: {self._problem}")
 
