@@ -113,7 +113,7 @@ class Child:
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
         places = (folder_of(self.task), self._working_dir, Path(temp))
         if disk := full_disk(output, self._job_dir, filter(None, places)):  # its last output may be lost
-            self.lacked_room = not peer
+            self.lacked_room = not peer and self.status != -signal.SIGTERM
             cause += f"{FULL_DISK}{disk} of host {self._host} is full"
             elsewhere = "--job-dir; of a host in hosts.toml state_dir, workdir or TMPDIR"
             hint = f"make room on that disk, or write elsewhere ({elsewhere}), and launch again"

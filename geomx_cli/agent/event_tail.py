@@ -1,9 +1,11 @@
 """The event log of a process of the job, as its agent reads and forwards it."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.core.jsonlines import read_objects
+from geomx_cli.core.jsonlines import UNWRITTEN, decode, read_objects
 
 __all__ = ["EventTail"]
 
@@ -22,6 +24,15 @@ class EventTail:
         self._offset = 0
         self._saw_round = False
         self._samples = 0
+
+    def unwritten(self, output: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the events in a process's output for which its event log had no room."""
+        events = []
+        for line in output:
+            if line.startswith(UNWRITTEN):
+                with suppress(ValueError):
+                    events.append({name: _shortened(value) for name, value in decode(line[len(UNWRITTEN) :]).items()})
+        return events
 
     def read(self) -> list[dict[str, Any]]:
         """Return the events written since the last call; of its round events only the very first and the newest,

@@ -7,6 +7,8 @@ import termios
 from contextlib import suppress
 from pathlib import Path
 
+from geomx_cli.core.jsonlines import UNWRITTEN
+
 __all__ = ["OutputLog"]
 
 _TAIL_LINES, _TAIL_BYTES, _LINE_CHARS = 15, 1 << 14, 400
@@ -70,8 +72,13 @@ class OutputLog:
         """Return its last lines, of long ones the beginning; of a progress bar, whose states are separated by "\\r",
         the last state.
         """
-        lines = self._recent.decode(errors="replace").rstrip("\n").split("\n")
-        return [_shown(line.rstrip("\r").rpartition("\r")[2]) for line in lines if line][-_TAIL_LINES:]
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in self.recent if line]
+        return [_shown(line) for line in lines if not line.startswith(UNWRITTEN)][-_TAIL_LINES:]
+
+    @property
+    def recent(self) -> list[str]:
+        """The lines of the newest 16 KiB."""
+        return self._recent.decode(errors="replace").rstrip("\n").split("\n")
 
     def close(self) -> None:
         """Log what is in the pipe, and close both."""

@@ -225,10 +225,11 @@ class Supervisor:
             return
         self._selector.unregister(child.pidfd)
         child.log.take_rest()
-        unwritten = outputs.record(child.task, child.events.path, self._clock.time())
+        unwritten = child.events.unwritten(child.log.recent)
+        if (saved := outputs.record(child.task, child.events.path, self._clock.time())) is not None:
+            unwritten.append(saved)
         self._forward(child)
-        if unwritten is not None:
-            self._report(child, [unwritten])
+        self._report(child, unwritten)
         failure = child.failure(memory=self._memory.ran_out())
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
@@ -264,6 +265,9 @@ class Supervisor:
         for child in self._children:
             child.check_end()
             child.close()
+            if child.log.problem:
+                what = f"{child.log.path} lacks the end of the output ({child.log.problem})"
+                self._control.send_durable({"type": "warning", "message": what})
         _reap_adopted()
         return [f"pid {who.pid}" for who in left]
 

@@ -14,7 +14,7 @@ import msgspec
 
 from geomx_cli.core.events import SCHEMA_VERSION, Event, ProcessFailed, ProcessFinished, Sent, Telemetry, WarningRaised
 from geomx_cli.core.job_clock import JobClock
-from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.jsonlines import UNWRITTEN, encode
 
 __all__ = ["EventLog"]
 
@@ -30,7 +30,8 @@ class EventLog:
     directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
     when it is killed. On a full disk events are held, up to 1 MiB, but for telemetry, which later telemetry replaces;
     they are written once there is room, with a warning of how many are missing. A worker's last event waits 10 s for
-    that. Both the beginning of such a time and what is lost at its end are told on stderr. clock: of the times of
+    that, and what is still held goes to stderr, where its agent finds it. The beginning of such a time is told there
+    too. clock: of the times of
     events; callers that set `Event.time` use it too.
     """
 
@@ -128,8 +129,9 @@ class EventLog:
         while self._problem and time.monotonic() < limit:
             time.sleep(_PAUSE)
             self._write_held()
-        if self._problem:
-            _say(sys.stderr, f"{len(self._held) + self._missing} events are lost: {self._path}: {self._problem}")
+        with self._lock:
+            for line in self._held if self._problem else ():
+                _say(sys.stderr, UNWRITTEN + line.decode().rstrip())
 
     def _line(self, event: Event) -> bytes:
         fields = msgspec.to_builtins(event)

@@ -12,6 +12,8 @@ import pytest
 from cluster import ROOT, Cluster
 from rounds import assert_equal, expected, run
 
+from geomx_cli.agent.event_tail import EventTail
+from geomx_cli.core import event_log
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import (
     SCHEMA_VERSION,
@@ -160,6 +162,17 @@ def test_nothing_is_raised_when_that_cannot_be_told_either() -> None:
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, check=False)
     assert done.stdout == b"went on\n"
+
+
+def test_the_last_events_of_a_worker_reach_its_agent_through_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(event_log, "_LAST", 0.1)
+    log = EventLog(FULL, role="worker")
+    log.write(Telemetry(round=3))
+    log.write(ProcessFinished(accuracy=0.5))
+    (event,) = EventTail(FULL).unwritten(capsys.readouterr().err.splitlines())
+    assert (event["event"], event["accuracy"]) == ("finished", 0.5)
 
 
 def test_what_cannot_be_logged_is_still_said(capsys: pytest.CaptureFixture[str]) -> None:

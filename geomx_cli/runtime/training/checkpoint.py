@@ -1,5 +1,6 @@
 """Checkpoints: weights written to files during training, for evaluation or resuming."""
 
+import io
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from geomx_cli.core.atomic import open_atomic
+from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.training.last_save import save_at_last
@@ -78,6 +79,7 @@ class Checkpoints:
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     about = {name: np.array(getattr(checkpoint, name)) for name in _ABOUT}
     path = folder / "checkpoints" / f"step-{checkpoint.steps}.npz"
+    content = io.BytesIO()  # a ZipFile whose file cannot be written prints a traceback when it is collected
+    np.savez(content, **about, **checkpoint.weights)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_atomic(path) as file:
-        np.savez(file, **about, **checkpoint.weights)
+    write_atomic(path, content.getvalue())

@@ -11,7 +11,7 @@ from geomx_cli.core.units import format_duration
 
 __all__ = ["LIMIT", "Warn", "save_at_last"]
 
-LIMIT = 20.0  # seconds of further attempts; more than a rotation of logs or another job's clean-up takes
+LIMIT = 8.0  # seconds of further attempts; launch waits little longer for servers to end
 _PAUSE = 0.5
 _HINT = "make room there, or give the host another state_dir"
 
@@ -19,7 +19,7 @@ Warn = Callable[[str], object]
 
 
 def save_at_last(folder: Path, write: Callable[[Path], None], warn: Warn, what: str) -> Path:
-    """Save with `write(folder)`. If that raises OSError, warn and try again for 20 s, then in a folder of the same name
+    """Save with `write(folder)`. If that raises OSError, warn and try again for 8 s, then in a folder of the same name
     on other disks: of temporary files, the working directory, the home directory. Return the folder that was used, and
     warn of another one, from which `geomx fetch` brings nothing.
 
