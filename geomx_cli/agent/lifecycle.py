@@ -97,7 +97,6 @@ class Lifecycle:
                 self._enter(Stage.TERMINATING)
                 self.check(now)
             case Stage.TERMINATING if now >= self._stopped_at + self.grace:
-                self._terminate(self._children)
                 self.cut_off = [child.name for child in self._children if child.running and not child.task.serves]
                 self.kill()
             case Stage.TERMINATING:

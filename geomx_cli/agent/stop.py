@@ -40,8 +40,8 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
 def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first: bool = False) -> dict[str, Any]:
     """Ask the agent to terminate its processes, which get SIGKILL after `grace` seconds; then kill what is left.
 
-    With `workers_first` return when this host's workers have ended. Its schedulers and servers go on, until the next
-    call or the end of the grace: other hosts' workers may need them to end.
+    With `workers_first` return when this host's workers have ended. Its schedulers and servers go on ("goes on"), until
+    the next call or the end of the grace: other hosts' workers may need them to end.
 
     Returns "agent", "processes" (name -> outcome), "others" (number of further processes killed), "left" (pids that
     could not be terminated) and "note". Idempotent. Tolerates a killed agent, a damaged or missing directory, and a
@@ -51,15 +51,15 @@ def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first
     started = dict(state.processes) if state else {}
     tasks = [task.name for task in host_spec.tasks] if host_spec else list(started)
     names = [name for name in tasks if not party or name.split("/")[0] == party]
-    if workers_first and host_spec is not None:
-        names = [task.name for task in host_spec.tasks if task.name in names and not task.serves]
+    serving = {task.name for task in host_spec.tasks if task.serves} if host_spec and workers_first else set()
+    first = [name for name in names if name not in serving]
     before = {name for name, who in started.items() if processes.exists(who)}
     agent = state.agent if state and processes.exists(state.agent) else None
-    only = names if party or workers_first else None
+    only = first if party or workers_first else None
     if agent is not None and processes.state(agent) != "T":
         asked = _ask(host_spec.socket if host_spec else "", agent, only if party else None, grace, hold=workers_first)
         goes_on = workers_first or (party and before - set(names))
-        waited_for = [started[name] for name in names if name in started] + ([] if goes_on else [agent])
+        waited_for = [started[name] for name in first if name in started] + ([] if goes_on else [agent])
         ended = asked and _wait(lambda: any(map(processes.exists, waited_for)), grace + _MARGIN)
         if ended and not workers_first:
             _wait(lambda: bool(remains(directory, only)()), _ENDING)
@@ -67,8 +67,10 @@ def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first
     left = clean_up(directory, only)
     statuses = _statuses(directory)
     fates = {
-        name: _fate(started.get(name), name in before, rest, left, statuses.get(name)) for name in names
-    }
+        name: "goes on" if name in serving & before and processes.exists(started[name])
+        else _fate(started.get(name), name in before, rest, left, statuses.get(name))
+        for name in names
+    }  # fmt: skip
     return {
         "agent": _agent_fate(state, agent, rest, left),
         "processes": fates,

@@ -44,6 +44,7 @@ class Agent:
     """A real agent with tasks of ours, and the command that started it and relays; the test is the control machine."""
 
     program: Sequence[str] = ("-m", "geomx_cli.agent")
+    lease, grace = 6.0, 2.0
 
     def __init__(self, directory: Path, lease: float = 6, grace: float = 2, **programs: str) -> None:
         self.directory = directory

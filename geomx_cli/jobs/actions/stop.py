@@ -110,15 +110,12 @@ def stop(job: KnownJob, *, party: str = "", grace: float | None = None) -> StopR
     if (state := job.state) is not None and state.clean:
         return StopReport(job.id, (), party=party, ended=state.state)
     grace = float(job.plan.spec.options["grace"]) if grace is None else grace
-    concerned = [process for process in planned if not party or process.party == party]
-    names = dict.fromkeys(process.host for process in concerned)
-    with_workers = {process.host for process in concerned if process.role == "worker"}
+    names = dict.fromkeys(process.host for process in planned if not party or process.party == party)
     with closing(job.open_hosts(names)) as hosts:
         follower = _follower(job)
         first: Mapping[str, HostStop] = {}
         if len(names) > 1:  # the agent of a single host orders its processes itself
-            some = {name: host for name, host in hosts.items() if name in with_workers}
-            first = {one.host: one for one in _stop_all(job, some, party, grace, workers_first=True).hosts}
+            first = {one.host: one for one in _stop_all(job, hosts, party, grace, workers_first=True).hosts}
         report = _stop_all(job, hosts, party, grace)
         report = replace(report, hosts=tuple(_with_first(one, first.get(one.host)) for one in report.hosts))
         if party:
@@ -155,11 +152,15 @@ def _stop_all(
 
 
 def _with_first(report: HostStop, first: HostStop | None) -> HostStop:
-    """The report of a host with the outcome of its workers, which have been stopped before the rest."""
-    did = {name: fate for name, fate in ((first and first.processes) or {}).items() if fate in _DID}
-    if first is None or report.processes is None or not did:
+    """The report of a host with the outcome of its workers, which were stopped first; the rest ended after that."""
+    if first is None or first.processes is None or report.processes is None:
         return report
-    return replace(report, processes={**report.processes, **did}, others=report.others + first.others)
+
+    def fate(before: str, after: str) -> str:
+        return before if before in _DID else "stopped" if (before, after) == ("goes on", "had ended") else after
+
+    found = {name: fate(first.processes.get(name, ""), after) for name, after in report.processes.items()}
+    return replace(report, processes=found, agent=fate(first.agent, report.agent), others=report.others + first.others)
 
 
 def _follower(job: KnownJob) -> ProcessId | None:
