@@ -6,11 +6,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from geomx_cli.core.events import StateChanged
-
 if TYPE_CHECKING:
     from geomx_cli.core.errors import GeomxError
-    from geomx_cli.core.event_log import EventLog
     from geomx_cli.ps.client import Client
 
 __all__ = ["FailureNotice"]
@@ -20,7 +17,7 @@ _SIGNAL = signal.SIGRTMAX - 5  # none that scripts, launchers or batch systems u
 
 
 class FailureNotice:
-    """Tells the agent of a failure with an event "failing", so that the script has the job's grace to handle it.
+    """Tells the agent of a failure with `tell`, so that the script has the job's grace to handle it.
 
     If the script has not met the failure a second later, it is raised in its main thread, by a signal, once that thread
     executes Python; it may then be anywhere in the script. A script that has met it, and may be saving, is left alone.
@@ -28,9 +25,11 @@ class FailureNotice:
     script has reported an error already.
     """
 
-    def __init__(self, client: "Client", events: "EventLog", ended: Callable[[], bool]) -> None:
+    def __init__(
+        self, client: "Client", tell: "Callable[[GeomxError], object]", ended: Callable[[], bool]
+    ) -> None:
         self._client = client
-        self._events = events
+        self._tell = tell
         self._ended = ended
         self._main = threading.main_thread()
         self._handles = threading.current_thread() is self._main and signal.getsignal(_SIGNAL) == signal.SIG_DFL
@@ -41,7 +40,7 @@ class FailureNotice:
     def _on_failure(self, failure: "GeomxError") -> None:
         if self._ended():
             return
-        self._events.write(StateChanged(state="failing", message=failure.message))
+        self._tell(failure)
         if self._handles:
             timer = threading.Timer(_SOON, self._notify)
             timer.daemon = True

@@ -112,6 +112,13 @@ class Session:
                 _rest(self.store)
         reports.close()
 
+    def note_failure(self, failure: GeomxError) -> None:
+        """Tell the agent that the script gets the job's failure, and may save before it ends. Thread-safe."""
+        from geomx_cli.core.events import StateChanged
+
+        if not self._aborted:
+            self._log().write(StateChanged(state="failing", message=failure.message))
+
     def notify(self, error: Interrupted) -> None:
         """Notify all processes of an interrupt, so that pending waits fail. Thread-safe."""
         if self._client is not None:
@@ -165,7 +172,7 @@ class Session:
             self._pulse = Pulse(self._log(), self._calls)
         self._joined = True
         if self._client is not None:
-            FailureNotice(self._client, self._log(), lambda: self._aborted)
+            FailureNotice(self._client, self.note_failure, lambda: self._aborted)
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))
         client = self._client
