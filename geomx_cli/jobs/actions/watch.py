@@ -167,7 +167,7 @@ class Watch:
                 self._on_stopped_elsewhere(who, grace)
             case Done(why, asked, left):
                 if asked:
-                    self._on_stopped_elsewhere(asked, 0)
+                    self._on_stopped_elsewhere(asked, self._grace)
                 self._end(host, why, left)
             case Replaced():
                 self._let_go("another geomx is attached to the job now")
@@ -214,7 +214,7 @@ class Watch:
             if (failure := self._monitor.check(host, awake, stopping)) is not None:
                 self._lose(failure)
         if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
-            self._pool.broadcast(self._pass_on)
+            self._pool.broadcast({**self._pass_on, "hold": self._holding})
             self._pass_on = {}
         if stopping is not None:
             self._check_workers(stopping)
@@ -240,7 +240,7 @@ class Watch:
         self._view.warn(f"{who} ends the job")
         self._grace, self._monitor.stop_limit = grace, grace + STOP_LIMIT
         self._stopping_since, self._holding = time.monotonic(), True
-        self._pass_on = {"type": "stop", "grace": grace, "who": who, "hold": True}
+        self._pass_on = {"type": "stop", "grace": grace, "who": who}
 
     def _let_go(self, why: str) -> None:
         self._outcome.left = why
