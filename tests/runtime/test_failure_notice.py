@@ -8,7 +8,7 @@ from cluster import ROOT
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = """if True:
+SCRIPT = r"""if True:
     import os, sys, time
     from geomx_cli.core import plugins
     from geomx_cli.core.errors import PeerLost
