@@ -12,7 +12,7 @@ from geomx_cli.core.job_clock import JobClock
 
 __all__ = ["KILL", "TERMINATE", "Lifecycle", "Stage"]
 
-TERMINATE = 1.0  # seconds between SIGTERM and SIGKILL for what processes have left behind
+TERMINATE = 1.0  # seconds between SIGTERM and SIGKILL for servers at the end of the grace, and for leftovers
 KILL = 2.0  # seconds for SIGKILL to take effect
 _CONNECT = 15.0  # seconds; timeout for "start" since the last message of the control machine
 
@@ -30,7 +30,7 @@ class Stage(IntEnum):
 class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
-    `grace`: seconds from the end of RUNNING to SIGKILL. SIGTERM comes once for each process group: for workers at once,
+    `grace`: seconds from the end of RUNNING until workers get SIGKILL; for others it is a second longer. SIGTERM comes once for each process group: for workers at once,
     unless their script handles the job's failure (`Child.handles_failure`); for schedulers and servers once no worker
     runs here, as workers may need them for the round that they are in. `holding`: workers of other hosts do, too, until
     they have ended or the grace is over. `why`: the reason of the stop; `terminated_at`: when SIGTERM was first due, by
@@ -53,6 +53,7 @@ class Lifecycle:
         self._deadline = time.monotonic() + _CONNECT
         self._stopped_at = 0.0
         self._terminated: set[Child] = set()
+        self._killed: set[Child] = set()
         self._gave_up = False
 
     @property
@@ -96,16 +97,25 @@ class Lifecycle:
                 self.terminated_at = self._clock.time()
                 self._enter(Stage.TERMINATING)
                 self.check(now)
-            case Stage.TERMINATING if now >= self._stopped_at + self.grace:
-                self.cut_off = [child.name for child in self._children if child.running and not child.task.serves]
+            case Stage.TERMINATING if now >= self._stopped_at + self.grace + TERMINATE:
                 self.kill()
             case Stage.TERMINATING:
                 workers = [child for child in self._children if not child.task.serves]
                 self._terminate([child for child in workers if not child.handles_failure])
+                if now >= self._stopped_at + self.grace:
+                    self._cut_off(workers)
                 if not self.holding and not any(child.running for child in workers):
                     self._terminate(self._children)
             case Stage.KILLING if now >= self._deadline:
                 self._gave_up = True
+
+    def _cut_off(self, workers: Sequence[Child]) -> None:
+        self.holding = False
+        if running := [child for child in workers if child.running]:
+            self.cut_off = [child.name for child in running if child not in self._killed]
+            self._killed.update(running)
+            for child in running:
+                child.signal_group(signal.SIGKILL)
 
     def _terminate(self, children: Sequence[Child]) -> None:
         for child in children:

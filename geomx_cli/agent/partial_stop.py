@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 
 from geomx_cli.agent.child import Child
+from geomx_cli.agent.lifecycle import TERMINATE
 
 __all__ = ["PartialStop"]
 
@@ -12,7 +13,8 @@ __all__ = ["PartialStop"]
 class PartialStop:
     """Sends SIGTERM to process groups, and SIGKILL after a timeout. Not thread-safe.
 
-    Schedulers and servers get SIGTERM once none of the workers runs, as these may need them to end.
+    Schedulers and servers get SIGTERM once none of the workers runs, as these may need them to end, and SIGKILL a
+    second later than workers.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,8 @@ class PartialStop:
         for child in children:
             child.asked = True
             if child.running:
-                self._deadlines[child] = min(deadline, self._deadlines.get(child, deadline))
+                own = deadline + TERMINATE * child.task.serves
+                self._deadlines[child] = min(own, self._deadlines.get(child, own))
         self._terminate()
 
     def check(self, now: float) -> None:
