@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
+from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.core.job_clock import JobClock
 
@@ -54,13 +55,14 @@ class Lifecycle:
         self._stopped_at = 0.0
         self._terminated: set[Child] = set()
         self._killed: set[Child] = set()
+        self._ending: Sequence[Child] = ()  # workers that have not ended since SIGTERM
         self._gave_up = False
 
     @property
     def over(self) -> bool:
-        """Whether none of the job's processes runs, whatever their descendants do, or SIGKILL had no effect."""
+        """Whether none of the job's processes runs, nor what SIGTERM has left of workers, or SIGKILL had no effect."""
         running = self.stage is Stage.WAITING or any(child.running for child in self._children)
-        return self._gave_up or not running
+        return self._gave_up or not (running or self._ending)
 
     def keep_waiting(self) -> None:
         """Restart the timeout for "start": the control machine waits for other hosts."""
@@ -84,6 +86,7 @@ class Lifecycle:
 
     def kill(self) -> None:
         """Send SIGKILL now."""
+        self._ending = ()
         self._enter(Stage.KILLING, KILL)
         for child in self._children:
             child.signal_group(signal.SIGKILL)
@@ -102,20 +105,26 @@ class Lifecycle:
             case Stage.TERMINATING:
                 workers = [child for child in self._children if not child.task.serves]
                 self._terminate([child for child in workers if not child.handles_failure])
+                self._ending = [child for child in workers if child.running or self._has_left_others(child)]
                 if now >= self._stopped_at + self.grace:
-                    self._cut_off(workers)
-                if not self.holding and not any(child.running for child in workers):
+                    self._cut_off()
+                if not self.holding and not self._ending:
                     self._terminate(self._children)
             case Stage.KILLING if now >= self._deadline:
                 self._gave_up = True
 
-    def _cut_off(self, workers: Sequence[Child]) -> None:
+    def _has_left_others(self, child: Child) -> bool:
+        """Whether SIGTERM has ended `child`, but not all that it runs, as a shell script that runs a trainer."""
+        found = child.identity if child in self._terminated else None
+        return found is not None and bool(processes.session_members([found.pid]))
+
+    def _cut_off(self) -> None:
         self.holding = False
-        if running := [child for child in workers if child.running]:
-            self.cut_off = [child.name for child in running if child not in self._killed]
-            self._killed.update(running)
-            for child in running:
-                child.signal_group(signal.SIGKILL)
+        self.cut_off = [child.name for child in self._ending if child not in self._killed]
+        self._killed.update(self._ending)
+        for child in self._ending:
+            child.signal_group(signal.SIGKILL)
+        self._ending = ()
 
     def _terminate(self, children: Sequence[Child]) -> None:
         for child in children:

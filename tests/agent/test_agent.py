@@ -281,13 +281,28 @@ def test_survivors_handle_a_failure_before_any_signal_and_who_is_cut_off_is_told
     agent.assert_clean()
 
 
+SAVES = (
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open('saved', 'w').close(), sys.exit()))\n"
+    "print('ready', flush=True); signal.pause()"
+)
+
+
+def test_what_a_script_runs_may_save_though_the_script_ends_at_once(agents: Any, tmp_path: Path) -> None:
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SAVES!r}])"
+    agent = agents(lease=60, grace=20, worker=program)
+    agent.send(type="start")
+    while "ready" not in _text(tmp_path / "logs/worker.log"):
+        time.sleep(0.05)
+    agent.send(type="stop")
+    assert [message["status"] for message in agent.until("ended") if message["type"] == "ended"] == [-signal.SIGTERM]
+    agent.until("done")
+    assert (tmp_path / "saved").exists()
+    agent.assert_clean()
+
+
 def test_servers_get_sigterm_after_all_workers(agents: Any, tmp_path: Path) -> None:
-    saves = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open('saved', 'w').close(), sys.exit()))\n"
-        "print('ready', flush=True); signal.pause()"
-    )
-    agent = agents(lease=60, **{"worker": saves, "server": SLEEP})
+    agent = agents(lease=60, worker=SAVES, server=SLEEP)
     agent.send(type="start")
     while "ready" not in _text(tmp_path / "logs/worker.log"):
         time.sleep(0.05)
