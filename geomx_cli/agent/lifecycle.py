@@ -1,5 +1,6 @@
 """The stages of an agent's part of a job, from waiting for "start" to killing what is left."""
 
+import math
 import signal
 import sys
 import time
@@ -55,6 +56,8 @@ class Lifecycle:
         self._stopped_at = 0.0
         self._terminated: set[Child] = set()
         self._killed: set[Child] = set()
+        self._delay = math.inf  # seconds that processes have to meet a failure of another
+        self._ran: list[Child] = []  # the workers that ran at the last check
         self._ending: Sequence[Child] = ()  # workers that have not ended since SIGTERM
         self._gave_up = False
 
@@ -76,6 +79,7 @@ class Lifecycle:
     def stop(self, why: str, delay: float) -> None:
         """Terminate all processes after `delay` seconds; an earlier time holds."""
         now = time.monotonic()
+        self._delay = min(self._delay, delay)
         if self.stage < Stage.FAILING:
             with suppress(OSError):  # the log may lie on a full disk
                 print(f"stopping: {why}", file=sys.stderr, flush=True)
@@ -99,12 +103,13 @@ class Lifecycle:
             case Stage.FAILING if now >= self._deadline:
                 self.terminated_at = self._clock.time()
                 self._enter(Stage.TERMINATING)
+                self._ran = [child for child in self._children if child.running and not child.task.serves]
                 self.check(now)
             case Stage.TERMINATING if now >= self._stopped_at + self.grace + TERMINATE:
                 self.kill()
             case Stage.TERMINATING:
                 workers = [child for child in self._children if not child.task.serves]
-                self._terminate([child for child in workers if not child.handles_failure])
+                self._terminate_workers(workers, now)
                 self._ending = [child for child in workers if child.running or self._has_left_others(child)]
                 if now >= self._stopped_at + self.grace:
                     self._cut_off()
@@ -112,6 +117,17 @@ class Lifecycle:
                     self._terminate(self._children)
             case Stage.KILLING if now >= self._deadline:
                 self._gave_up = True
+
+    def _terminate_workers(self, workers: Sequence[Child], now: float) -> None:
+        """Send SIGTERM to those that do not handle the failure. They may not know of it yet, as they exchange with
+        others here, by torch.distributed, and meet it when these end: it is postponed while these save, and then again.
+        """
+        running = [child for child in workers if child.running]
+        if running != self._ran or any(child.handles_failure for child in running):
+            self._deadline = now + self._delay
+        self._ran = running
+        if now >= self._deadline:
+            self._terminate([child for child in workers if not child.handles_failure])
 
     def _has_left_others(self, child: Child) -> bool:
         """Whether SIGTERM has ended `child`, but not all that it runs, as a shell script that runs a trainer."""
