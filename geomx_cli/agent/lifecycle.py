@@ -119,15 +119,18 @@ class Lifecycle:
                 self._gave_up = True
 
     def _terminate_workers(self, workers: Sequence[Child], now: float) -> None:
-        """Send SIGTERM to those that do not handle the failure. They may not know of it yet, as they exchange with
-        others here, by torch.distributed, and meet it when these end: it is postponed while these save, and then again.
+        """Send SIGTERM to those that do not handle the failure: first to those that have reported their end. The others
+        may not know of the failure yet, as they exchange by torch.distributed with workers here, and meet it when these
+        end. So SIGTERM is postponed while these save, and after each end.
         """
         running = [child for child in workers if child.running]
         if running != self._ran or any(child.handles_failure for child in running):
             self._deadline = now + self._delay
         self._ran = running
         if now >= self._deadline:
-            self._terminate([child for child in workers if not child.handles_failure])
+            rest = [child for child in workers if not child.handles_failure]
+            ending = [child for child in rest if child.running and child.events.failure is not None]
+            self._terminate(ending if ending and self._delay else rest)
 
     def _has_left_others(self, child: Child) -> bool:
         """Whether SIGTERM has ended `child`, but not all that it runs, as a shell script that runs a trainer."""
