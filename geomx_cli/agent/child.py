@@ -60,21 +60,29 @@ class Child:
         make_folders(self.log.path.parent)
         if working_dir and Path(working_dir).is_relative_to(self._job_dir):
             make_folders(Path(working_dir))
-        if (output := folder_of(self.task)) is not None:
-            make_folders(output)
-        with self.log.path.open("ab") as log:
+        if (folder := folder_of(self.task)) is not None:
+            make_folders(folder)
+        output = self.log.open()
+        try:
             self._process = subprocess.Popen(
                 self.task.argv,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 env={**inherited, **self.task.env},
                 cwd=working_dir or None,
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread
             )
+        finally:
+            os.close(output)
         self.identity = processes.identify(self._process.pid)
         self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def handles_failure(self) -> bool:
+        """Whether its script has, or gets, the job's failure as an exception, and has not ended by it."""
+        return self.events.saw_failure and self.events.failure is None
 
     @property
     def running(self) -> bool:
@@ -106,7 +114,7 @@ class Child:
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
         places = (folder_of(self.task), self._working_dir, Path(temp))
         if disk := full_disk(output, self._job_dir, filter(None, places)):  # its last output may be lost
-            self.lacked_room = not peer
+            self.lacked_room = not peer and self.status != -signal.SIGTERM
             cause += f"{FULL_DISK}{disk} of host {self._host} is full"
             elsewhere = "--job-dir; of a host in hosts.toml state_dir, workdir or TMPDIR"
             hint = f"make room on that disk, or write elsewhere ({elsewhere}), and launch again"
@@ -148,3 +156,4 @@ class Child:
             self._process.wait()
             os.close(self.pidfd)
             self.pidfd = -1
+        self.log.close()

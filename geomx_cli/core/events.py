@@ -79,7 +79,9 @@ class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True)
 
 
 class StateChanged(Event, tag="state"):
-    """The process has entered a state: "waiting", "training", "serving", "saving", "finished"."""
+    """The process has entered a state: "waiting", "training", "serving", "saving", "finished"; "failing" is a
+    script's worker that has noticed the job's failure, and may save before it ends.
+    """
 
     state: str
     message: str = ""

@@ -137,6 +137,11 @@ OPTIONS: tuple[Option, ...] = (
         " not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
     ),
     _net(
+        "grace", "duration", 30.0, "GEOMX_GRACE",
+        "How long scripts may take to save and end when the job is stopped, by Ctrl-C, SIGTERM, geomx stop or a lease"
+        " that has expired, or has failed; then they are killed.", minimum=0, maximum=86400,
+    ),
+    _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
         "Longest wait for the other processes to start, or for an answer outside a round; while a link is cut it does"
         " not pass.", minimum=1, maximum=86400,
@@ -243,7 +248,7 @@ OPTIONS: tuple[Option, ...] = (
     _train(
         "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
         "Steps between two files of weights that global rank 0 writes at a round's end, and one at the end, to"
-        " checkpoints/ in the job's directory; 0 is never.", minimum=0,
+        " checkpoints/ in its output folder; geomx fetch brings them. 0 is never.", minimum=0,
     ),
     _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",

@@ -7,7 +7,7 @@ job ends all waits with PeerLost, which every later call raises again.
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -244,6 +244,15 @@ class Client:
     def failure(self) -> GeomxError | None:
         """Why the client has ended, if it failed."""
         return self._worker.failure
+
+    @property
+    def is_failure_raised(self) -> bool:
+        """Whether `failure` has been raised in one of the caller's threads, or will where it waits for a round."""
+        return self._worker.is_raised
+
+    def when_failed(self, call: Callable[[GeomxError], object]) -> None:
+        """Call this, in the client's thread, if the client fails."""
+        self._worker.ends.add_done_callback(lambda _: call(self.failure) if self.failure is not None else None)
 
     def report(self, **telemetry: Any) -> None:
         """Set fields of this process's Telemetry."""

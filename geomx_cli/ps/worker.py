@@ -75,6 +75,7 @@ class Worker:
         self._settings = settings
         self._plane = settings.local
         self._rank = -1
+        self._failed_operations = False
 
     def run(self) -> None:
         """Run the worker until it is stopped or the job fails."""
@@ -87,13 +88,18 @@ class Worker:
             self.node.loop.every(1.0, self._check_patience)
             self.node.run()
         except GeomxError as caught:
-            error = self.failure = caught
+            error = self.failure = caught.with_traceback(None)  # it has one again where it is raised: `is_raised`
         except Exception as caught:
             error = self.failure = PeerLost(f"the client's loop failed: {caught!r}")
             raise
         finally:
             self._give_up(error)
             self.node.close()
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether the failure has reached a thread of the caller, or will where it waits."""
+        return self.failure is not None and (self.failure.__traceback__ is not None or self._failed_operations)
 
     def check(self) -> None:
         """Raise `error`, if any."""
@@ -141,6 +147,7 @@ class Worker:
 
     def _give_up(self, error: GeomxError) -> None:
         self.error = error
+        self._failed_operations = self.operations.age() > 0
         self.operations.give_up(error)
         self.node.rpc.give_up(error)
         if not self.ready.done():

@@ -112,6 +112,13 @@ class Session:
                 _rest(self.store)
         reports.close()
 
+    def note_failure(self, failure: GeomxError) -> None:
+        """Tell the agent that the script gets the job's failure, and may save before it ends. Thread-safe."""
+        from geomx_cli.core.events import StateChanged
+
+        if not self._aborted:
+            self._log().write(StateChanged(state="failing", message=failure.message))
+
     def notify(self, error: Interrupted) -> None:
         """Notify all processes of an interrupt, so that pending waits fail. Thread-safe."""
         if self._client is not None:
@@ -153,6 +160,7 @@ class Session:
         from geomx_cli.core.events import StateChanged
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime import reports
+        from geomx_cli.runtime.failure_notice import FailureNotice
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
 
         warn_of_variables(self._log(), settings)
@@ -163,6 +171,8 @@ class Session:
 
             self._pulse = Pulse(self._log(), self._calls)
         self._joined = True
+        if self._client is not None:
+            FailureNotice(self._client, self.note_failure, lambda: self._aborted)
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))
         client = self._client

@@ -47,5 +47,5 @@ def _accuracies(job: Path) -> list[tuple[int, float]]:
 
 
 def _checkpoints(job: Path) -> dict[str, Any]:
-    found = {path.name: dict(np.load(path)) for path in sorted((job / "checkpoints").glob("*.npz"))}
+    found = {path.name: dict(np.load(path)) for path in sorted(job.glob("outputs/A-worker-0/checkpoints/*.npz"))}
     return {name: {key: found[name][key] for key in found[name] if key != "seconds"} for name in found}

@@ -5,7 +5,7 @@ import copy
 import inspect
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -35,15 +35,16 @@ class PartyGroup:
     rank, size: of this worker, among its party's. leads: whether it exchanges with the servers, as rank 0 does. It is
     no group of torch.distributed's own functions. Call `form` before all other methods. What fails later is raised as
     PeerLost, as the connections to a worker that ends are closed; a worker that hangs is noticed after the option
-    `patience`. For the training thread, but for `wait`.
+    `patience`. For the training thread, but for `wait`. `on_failure` is called before a PeerLost is raised.
     """
 
-    def __init__(self, settings: "Settings") -> None:
+    def __init__(self, settings: "Settings", on_failure: Callable[[GeomxError], object] = lambda _: None) -> None:
         assert settings.rank is not None
         self.rank, self.size = settings.rank, settings.group_size
         self.leads = self.rank == 0
         self._peer = "" if self.leads else f"{settings.party}/worker:0"  # to which this worker is connected
         self._settings = settings
+        self._on_failure = on_failure
         self._patience = timedelta(seconds=settings.number("patience"))
         self._client: Client | None = None
         # The leader first waits as long for the servers and the other parties.
@@ -216,7 +217,9 @@ class PartyGroup:
         who = peer or f"another worker of party {party}"
         closed = any(words in str(error) for words in _CLOSED)
         what = "has ended" if closed else f"has ended, or is out of step: {_first_line(error)}"
-        return PeerLost(f"{who} {what}", "see its log", peer=peer or f"{party}/worker")
+        failure = PeerLost(f"{who} {what}", "see its log", peer=peer or f"{party}/worker")
+        self._on_failure(failure)
+        return failure
 
 
 class Gathered:
