@@ -54,7 +54,7 @@ class Client:
         self.tensors: dict[str, DeclaredTensor] = {}
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
-        info = self._worker.wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
+        info = self._worker.wait(self._worker.ready, self._worker.node.joining + 10, "the cluster")
         self.control = ControlClient(self._worker, info, self.tensors)
         self.rank = info.rank
         self.global_rank = info.global_rank

@@ -123,7 +123,8 @@ class ControlService:
             def complete(body: Body) -> None:
                 request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
 
-            self._node.rpc.ask(self._upstream.links[0], "cluster", request.body, complete, request.refuse)
+            root, limit = self._upstream.links[0], self._node.joining
+            self._node.rpc.ask(root, "cluster", request.body, complete, request.refuse, limit)
             return
         self._check_rank_scope(_scope(request))
         request.answer(

@@ -10,6 +10,7 @@ from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec, parse_codec
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.cluster.activity import Activity
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
@@ -67,7 +68,7 @@ class Worker:
         self.upstream.peers = self.peers.links
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
-            on_reconnect=self._on_reconnect, on_asked=self._on_asked,
+            on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=Activity().last,
         )  # fmt: skip
         self._delivery = delivery
         delivery.begin(self.node, self.upstream, self.peers.links)
@@ -159,7 +160,8 @@ class Worker:
             self.node.liveness.watch(link)
         self.peers.join(self.node, membership)
         asked = {"rank_scope": self._settings.text("rank_scope")}
-        self.node.rpc.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail)
+        limit = self.node.joining  # a server answers once the members of its planes have joined
+        self.node.rpc.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail, limit)
 
     def _on_cluster(self, body: Body) -> None:
         flat, at_root, trains = bool(body["flat"]), bool(body["root"]), bool(body["trains"])

@@ -22,6 +22,8 @@ __all__ = ["PendingWait", "StragglerMonitor"]
 WARN, GIVE_UP, GIVE_UP_PARTY = 0.5, 0.9, 0.95
 """Parts of the option `patience`. A party's own server sees more than a root, so it goes first."""
 ANSWER = 1.0
+LATE, MOST_NAMES = 10.0, 5
+"""Seconds after which status says who is awaited, and names in that."""
 
 
 
@@ -38,7 +40,8 @@ class PendingWait:
 class StragglerMonitor:
     """Warns at half of the patience, and fails the job with PeerLost near its end. Used by the loop's thread only.
 
-    The clock restarts with any traffic on a link to the awaited members or behind it, so a slow link ends no job. It
+    The clock restarts with any traffic on a link to the awaited members or behind it, and while their training code
+    runs (Activity), so neither a slow link nor a long evaluation ends a job. It
     stops while one of those links is silent; the option `silence` covers that case.
 
     waits: returns the current waits for live members; deaths are detected elsewhere. A server whose members have all
@@ -61,6 +64,12 @@ class StragglerMonitor:
         for wait in self._waits():
             return self._members.names(wait.ranks)
         return self._members.names(self._members.training())
+
+    def awaited(self) -> str:
+        """Some of the processes that others have been waiting for here for a while, whatever the reason; "" for none.
+        """
+        late = (wait.ranks for wait in self._waits() if time.monotonic() - wait.began > LATE)
+        return ", ".join(self._members.names(frozenset[int]().union(*late))[:MOST_NAMES])
 
     def _poll(self) -> None:
         waits = set(self._waits())

@@ -32,6 +32,8 @@ _Given = ParamSpec("_Given")
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a body raises that is not as it should be."""
+UNLIMITED = 1e9
+"""Seconds."""
 LAST_WORDS, INTERRUPTED = 5.0, 1.0
 """Seconds that a node that fails waits for its schedulers to know why, as their connections may be cut just then; and
 one that is interrupted, as the others probably are. Agents give all that fail two."""
@@ -43,7 +45,8 @@ class Node:
     on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests. on_link: called for
     peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: called, before the
     node fails, for a peer that is considered dead. on_asked: see Transport. `members`: a scheduler's members, told when
-    it fails. listens: the bound endpoints. encoded: bytes before and after encoding, by plane.
+    it fails. active: see Liveness. listens: the bound endpoints. joining: seconds that others may take to join, without
+    a limit under an agent. encoded: bytes before and after encoding, by plane.
     """
 
     def __init__(
@@ -58,11 +61,14 @@ class Node:
         on_lost: Callable[[Link], None] = lambda _: None,
         on_asked: Callable[[Link, Header], None] = lambda _, __: None,
         members: Callable[[], Iterable[Link]] = tuple,
+        active: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
         self.events = events
         self.loop = Loop()
         self.timeout = settings.number("timeout")
+        # An agent reports a process that ends before it has joined; until then its script may take any time.
+        self.joining = UNLIMITED if settings.job else self.timeout
         self.rpc = Rpc(self.loop, self.timeout)
         self.telemetry = Telemetry(state="starting")
         self.encoded: dict[Literal["lan", "wan"], tuple[int, int]] = {}
@@ -82,6 +88,7 @@ class Node:
         self.liveness = Liveness(
             self.loop, self.process, events,
             silence=settings.number("silence"), interval=settings.number("heartbeat"), on_lost=self._lose,
+            active=active, supervised=bool(settings.job),
         )  # fmt: skip
         self.transport = Transport(
             self.loop,

@@ -54,7 +54,7 @@ class Scheduler:
         endpoints = settings.bind or plane.to_listen()
         self.node.guard(endpoints)
         self.node.transport.listen(endpoints)
-        self.node.loop.call_later(self.node.timeout, self._expire)
+        self.node.loop.call_later(self.node.joining, self._expire)
         self.node.loop.every(PENDING_INTERVAL, self._notify_pending)
 
     def run(self) -> None:
