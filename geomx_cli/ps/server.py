@@ -144,7 +144,6 @@ class Server:
         done = self._members.goodbye(request.link)
         self.node.shutdown.answer_bye(request)
         if done:
-            self.node.telemetry.state = "finished"
             self.node.goodbye(self._upstream.links if self._upstream is not None else ())
 
     # Tensors.

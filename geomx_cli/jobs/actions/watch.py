@@ -79,7 +79,7 @@ class Watch:
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._pass_on: JsonObject = {}  # stop request issued by another process
-        self._linger = Linger()
+        self._linger = Linger(float(plan.spec.options["silence"]))
         self._last_turn = self._awake_since = time.monotonic()
         self._outcome = Outcome()
 

@@ -170,6 +170,7 @@ class Node:
         """
         if self.error is not None:  # failing: the last message is already sent
             return
+        self.telemetry.state = "finished"
         self.shutdown.bye([*servers, *(membership.link for membership in self.memberships)])
 
     def fail(self, error: GeomxError) -> None:

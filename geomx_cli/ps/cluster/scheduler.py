@@ -73,6 +73,9 @@ class Scheduler:
         if request.topic == "join":
             self._join(request)
             return
+        if entry is None and request.topic == "fail" and request.body["process"] == request.link.name:
+            self._fail(request)  # its agent tells that it has ended, in its name
+            return
         if entry is None:
             raise BadMessage(f"{request.topic!r} from a process that has not joined")
         match request.topic:
@@ -83,11 +86,14 @@ class Scheduler:
                     self.node.goodbye()
             case "fail":
                 entry.gone = True
-                request.answer()
-                body = request.body
-                self.node.fail(PeerLost(body["message"], body.get("hint", ""), peer=body["process"]))
+                self._fail(request)
             case topic:
                 raise BadMessage(f"unknown topic {topic!r}")
+
+    def _fail(self, request: Request) -> None:
+        request.answer()
+        body = request.body
+        self.node.fail(PeerLost(body["message"], body.get("hint", ""), peer=body["process"]))
 
     def _join(self, request: Request) -> None:
         try:
