@@ -37,8 +37,6 @@ NEWS = 3.0
 """Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
 SILENT = 2.0
 """Seconds without a heartbeat after which a link is looked at more closely."""
-UNPROBED = 6.0
-"""Seconds without a byte after which the peer's process does not run: its libzmq asks or answers every 2 s."""
 STALLED = 12.0
 """Seconds in which nothing of what the system has acknowledged arrives at the peer: a proxy has lost it."""
 LATE = 2.0
@@ -135,7 +133,8 @@ class Liveness:
         silent = now - link.health.heard
         if link.dialled and silent < SILENT:
             self._check_tensors(link)
-        runs = silent >= SILENT and _runs(link)  # from early on, as it takes some seconds to tell
+        # from early on, as it takes some seconds to tell
+        runs = silent >= SILENT and link.health.runs(link.lanes.connections.get("control"))
         if self._links[link]:
             if silent < QUIET:
                 gap = link.health.heard - self._links[link]
@@ -183,12 +182,6 @@ class Liveness:
 
     def _warn(self, message: str) -> None:
         self._events.write(WarningRaised(message=message))
-
-
-def _runs(link: Link) -> bool:
-    """Whether the peer's process runs, as the connection stands and its libzmq has just sent something."""
-    control = link.lanes.connections.get("control")
-    return control is not None and control.deaf() < UNPROBED
 
 
 def newest(links: Iterable[Link]) -> float:

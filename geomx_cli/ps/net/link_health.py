@@ -12,6 +12,8 @@ __all__ = ["QUIET", "LinkHealth"]
 QUIET = 5.0
 """Seconds without a message after which a link counts as silent."""
 MOST_SECONDS = 1e12
+UNPROBED = 6.0
+"""Seconds without a byte after which the peer's process does not run: its libzmq asks or answers every 2 s."""
 SLACK = 64
 """Bytes by which the counts of both ends may differ: a kernel counts the handshake too."""
 AGEING, SHORTEST = 1.01, 1e-5
@@ -36,6 +38,8 @@ class LinkHealth:
         self._clock_received = 0.0
         self._whole: tuple[object, int, int] = (None, 0, 0)
         self._stalled_since = 0.0
+        self._silence: tuple[object, float] = (None, 0.0)
+        self._probe = (0, 0.0)  # bytes received on the control lane, and when they last became more
         self._known = False
         self._moved = self._moved_behind = self._whole_since = 0.0
 
@@ -65,6 +69,20 @@ class LinkHealth:
         self.acknowledged, self.taken = _count(body, "acknowledged"), _count(body, "taken")
         if moved >= 0:
             self._moved_behind = max(self._moved_behind, now - moved)
+
+    def runs(self, control: Connection | None) -> bool:
+        """Whether the peer's process runs, though it says nothing, as far as calls in this silence have observed: its
+        libzmq has just sent something. A connection within one host stands as long as the process, which its agent
+        watches.
+        """
+        if control is None:
+            return False
+        now, received = time.monotonic(), control.received()
+        if self._silence != (control, self.heard):
+            self._silence, self._probe = (control, self.heard), (received, 0.0)
+        elif received != self._probe[0]:
+            self._probe = (received, now)
+        return not received or now - self._probe[1] < UNPROBED
 
     def lost_bytes(self, tensors: Connection) -> float:
         """Seconds for which bytes of this connection have been acknowledged that the receiving end, here or there, does
