@@ -30,7 +30,7 @@ __all__ = ["Supervisor"]
 
 _TICK = 0.25  # interval between reads of the event logs
 _LOOK = 1.0  # interval between checks of process states
-_NOTICE = 5.0  # seconds for others to be told of a failure
+_NOTICE = 10.0  # seconds for others to be told of a failure, where no control machine follows the job
 _GRACE = 2.0  # for the others to exit on their own after a failure
 
 
@@ -233,7 +233,7 @@ class Supervisor:
         self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
         if not self._control.connected and not failure.peer:
             self._tell_job(child, failure)
-        self._lifecycle.stop(f"{failure.process} {failure.cause}", _GRACE)
+        self._lifecycle.stop(f"{failure.process} {failure.cause}", max(_GRACE, _NOTICE) if self._notices else _GRACE)
 
     def _tell_job(self, child: Child, failure: Failure) -> None:
         """Have the processes on other hosts told, as no control machine does: a process that ended cannot, and they

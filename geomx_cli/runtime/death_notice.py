@@ -14,7 +14,7 @@ from geomx_cli.runtime.settings import Settings
 
 __all__ = ["main"]
 
-_LIMIT = 4.0  # seconds
+_LIMIT = 8.0  # seconds
 
 
 def main(cause: str, hint: str) -> int:

@@ -88,7 +88,8 @@ def test_connections_that_a_proxy_has_forgotten_are_dialled_again(cluster: Clust
     """It goes on acknowledging what is sent, so that TCP sees nothing."""
     port, front = free_ports(2)
     proxy = Proxy({front: port})
-    cluster.environment = {"OUT": str(tmp_path / "w{rank}.npz"), "SERVER_OPTIMIZER": "1", "ROUNDS": "40", "SLOW": "0.05"}
+    out = str(tmp_path / "w{rank}.npz")
+    cluster.environment = {"OUT": out, "SERVER_OPTIMIZER": "1", "ROUNDS": "40", "SLOW": "0.05"}
     listens = {"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_ADVERTISE": f"tcp://127.0.0.1:{front}"}
     cluster.launch(SCRIPT, root_env=listens)
     until(lambda: proxy.forwarded >= 2**20)

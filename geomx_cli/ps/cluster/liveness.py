@@ -146,7 +146,7 @@ class Liveness:
             limited = f"for {self._silence:g} s at most (--silence)"
             what = f"reconnecting, {limited}"
             if runs:
-                what = f"its process runs, and is waited for{'' if self._supervised else f', {limited}'}"
+                what = f"it has not ended, and is waited for{'' if self._supervised else f', {limited}'}"
             self._warn(
                 f"no heartbeat from {link.name} on link {self._process} - {link.name} since {since} ({silent:.0f} s);"
                 f" {what}"
