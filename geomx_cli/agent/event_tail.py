@@ -53,7 +53,7 @@ class EventTail:
             if kind == "sent" or (kind == "reported" and not event.get("live")):
                 continue
             if kind == "failed":
-                self.failure = event
+                self.failure = self.failure or event  # of a process's children the first
             events.append(event)
         return events if newest is None else [*events, newest]
 

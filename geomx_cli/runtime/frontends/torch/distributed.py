@@ -84,7 +84,9 @@ class _Groups:
 
     def _join(self) -> "GroupStore":
         if os.environ.get("GEOMX_SCRIPT_PROCESS", str(os.getpid())) != str(os.getpid()):
-            raise InvalidSettings("init_process_group in a process that the script has started", _LAUNCH)
+            error = InvalidSettings("init_process_group in a process that the script has started", _LAUNCH)
+            self._session.abort(error)  # for the user, whatever the process that started this one makes of it
+            raise error
         if self._session.store is not None:
             what = "init_process_group after geomx_cli.torch.init: this worker has joined the job already"
             if self._c10d.is_initialized():  # by PartyGroup.publish
