@@ -115,7 +115,7 @@ class Client:
             elif self.rank == 0 and not self.flat:
                 operations.append(Operation(Kind.OFFER, tensor.placement, value))
             tensor.common = value if common and self.flat else None
-        limit = self.settings.number("patience")
+        limit = self._worker.node.patience
         for exchange in [self._start(operation) for operation in operations]:
             self._worker.wait(exchange.done, limit, "the servers to take the initial values (--patience)")
 
@@ -261,7 +261,7 @@ class Client:
         """Wait for the results of all rounds that this worker has started."""
         for tensor in list(self.tensors.values()):
             if tensor.latest is not None:
-                self._worker.wait(tensor.latest.done, self.settings.number("patience"), "the last rounds")
+                self._worker.wait(tensor.latest.done, self._worker.node.patience, "the last rounds")
 
     def leave(self) -> None:
         """Declare that this worker contributes no more. Waits for its pending results, and until the servers know."""

@@ -214,7 +214,7 @@ class Worker:
     def _check_patience(self) -> None:
         """Fail if a round is pending and nothing has moved for longer than the option `patience`."""
         moved = newest([*self.upstream.links, *self.peers.links.values()])
-        limit, idle = self._settings.number("patience"), time.monotonic() - moved
+        limit, idle = self.node.patience, time.monotonic() - moved
         if min(self.operations.age(), idle) > limit + NEWS:
             message = f"waited {limit:g} s for the result of a round"
             self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))

@@ -52,12 +52,11 @@ class StragglerMonitor:
         self._node = node
         self._members = members
         self._waits = waits
-        self._limit = node.settings.number("patience")
         self._warned: set[PendingWait] = set()
 
     def begin(self) -> None:
         """Start the periodic check."""
-        self._node.loop.every(min(1.0, self._limit / 40), self._poll)
+        self._node.loop.every(min(1.0, self._node.patience / 40), self._poll)
 
     def stragglers(self) -> list[str]:
         """The processes that members wait for here; all training processes if no one is waiting yet."""
@@ -76,7 +75,7 @@ class StragglerMonitor:
         self._warned &= waits
         for wait in waits:
             moved = newest(link for rank in wait.ranks for link in self._members.links(rank))
-            part = (time.monotonic() - max(wait.began, moved)) / self._limit
+            part = (time.monotonic() - max(wait.began, moved)) / self._node.patience
             parties = all(self._members.is_party(rank) for rank in wait.ranks)
             if part >= (GIVE_UP_PARTY if parties else GIVE_UP):
                 self._find(wait, self._give_up)
@@ -110,7 +109,7 @@ class StragglerMonitor:
         self._node.events.write(WarningRaised(message=message))
 
     def _give_up(self, names: Sequence[str], message: str) -> None:
-        hint = f"is it stuck or out of step? --patience ({self._limit:g}s) is the limit for a round"
+        hint = f"is it stuck or out of step? --patience ({self._node.patience:g}s) is the limit for a round"
         self._node.fail(PeerLost(message, hint, peer=names[0]))
 
 

@@ -46,7 +46,8 @@ class Node:
     peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: called, before the
     node fails, for a peer that is considered dead. on_asked: see Transport. `members`: a scheduler's members, told when
     it fails. active: see Liveness. listens: the bound endpoints. joining: seconds that others may take to join, without
-    a limit under an agent. encoded: bytes before and after encoding, by plane.
+    a limit under an agent. patience: seconds that a round or barrier may take without progress, as a script may ask for
+    more than the option says. encoded: bytes before and after encoding, by plane.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Node:
         self.events = events
         self.loop = Loop()
         self.timeout = settings.number("timeout")
+        self.patience = settings.number("patience")
         # An agent reports a process that ends before it has joined; until then its script may take any time.
         self.joining = UNLIMITED if settings.job else self.timeout
         self.rpc = Rpc(self.loop, self.timeout)
