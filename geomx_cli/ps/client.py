@@ -7,7 +7,7 @@ job ends all waits with PeerLost, which every later call raises again.
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -238,6 +238,12 @@ class Client:
     def _start(self, operation: Operation) -> PendingExchange:
         self._worker.node.loop.submit(lambda: self._worker.operations.start(operation))
         return operation.pending
+
+    def follow(self, active: Callable[[], float]) -> None:
+        """Let others wait for this worker as long as those run for which it waits itself: `active` says when they last
+        did (time.monotonic seconds).
+        """
+        self._worker.others_active = active
 
     # Telemetry.
 

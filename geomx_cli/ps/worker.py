@@ -1,6 +1,7 @@
 """A worker in the cluster: joining it, its servers and peers, its messages and its end."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,7 +51,7 @@ class WorkerInfo:
 class Worker:
     """`ready` gets the WorkerInfo once connected; `ends` is set when the worker has said goodbye, after all workers
     that dial it, or has failed. `error`: why no further operation is possible, if so; `failure`: the same, unless the
-    worker has just left.
+    worker has just left. others_active: see Client.follow.
 
     `run` is the thread's body. Other threads may call `check` and `wait`; call the other methods in its loop. When it
     ends, pending and later operations fail with `error`.
@@ -68,8 +69,10 @@ class Worker:
         self.upstream.peers = self.peers.links
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
-            on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=Activity().last,
+            on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=self._active,
         )  # fmt: skip
+        self._activity = Activity()
+        self.others_active: Callable[[], float] = lambda: 0.0
         self._delivery = delivery
         delivery.begin(self.node, self.upstream, self.peers.links)
         self.operations = OperationQueue(self.node, self.upstream, delivery)
@@ -210,6 +213,9 @@ class Worker:
     def _start(self, info: WorkerInfo) -> None:
         self.node.telemetry.state = "training"
         self.ready.set_result(info)
+
+    def _active(self) -> float:
+        return max(self._activity.last(), self.others_active())
 
     def _check_patience(self) -> None:
         """Fail if a round is pending and nothing has moved for longer than the option `patience`."""
