@@ -1,5 +1,6 @@
 """When the training code of any of a party's workers last ran, as those that exchange with the servers wait for all."""
 
+import atexit
 import contextlib
 import threading
 import time
@@ -35,11 +36,21 @@ class GroupActivity:
         self._last = 0.0
         self._pending: deque[tuple[Any, float]] = deque()  # in the order in which they began
         self._patience, self._party, self._on_stuck = settings.number("patience"), settings.party, on_stuck
-        threading.Thread(target=self._run, name="geomx-group", daemon=True).start()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="geomx-group", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
 
     def last(self) -> float:
         """When training code of this party last ran, as far as is known (time.monotonic seconds)."""
         return self._last
+
+    def stop(self) -> None:
+        """End the thread: one that comes back from the store while the interpreter shuts down aborts the process."""
+        self._ended.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._pending.clear()
 
     def pending(self, work: Any) -> None:
         """An operation has begun for which all workers of the party are needed, and nobody else. Thread-safe."""
@@ -48,7 +59,7 @@ class GroupActivity:
     def _run(self) -> None:
         activity, number = Activity(), 0
         with contextlib.suppress(RuntimeError):  # the store has ended with its worker, and the job with that
-            while True:
+            while not self._ended.wait(_PERIOD):
                 ran, number = activity.last(), number + 1
                 self._store.set(self._own, f"{time.monotonic() - ran:.1f} {number}")
                 self._last = max(ran, *(self._of(key) for key in self._keys if key != self._own))
@@ -57,7 +68,6 @@ class GroupActivity:
                 if self._pending and self._idle(self._pending[0][1]) > self._patience:
                     waited = f"the workers of party {self._party} wait for one another: for {self._patience:g} s"
                     self._on_stuck(f"{waited} no code of theirs has run")
-                time.sleep(_PERIOD)
 
     def _idle(self, began: float) -> float:
         return time.monotonic() - max(began, self._last)

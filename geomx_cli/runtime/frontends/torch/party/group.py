@@ -80,6 +80,7 @@ class PartyGroup:
 
         They need Python to drop tensors, which aborts the process while the interpreter shuts down.
         """
+        self.activity.stop()
         for group in (*self._parts, self):
             group._gloo = None
 
