@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["GroupActivity"]
 
 _PERIOD = 2.0
+_LAST_WAIT = 5.0
 _SILENT = 10.0  # seconds without news of a worker whose Python does not run; its agent tells if it hangs
 
 
@@ -49,7 +50,7 @@ class GroupActivity:
         """End the thread: one that comes back from the store while the interpreter shuts down aborts the process."""
         self._ended.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(_LAST_WAIT)
         self._pending.clear()
 
     def pending(self, work: Any) -> None:
