@@ -10,7 +10,7 @@ __all__ = ["Activity"]
 
 SPAN = 0.5
 """Seconds between measurements, at least."""
-POLLS, COMPUTES = 1e-4, 0.1
+POLLS, COMPUTES = 1e-4, 0.03
 """Shares of a processor. The main thread runs if it uses POLLS: one that sleeps between looks at a clock uses several
 times that, and one that waits for a lock or a message nothing. Other threads, and the processes that it has started,
 count from COMPUTES on: monitors and idle loaders of data wake up now and then."""
