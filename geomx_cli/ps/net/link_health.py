@@ -82,7 +82,7 @@ class LinkHealth:
             self._silence, self._probe = (control, self.heard), (received, 0.0)
         elif received != self._probe[0]:
             self._probe = (received, now)
-        return not received or now - self._probe[1] < UNPROBED
+        return not control.counts or now - self._probe[1] < UNPROBED
 
     def lost_bytes(self, tensors: Connection) -> float:
         """Seconds for which bytes of this connection have been acknowledged that the receiving end, here or there, does

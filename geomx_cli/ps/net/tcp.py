@@ -21,7 +21,8 @@ have been received (u64).
 class Connection:
     """A connected descriptor owned by other code, which may close it at any time. Used by one thread.
 
-    `peer`: the remote address. `ended`: whether `end` was called.
+    `peer`: the remote address. `ended`: whether `end` was called. `counts`: whether the kernel tells its bytes, as of a
+    TCP connection.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -34,6 +35,7 @@ class Connection:
         with contextlib.suppress(OSError), _borrowed(descriptor) as stream:
             self._ends = _ends(stream)
         self.peer = self._ends and self._ends[1]
+        self.counts = bool(self._info())
 
     def unanswered(self) -> float:
         """Seconds for which data has been pending without any acknowledgement, as far as calls have observed."""
