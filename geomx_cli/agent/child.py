@@ -71,7 +71,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**inherited, **self.task.env},
+                env={**inherited, **self.task.env, "GEOMX_SUPERVISED": "1"},
                 cwd=working_dir or None,
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread

@@ -216,7 +216,7 @@ class Server:
 
     def _active(self) -> float:
         """See Liveness: scripts that agents have started take as long as they need until they join."""
-        return time.monotonic() if self._settings.job and not self._members.complete else 0.0
+        return time.monotonic() if self._settings.supervised and not self._members.complete else 0.0
 
     def _report(self) -> None:
         self.node.telemetry.awaited = self._straggler_monitor.awaited()

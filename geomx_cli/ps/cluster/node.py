@@ -70,7 +70,7 @@ class Node:
         self.timeout = settings.number("timeout")
         self.patience = settings.number("patience")
         # An agent reports a process that ends before it has joined; until then its script may take any time.
-        self.joining = UNLIMITED if settings.job else self.timeout
+        self.joining = UNLIMITED if settings.supervised else self.timeout
         self.rpc = Rpc(self.loop, self.timeout)
         self.telemetry = Telemetry(state="starting")
         self.encoded: dict[Literal["lan", "wan"], tuple[int, int]] = {}
@@ -90,7 +90,7 @@ class Node:
         self.liveness = Liveness(
             self.loop, self.process, events,
             silence=settings.number("silence"), interval=settings.number("heartbeat"), on_lost=self._lose,
-            active=active, supervised=bool(settings.job),
+            active=active, supervised=settings.supervised,
         )  # fmt: skip
         self.transport = Transport(
             self.loop,

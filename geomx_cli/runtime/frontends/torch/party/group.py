@@ -50,7 +50,7 @@ class PartyGroup:
         self._client: Client | None = None
         # The leader first waits as long for the servers and the other parties.
         self._limit = settings.number("timeout") * (1 if self.leads else 2)
-        if settings.job:  # an agent tells if one ends before it has joined
+        if settings.supervised:  # an agent tells if one ends before it has joined
             self._limit = _FOREVER.total_seconds()
         limit = timedelta(seconds=self._limit)
         with self._connecting():
@@ -150,7 +150,7 @@ class PartyGroup:
         """
         options = distributed.AllreduceOptions()
         options.reduceOp = distributed.ReduceOp.SUM
-        options.timeout = _FOREVER if patient or self._settings.job else self._patience
+        options.timeout = _FOREVER if patient or self._settings.supervised else self._patience
         with self._translated():
             work = self._of(tensor).allreduce([tensor], options)
         if not patient:
