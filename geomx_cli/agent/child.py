@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, describe_
 
 __all__ = ["Child"]
 
+_LATE = 5.0  # seconds; telemetry comes every second
+_IDLE = 1e-4  # seconds of processor time in a second, which threads of libzmq may use
 _TELLING = 500  # maximum length of a forwarded message or exception line
 
 
@@ -49,7 +52,8 @@ class Child:
         self._clock = clock
         self._job_dir = job_dir
         self._working_dir = job_dir
-        self._stops = StopDetector(host_spec.silence)
+        self._stops, self._hangs = StopDetector(host_spec.silence), StopDetector(host_spec.silence)
+        self._used = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
@@ -69,7 +73,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**inherited, **self.task.env},
+                env={**inherited, **self.task.env, "GEOMX_SUPERVISED": "1"},
                 cwd=working_dir or None,
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread
@@ -101,6 +105,9 @@ class Child:
 
     def failure(self, *, memory: bool) -> Failure | None:
         """Return its failure, or None. Read `events` first, so that its own failure event is included."""
+        if self.status == 0 and self.events.joined and not self.events.left and not full_disk("", self._job_dir, ()):
+            cause, hint = "ended with status 0 but did not leave the job", "let Python exit normally: os._exit and exec"
+            return Failure(self.name, self._host, cause, self._clock.time(), f"{hint} skip leaving the job")
         if not self.status:
             return None
         tail = self.log.tail()
@@ -128,20 +135,37 @@ class Child:
         return isinstance(written, int | float) and written < when
 
     def check_stopped(self) -> Failure | None:
-        """Return a failure, once, if the process has been stopped (e.g. by SIGSTOP) for longer than `silence`."""
+        """Return a failure, once, if the process has been stopped (e.g. by SIGSTOP), or has hung, for longer than
+        `silence`.
+        """
         stopped = self.running and self.identity is not None and processes.state(self.identity) == "T"
-        if not self._stops.check(stopped=stopped) or self.failed:
-            return None
         hint = "find out who sent it SIGSTOP; a debugger does, for example"
+        cause = "was stopped (SIGSTOP)"
+        found = self._stops.check(stopped=stopped)
+        if self._hangs.check(stopped=not stopped and self._is_stuck()):
+            found, cause = True, f"has neither answered nor used processor time for {self._hangs.limit:g} s"
+            hint = "a native function hangs while it holds Python's lock: py-spy dump --native shows which"
+        if not found or self.failed:
+            return None
         when = self._clock.time() - self._stops.limit
-        return Failure(self.name, self._host, "was stopped (SIGSTOP)", when, hint, "", self.log.tail())
+        return Failure(self.name, self._host, cause, when, hint, "", self.log.tail())
+
+    def _is_stuck(self) -> bool:
+        """Whether a member of the job writes no telemetry, which takes Python's lock, and has used no processor time
+        since the last call. Others wait for one that computes while it holds the lock.
+        """
+        late = self.events.joined and not self.events.left and time.monotonic() - self.events.heard > _LATE
+        if not (late and self.running and self.identity is not None):
+            return False
+        before, self._used = self._used, processes.run_time(self.identity)
+        return self._used - before < _IDLE
 
     def stop_notice(self) -> str:
-        """Return a warning, once, if the process has been stopped for a while; call after `check_stopped`."""
-        if not self._stops.notices():
-            return ""
-        limit = f"{self._stops.limit:g} s"
-        return f"{self.name} is stopped (SIGSTOP); the job waits for it, for {limit} at most (--silence)"
+        """Return a warning, once, if the process has been stopped or hung for a while; call after `check_stopped`."""
+        limit = f"the job waits for it, for {self._stops.limit:g} s at most (--silence)"
+        if self._stops.notices():
+            return f"{self.name} is stopped (SIGSTOP); {limit}"
+        return f"{self.name} neither answers nor uses processor time; {limit}" if self._hangs.notices() else ""
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal, then SIGCONT, to its process group."""

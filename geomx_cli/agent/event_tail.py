@@ -1,5 +1,6 @@
 """The event log of a process of the job, as its agent reads and forwards it."""
 
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +15,15 @@ _SHOWN = 4096  # maximum characters of a string in a forwarded event
 
 class EventTail:
     """Reads what has been added to the log. `failure`: the process's own "failed" event, once read; `saw_failure`:
-    the process has noticed that the job has failed.
+    the process has noticed that the job has failed. joined, left: whether it has joined the job, and left it in the
+    orderly way. `heard`: when its newest telemetry was read (time.monotonic seconds), which it writes every second in
+    between.
     """
 
     def __init__(self, path: Path) -> None:
         self.failure: dict[str, Any] | None = None
-        self.saw_failure = False
+        self.saw_failure = self.joined = self.left = False
+        self.heard = 0.0
         self.path = path
         self._offset = 0
         self._saw_round = False
@@ -55,11 +59,14 @@ class EventTail:
                     newest = event
                     continue
                 self._saw_round = True
+            if kind == "telemetry":
+                self.joined, self.heard = True, time.monotonic()
+            self.left |= kind == "finished" or (kind == "telemetry" and event.get("state") == "finished")
             if kind == "sent" or (kind == "reported" and not event.get("live")):
                 continue
             self.saw_failure |= kind == "state" and event.get("state") == "failing"
             if kind == "failed":
-                self.failure = event
+                self.failure = self.failure or event  # of a process's children the first
             events.append(event)
         return events if newest is None else [*events, newest]
 

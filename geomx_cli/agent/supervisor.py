@@ -4,6 +4,8 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,12 +24,14 @@ from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.module_command import module_command
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]
 
 _TICK = 0.25  # interval between reads of the event logs
 _LOOK = 1.0  # interval between checks of process states
+_NOTICE = 10.0  # seconds for others to be told of a failure, where no control machine follows the job
 _FAILING = 2.0  # for the others to exit on their own after a failure, before SIGTERM
 
 
@@ -55,6 +59,7 @@ class Supervisor:
         self._lifecycle = Lifecycle(self._children, self._clock, self._status.change, host_spec.grace)
         self._ending = PartialStop()
         self._memory = OomWatcher()
+        self._notices: list[subprocess.Popen[bytes]] = []
         self._wakeup, self._signals = socket.socketpair()
 
     def run(self) -> int:
@@ -72,6 +77,9 @@ class Supervisor:
             raise
         finally:
             self._status.usage.close()
+            for notice in self._notices:
+                with suppress(subprocess.TimeoutExpired):
+                    notice.wait(_NOTICE)
             left = self._sweep()
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
@@ -249,7 +257,21 @@ class Supervisor:
         self._status.fail(failure)
         age = max(0.0, self._clock.time() - failure.when)
         self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
-        self._lifecycle.stop(f"{failure.process} {failure.cause}", _FAILING)
+        if not self._control.connected and not failure.peer:
+            self._tell_job(child, failure)
+        self._lifecycle.stop(f"{failure.process} {failure.cause}", max(_FAILING, _NOTICE) if self._notices else _FAILING)
+
+    def _tell_job(self, child: Child, failure: Failure) -> None:
+        """Have the processes on other hosts told, as no control machine does: a process that ended cannot, and they
+        would wait for it.
+        """
+        command = module_command(sys.executable, "geomx_cli.runtime.death_notice", failure.cause, failure.hint)
+        with suppress(OSError):
+            self._notices.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, env={**self._host_spec.inherited(), **child.task.env}
+                )
+            )
 
     def _sweep(self) -> list[str]:
         """Terminate all remaining descendants, reap, and return those that could not be terminated."""

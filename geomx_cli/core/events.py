@@ -90,10 +90,10 @@ class StateChanged(Event, tag="state"):
 class Telemetry(Event, tag="telemetry"):
     """Periodic metrics, once per second.
 
-    round: the newest with a contribution. waiting: share of its time that a worker waits for others. progress: share of
-    the training that is done. left_s: estimated remaining seconds. refused: dropped messages by reason. versions:
-    rounds by party that an asynchronous root applied. datagrams: bytes "sent", "withdrawn", "received", "missing" and
-    "late" (--dgt 1).
+    round: the newest with a contribution. awaited: the processes that others wait for at this server. waiting: share of
+    its time that a worker waits for others. progress: share of the training that is done. left_s: estimated remaining
+    seconds. refused: dropped messages by reason. versions: rounds by party that an asynchronous root applied.
+    datagrams: bytes "sent", "withdrawn", "received", "missing" and "late" (--dgt 1).
     relayed: bytes "sent" through others, parties or workers of the party, and "received" for them, and the number of
     contributions "rerouted" from such a process (--tsengine).
     """
@@ -106,6 +106,7 @@ class Telemetry(Event, tag="telemetry"):
     waiting: Share | None = None
     progress: Share | None = None
     left_s: Seconds | None = None
+    awaited: str = ""
     bytes: Traffic | None = None
     refused: dict[str, Count] = {}
     versions: dict[str, Count] = {}

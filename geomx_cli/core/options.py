@@ -133,8 +133,8 @@ OPTIONS: tuple[Option, ...] = (
     _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
     _net(
         "silence", "duration", 300.0, "GEOMX_SILENCE",
-        "How long a link may be cut, or a process stopped, before the job ends; a process whose connection is closed,"
-        " not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
+        "How long a link may be cut, or a process stopped, before the job ends. In jobs started by hand, a process"
+        " whose connection is closed, not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
     ),
     _net(
         "grace", "duration", 30.0, "GEOMX_GRACE",
@@ -143,12 +143,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
-        "Longest wait for the other processes to start, or for an answer outside a round; while a link is cut it does"
-        " not pass.", minimum=1, maximum=86400,
+        "Longest wait for an answer outside a round, and in jobs started by hand for the other processes to join; while"
+        " a link is cut it does not pass. Scripts that geomx launch has started may take any time until they join.",
+        minimum=1, maximum=86400,
     ),
     _net(
         "patience", "duration", 600.0, "GEOMX_PATIENCE",
-        "Longest wait for a round or barrier without progress while all links work.",
+        "Longest wait for a round or barrier without progress while all links work. A worker whose script uses"
+        " processor time makes progress.",
         minimum=1, maximum=86400 * 7,
     ),
     _train(
@@ -160,7 +162,8 @@ OPTIONS: tuple[Option, ...] = (
     _train(
         "framework", "text", "mxnet", "GEOMX_FRAMEWORK",
         "Framework of the bundled network (linear needs none), or the one that a script imports: needed only where"
-        " launch cannot read the script, as with bash train.sh, or python -m with a module that is installed.",
+        " launch cannot read the script, as with bash train.sh, or python -m with a module that is installed. torch is"
+        " the default where launch's Python has it and no MXNet.",
         choices=("mxnet", "torch"),
     ),
     _train(

@@ -54,7 +54,7 @@ class Client:
         self.tensors: dict[str, DeclaredTensor] = {}
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
-        info = self._worker.wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
+        info = self._worker.wait(self._worker.ready, self._worker.node.joining + 10, "the cluster")
         self.control = ControlClient(self._worker, info, self.tensors)
         self.rank = info.rank
         self.global_rank = info.global_rank
@@ -114,7 +114,7 @@ class Client:
             elif self.rank == 0 and not self.flat:
                 operations.append(Operation(Kind.OFFER, tensor.placement, value))
             tensor.common = value if common and self.flat else None
-        limit = self.settings.number("patience")
+        limit = self._worker.node.patience
         for exchange in [self._start(operation) for operation in operations]:
             self._worker.wait(exchange.done, limit, "the servers to take the initial values (--patience)")
 
@@ -238,6 +238,12 @@ class Client:
         self._worker.node.loop.submit(lambda: self._worker.operations.start(operation))
         return operation.pending
 
+    def follow(self, active: Callable[[], float]) -> None:
+        """Let others wait for this worker as long as those run for which it waits itself: `active` says when they last
+        did (time.monotonic seconds).
+        """
+        self._worker.others_active = active
+
     # Telemetry.
 
     @property
@@ -269,7 +275,7 @@ class Client:
         """Wait for the results of all rounds that this worker has started."""
         for tensor in list(self.tensors.values()):
             if tensor.latest is not None:
-                self._worker.wait(tensor.latest.done, self.settings.number("patience"), "the last rounds")
+                self._worker.wait(tensor.latest.done, self._worker.node.patience, "the last rounds")
 
     def leave(self) -> None:
         """Declare that this worker contributes no more. Waits for its pending results, and until the servers know."""

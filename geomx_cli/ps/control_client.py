@@ -30,7 +30,6 @@ class ControlClient:
         self._by = worker.node.process
         settings = worker.node.settings
         self._smallest = int(settings.number("compress_min"))
-        self._patience = settings.number("patience")
         # Seconds that an answer may take while the link works. A local server that relays a request allows its own link
         # the same time, not counting its silence, and answers if that link is lost.
         self._limit = settings.number("timeout") + (0.0 if info.at_root else settings.number("silence"))
@@ -105,8 +104,17 @@ class ControlClient:
 
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have called this; workers that have left do not count."""
-        future = self._ask("barrier", {"scope": scope}, 0, self._patience)
-        self._worker.wait(future, self._patience, f"the other workers at a barrier over {scope}")
+        limit = self._worker.node.patience
+        future = self._ask("barrier", {"scope": scope}, 0, limit)
+        self._worker.wait(future, limit, f"the other workers at a barrier over {scope}")
+
+    def be_patient(self, seconds: float) -> None:
+        """Allow a round or barrier so many seconds without progress, here and at all servers, if the option `patience`
+        is less. Repeating it is free.
+        """
+        if seconds > self._worker.node.patience:
+            self._worker.node.patience = seconds
+            self._request_each(self._servers, "patience", {"seconds": seconds}, "take the script's timeout")
 
     def declare(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Have the servers place these tensors; returns the placement of each, as in bodies.py."""

@@ -53,6 +53,7 @@ class ControlService:
             "barrier": (self._on_barrier, _any_member),
             "compression": (self._on_compression, _any_member),
             "mode": (self._on_mode, self._check_master),
+            "patience": (self._on_patience, _any_member),
             "optimizer": (self._on_optimizer, self._check_name),
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
         }
@@ -115,6 +116,22 @@ class ControlService:
             raise InvalidSettings(f"unknown request {request.topic!r}")
         self._node.rpc.ask(self._upstream.links[0], request.topic, request.body, request.answer, request.refuse)
 
+    def _on_patience(self, request: Request) -> None:
+        """A script allows more than the option `patience`; all roots know when it is answered."""
+        roots = list(self._upstream.links) if self._upstream is not None else []
+        self._node.patience = max(self._node.patience, request.body["seconds"])
+        answers: list[Body] = []
+
+        def answered(body: Body) -> None:
+            answers.append(body)
+            if len(answers) == len(roots):
+                request.answer()
+
+        for root in roots:
+            self._node.rpc.ask(root, "patience", request.body, answered, request.refuse)
+        if not roots:
+            request.answer()
+
     def _on_cluster(self, request: Request) -> None:
         """Describe the job's members: answered by the rank-0 root, completed by the local server."""
         if self._upstream is not None:
@@ -123,7 +140,8 @@ class ControlService:
             def complete(body: Body) -> None:
                 request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
 
-            self._node.rpc.ask(self._upstream.links[0], "cluster", request.body, complete, request.refuse)
+            root, limit = self._upstream.links[0], self._node.joining
+            self._node.rpc.ask(root, "cluster", request.body, complete, request.refuse, limit)
             return
         self._check_rank_scope(_scope(request))
         request.answer(
@@ -276,7 +294,7 @@ class ControlService:
             for request in released:
                 request.refuse(error)
 
-        limit = self._node.settings.number("patience")
+        limit = self._node.patience
         self._node.rpc.ask(self._upstream.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")
 
 

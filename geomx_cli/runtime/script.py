@@ -16,9 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
+from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TimedOut, TrainingFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from geomx_cli.core.event_log import EventLog
     from geomx_cli.core.events import Contribution
     from geomx_cli.ps.client import Client
@@ -118,6 +120,12 @@ class Session:
 
         if not self._aborted:
             self._log().write(StateChanged(state="failing", message=failure.message))
+    def end(self, why: str) -> NoReturn:
+        """End the process at once, as its training thread waits for what will not come. Thread-safe."""
+        error = TimedOut(why, "see their logs; py-spy dump --pid PID shows where each one waits")
+        print(f"error: {why}", file=sys.stderr)
+        self.abort(error)
+        _die(error.exit_code)
 
     def notify(self, error: Interrupted) -> None:
         """Notify all processes of an interrupt, so that pending waits fail. Thread-safe."""
@@ -150,11 +158,14 @@ class Session:
         assert client is not None
         return client
 
-    def connect_in_group(self, settings: "Settings") -> "Client | None":
-        """Join the job as one of a party's process group; None if this worker is no member of a plane. Raises
-        GeomxError on failure.
+    def connect_in_group(self, settings: "Settings", active: "Callable[[], float]") -> "Client | None":
+        """Join the job as one of a party's process group; None if this worker is no member of a plane. active: when
+        code of the group last ran. Raises GeomxError on failure.
         """
-        return self._join(settings)
+        client = self._join(settings)
+        if client is not None:
+            client.follow(active)
+        return client
 
     def _join(self, settings: "Settings") -> "Client | None":
         from geomx_cli.core.events import StateChanged

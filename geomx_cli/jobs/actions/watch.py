@@ -84,7 +84,7 @@ class Watch:
         self._grace = float(plan.spec.options["grace"])
         self._holding = False  # schedulers and servers wait for the end of all workers
         self._awaits_end = False  # the user knows of processes that have not ended yet
-        self._linger = Linger()
+        self._linger = Linger(float(plan.spec.options["silence"]))
         self._last_turn = self._awake_since = time.monotonic()
         self._outcome = Outcome()
 

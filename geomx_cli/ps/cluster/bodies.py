@@ -12,7 +12,10 @@ import msgspec
 from geomx_cli.core.typed import to_type
 from geomx_cli.ps.net.wire import EVERY, MAX_REPORTED, BadMessage
 
-__all__ = ["MAX_DECLARED", "MAX_TEXT", "Body", "checked_answer", "checked_request"]
+__all__ = ["MAX_DECLARED", "MAX_PATIENCE", "MAX_TEXT", "Body", "checked_answer", "checked_request"]
+
+MAX_PATIENCE = 1e9
+"""Seconds."""
 
 Body = dict[str, Any]
 
@@ -124,6 +127,10 @@ class _Barrier(TypedDict):
     scope: Literal["party", "all"]
 
 
+class _Patience(TypedDict):
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_PATIENCE)]
+
+
 class _Mode(TypedDict):
     asynchronous: bool
 
@@ -219,7 +226,8 @@ class _Overlay(TypedDict):
 _REQUESTS: Mapping[str, type] = {
     "join": _Join, "pending": _Pending, "fail": _Fail, "bye": _Nothing, "gone": _Nothing, "leave": _Nothing,
     "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare, "optimizer": _Optimizer,
-    "barrier": _Barrier, "mode": _Mode, "compression": _Compression, "state_open": _State, "state_read": _StateRead,
+    "barrier": _Barrier, "patience": _Patience, "mode": _Mode, "compression": _Compression, "state_open": _State,
+    "state_read": _StateRead,
     "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite, "loss": _Loss,
     "datagrams_open": _DatagramsOpen, "datagrams": _Datagrams, "split": _Split, "overlay": _Overlay,
 }  # fmt: skip

@@ -56,7 +56,7 @@ class Scheduler:
         endpoints = settings.bind or plane.to_listen()
         self.node.guard(endpoints)
         self.node.transport.listen(endpoints)
-        self.node.loop.call_later(self.node.timeout, self._expire)
+        self.node.loop.call_later(self.node.joining, self._expire)
         self.node.loop.every(PENDING_INTERVAL, self._notify_pending)
 
     def run(self) -> None:
@@ -75,6 +75,9 @@ class Scheduler:
         if request.topic == "join":
             self._join(request)
             return
+        if entry is None and request.topic == "fail" and request.body["process"] == request.link.name:
+            self._fail(request, None)  # its agent tells that it has ended, in its name
+            return
         if entry is None:
             raise BadMessage(f"{request.topic!r} from a process that has not joined")
         match request.topic:
@@ -85,16 +88,23 @@ class Scheduler:
                     self.node.goodbye()
             case "fail":
                 entry.gone = True
-                request.answer()
-                self.node.fail(self._reported(entry.member, request.body))
+                self._fail(request, entry.member)
             case topic:
                 raise BadMessage(f"unknown topic {topic!r}")
 
-    def _reported(self, by: RosterEntry, body: Body) -> PeerLost:
-        """The failure that a member reports. A worker, as a local server is for the global plane, knows only its plane
-        and its party: what it says of others counts as its own failure. A server is told of others by its other plane.
+    def _fail(self, request: Request, by: RosterEntry | None) -> None:
+        request.answer()
+        self.node.fail(self._reported(by, request.body))
+
+    def _reported(self, by: RosterEntry | None, body: Body) -> PeerLost:
+        """The failure that a member reports; by: None for the failed process itself, before it has joined.
+
+        A worker, as a local server is for the global plane, knows only its plane and its party: what it says of others
+        counts as its own failure. A server is told of others by its other plane.
         """
         peer, message, hint = body["process"], body["message"], body.get("hint", "")
+        if by is None:
+            return PeerLost(message, hint, peer=peer)
         members = [item.member.process for item in self._entries.values()]
         of_party = party_of(peer) == party_of(by.process)
         if peer == by.process or by.role == "server" or (of_party and self._global):

@@ -54,14 +54,15 @@ class _Groups:
         self._store: GroupStore | None = None
 
     def init_process_group(
-        self, backend: Any = None, _init_method: Any = None, _timeout: Any = None, world_size: int = -1,
+        self, backend: Any = None, _init_method: Any = None, timeout: Any = None, world_size: int = -1,
         rank: int = -1, *_: Any, **__: Any,
     ) -> None:  # fmt: skip
         """Make the default group of all training workers, whatever the backend; `geomx launch` has chosen their ranks.
 
-        Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's; other
-        arguments have no effect. Raises InvalidSettings for an algorithm that does not exchange gradients, and
-        GeomxError if the job has failed. Ends the process in a master worker that does not train.
+        Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's. A
+        `timeout` (timedelta) holds where it is longer than the job's patience; other arguments have no effect. Raises
+        InvalidSettings for an algorithm that does not exchange gradients, and GeomxError if the job has failed. Ends
+        the process in a master worker that does not train.
         """
         if self._store is None:
             self._store = self._join()
@@ -70,6 +71,7 @@ class _Groups:
             if given not in (-1, None, ours[name]):
                 what = f"init_process_group({name}={given}), and in this job it is {ours[name]}"
                 raise InvalidSettings(what, f"leave {name} out, or take it from the variable {name.upper()}")
+        self._store.be_patient(timeout)
         local = sys.modules["torch.distributed"].HashStore()  # nothing goes through it to other processes
         self._init(_backend(self._c10d, self._store), store=local, **ours)
 
@@ -80,11 +82,14 @@ class _Groups:
         if ranks is not None and sorted(ranks) != list(range(self._store.num_all_workers)):
             what = f"torch.distributed.new_group for the ranks {list(ranks)}"
             raise InvalidSettings(what, _ALL)
+        self._store.be_patient(timeout)
         return self._new(None, timeout, _backend(self._c10d, self._store), *args, **options)
 
     def _join(self) -> "GroupStore":
         if os.environ.get("GEOMX_SCRIPT_PROCESS", str(os.getpid())) != str(os.getpid()):
-            raise InvalidSettings("init_process_group in a process that the script has started", _LAUNCH)
+            error = InvalidSettings("init_process_group in a process that the script has started", _LAUNCH)
+            self._session.abort(error)  # for the user, whatever the process that started this one makes of it
+            raise error
         if self._session.store is not None:
             what = "init_process_group after geomx_cli.torch.init: this worker has joined the job already"
             if self._c10d.is_initialized():  # by PartyGroup.publish

@@ -1,7 +1,9 @@
 """The part in the job of a script that uses torch.distributed."""
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from geomx_cli.ps.cluster.bodies import MAX_PATIENCE
 from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
 
@@ -34,6 +36,13 @@ class GroupStore(BaseStore):
     def calls(self) -> int:
         """See ScriptStore; the rounds begun so far with more than single figures."""
         return sum(group.rounds.large for group in self._groups)
+
+    def be_patient(self, timeout: timedelta | None) -> None:
+        """Let collective operations take as long without progress as the script allows, if that is more than the job's
+        limit.
+        """
+        if timeout is not None:
+            self._client.control.be_patient(min(timeout.total_seconds(), MAX_PATIENCE))
 
     def new_group(self) -> GeomxProcessGroup:
         """A process group; all workers make the same ones in the same order."""
