@@ -24,7 +24,7 @@ MAX_WAITING = 256
 """Requests of one member that wait for values."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A request for values that are missing. `timer` answers it after its limit."""
 
@@ -90,7 +90,8 @@ class KeyValues:
 
     def _wait(self, request: Request) -> None:
         missing = self._missing(request)
-        if not missing or not request.body["seconds"]:
+        seconds = request.body.get("seconds", 0.0)
+        if not missing or not seconds:
             self._answer(request, found=not missing)
             return
         if sum(other.request.link is request.link for other in self._waiting) >= MAX_WAITING:
@@ -101,7 +102,7 @@ class KeyValues:
             self._waiting.remove(waiting)
             self._answer(request, found=False)
 
-        waiting = _Waiting(missing, request, self._loop.call_later(request.body["seconds"], expire))
+        waiting = _Waiting(missing, request, self._loop.call_later(seconds, expire))
         self._waiting.append(waiting)
 
     def _answer(self, request: Request, *, found: bool) -> None:

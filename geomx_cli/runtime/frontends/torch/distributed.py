@@ -40,21 +40,26 @@ def register(c10d: Any, session: "ScriptSession") -> None:
 
 def register_saving(saver: Any, session: "ScriptSession") -> None:
     """Give torch.distributed.checkpoint.async_save a group of its own, as it saves in a thread while training goes on:
-    collectives of one group have one order.
+    collectives of one group have one order. So a save also waits for the one before it.
     """
     original = saver.async_save
     groups: dict[object, Any] = {}
+    latest: list[Any] = []
 
     @functools.wraps(original)
     def async_save(*args: Any, process_group: Any = None, no_dist: bool = False, **options: Any) -> Any:
         from geomx_cli.runtime.frontends.torch.group_store import GroupStore
 
-        if process_group is None and not no_dist and isinstance(session.store, GroupStore):
-            distributed = sys.modules["torch.distributed"]
-            if (world := distributed.group.WORLD) not in groups:
-                groups[world] = distributed.new_group()
-            process_group = groups[world]
-        return original(*args, process_group=process_group, no_dist=no_dist, **options)
+        if process_group is not None or no_dist or not isinstance(session.store, GroupStore):
+            return original(*args, process_group=process_group, no_dist=no_dist, **options)
+        distributed = sys.modules["torch.distributed"]
+        if (world := distributed.group.WORLD) not in groups:
+            groups[world] = distributed.new_group()
+        while latest:
+            latest.pop().exception()
+        saving = original(*args, process_group=groups[world], **options)
+        latest.append(getattr(saving, "upload_completion", saving))
+        return saving
 
     saver.async_save = async_save
 
