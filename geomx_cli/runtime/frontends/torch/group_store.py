@@ -58,6 +58,6 @@ class GroupStore(BaseStore):
     def settle(self) -> None:
         """See ScriptStore."""
         self._client.settle()
-        for group in self._groups:
-            if isinstance(group.rounds, GroupRounds):
-                group.rounds.made.leave_behind()
+        rounds = [group.rounds for group in self._groups if isinstance(group.rounds, GroupRounds)]
+        for told in [each.made.leave_behind() for each in rounds]:
+            told.result()

@@ -80,7 +80,7 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
         return bool(self._ask("delete", [key])["number"])
 
     def num_keys(self) -> int:
-        """How many keys of this store have a value."""
+        """How many keys have a value, with those of the job's other stores."""
         return int(self._ask("count", [""])["number"])
 
     def has_extended_api(self) -> bool:
