@@ -259,7 +259,8 @@ class Supervisor:
         self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
         if not self._control.connected and not failure.peer:
             self._tell_job(child, failure)
-        self._lifecycle.stop(f"{failure.process} {failure.cause}", max(_FAILING, _NOTICE) if self._notices else _FAILING)
+        delay = max(_FAILING, _NOTICE) if self._notices else _FAILING
+        self._lifecycle.stop(f"{failure.process} {failure.cause}", delay)
 
     def _tell_job(self, child: Child, failure: Failure) -> None:
         """Have the processes on other hosts told, as no control machine does: a process that ended cannot, and they

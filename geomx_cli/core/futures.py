@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["after", "pass_on"]
+__all__ = ["after", "finished", "pass_on"]
 
 _Result = TypeVar("_Result")
 
@@ -35,6 +35,13 @@ def after(futures: Sequence["Future[Any]"], action: Callable[[], _Result]) -> "F
 
     for future in list(futures):
         future.add_done_callback(count)
+    return done
+
+
+def finished(result: _Result) -> "Future[_Result]":
+    """A future that has this result."""
+    done: Future[_Result] = Future()
+    done.set_result(result)
     return done
 
 

@@ -143,9 +143,11 @@ class ControlClient:
             server, body = root if self._info.at_root else 0, {**body, "root": root}
         return self._worker.wait(self._ask(topic, body, server, self._limit), self._limit, f"an answer to {topic!r}")
 
-    def ask(self, topic: str, body: Body) -> "Future[Body]":
-        """Like `request`, but returns at once; a failure of the job is set on the future."""
-        return self._ask(topic, body, 0, self._limit)
+    def ask(self, topic: str, body: Body, seconds: float = 0.0) -> "Future[Body]":
+        """Like `request`, but returns at once; a failure of the job is set on the future. seconds: how much longer the
+        answer may take.
+        """
+        return self._ask(topic, body, 0, self._limit + seconds)
 
     @property
     def _servers(self) -> range:

@@ -11,6 +11,7 @@ from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.barrier import Barrier
 from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.key_values import KeyValues
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
@@ -52,11 +53,13 @@ class ControlService:
             "declare": (placements.declare, self._check_name),
             "barrier": (self._on_barrier, _any_member),
             "compression": (self._on_compression, _any_member),
+            "store": (self._on_store, _any_member),
             "mode": (self._on_mode, self._check_master),
             "patience": (self._on_patience, _any_member),
             "optimizer": (self._on_optimizer, self._check_name),
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
         }
+        self._key_values = KeyValues(node.loop)
         self._optimizer_states = OptimizerStateService(aggregator, node.settings.number("timeout"))
 
     def take(self, request: Request) -> None:
@@ -131,6 +134,16 @@ class ControlService:
             self._node.rpc.ask(root, "patience", request.body, answered, request.refuse)
         if not roots:
             request.answer()
+
+    def _on_store(self, request: Request) -> None:
+        """See KeyValues, which the rank-0 root has."""
+        if self._upstream is None:
+            self._key_values.serve(request)
+            return
+        asks = request.body["op"] in ("get", "wait")
+        limit = self._node.settings.number("timeout") + request.body.get("seconds", 0.0)
+        answer = partial(request.answer, keep=not asks)
+        self._node.rpc.ask(self._upstream.links[0], request.topic, request.body, answer, request.refuse, limit)
 
     def _on_cluster(self, request: Request) -> None:
         """Describe the job's members: answered by the rank-0 root, completed by the local server."""

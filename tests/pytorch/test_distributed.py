@@ -89,6 +89,19 @@ def test_collectives(workers: Workers, compress: str) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_other_operations(workers: Workers, gloo: Any, tmp_path: Path) -> None:
+    """As the script expects, with gloo too; PowerSGD gives the same weights."""
+    folder = gloo("operations.py", str(tmp_path / "theirs"), count=3)
+    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    workers.start("operations.py", str(tmp_path / "ours"), count=3, env=env)
+    workers.finish(250)
+    for rank in range(3):
+        assert "all are right" in workers.cluster.output(f"w{rank}")
+        theirs, ours = (torch.load(each / f"power{rank}.pt") for each in (folder, workers.cluster.directory))
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.timeout(300)
 def test_device_meshes_and_fully_shard(workers: Workers) -> None:
     workers.start("meshes.py", count=4, parties=(2, 2))
     workers.finish(250)
@@ -105,7 +118,7 @@ def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: s
 
 def test_modules_whose_import_is_blocked_are_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.blocked", None)  # type: ignore[arg-type]
-    original = SimpleNamespace(init_process_group=print, new_group=repr)
+    original = SimpleNamespace(init_process_group=print, new_group=repr, monitored_barrier=all)
     register(original, None)  # type: ignore[arg-type]
     assert original.init_process_group is not print and original.new_group is not repr
 
@@ -160,11 +173,22 @@ def test_a_killed_worker_is_named(workers: Workers, where: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_that_ends_earlier_is_an_error(workers: Workers) -> None:
-    """Not a smaller mean, and not a hang."""
-    workers.start("lost.py", "ended", "backward", count=2)
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("ended", "is a backward pass, and worker 1 ended before it, after a backward pass; backward passes: 6 and 5"),
+        ("last", "is all_reduce SUM of float32 x 1, and worker 1 ended before it, after a backward pass"),
+        ("skipped", "worker 1 skipped batch 6 of its DataLoader, and others did not: let all workers skip it, or none"),
+    ],
+)
+def test_a_worker_that_makes_fewer_calls_is_an_error(workers: Workers, how: str, said: str) -> None:
+    """Not a smaller mean, and not a hang; what it did not do is said."""
+    workers.start("lost.py", how, "backward", count=2)
     workers.cluster.wait(100)
-    assert "1 of 2 workers took part in a collective operation" in workers.cluster.outputs()
+    outputs = workers.cluster.outputs()
+    assert said in outputs
+    assert ("warning: worker 1 skipped batch 6" in outputs) == (how == "skipped")
+    assert ("rank == 0" in outputs) == (how == "last")
 
 
 @pytest.mark.timeout(120)
@@ -187,6 +211,7 @@ def test_training_that_is_not_together_is_said(workers: Workers, how: str, said:
     outputs = [workers.cluster.output(name) for name in ("w0", "w1")]
     times = [0, 1] if how in ("same", "wrapped") else [1, 1]
     assert [text.count(said) for text in sorted(outputs, key=len)] == times, outputs
+    assert how != "same" or "nothing was exchanged" not in outputs[0] + outputs[1], "the model is small"
 
 
 @pytest.mark.parametrize("algorithm", ["fsa", "hfa"])

@@ -131,6 +131,22 @@ class _Patience(TypedDict):
     seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_PATIENCE)]
 
 
+class _Store(TypedDict):
+    """See KeyValues."""
+
+    op: Literal["set", "get", "wait", "add", "append", "compare", "check", "delete", "count"]
+    keys: Annotated[list[_Name], msgspec.Meta(min_length=1, max_length=256)]
+    values: NotRequired[Annotated[list[Annotated[bytes, msgspec.Meta(max_length=2**22)]], msgspec.Meta(max_length=256)]]
+    number: NotRequired[Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]]
+    seconds: NotRequired[Annotated[float, msgspec.Meta(ge=0, le=1e8)]]
+
+
+class _Stored(TypedDict):
+    found: NotRequired[bool]
+    values: NotRequired[list[bytes]]
+    number: NotRequired[int]
+
+
 class _Mode(TypedDict):
     asynchronous: bool
 
@@ -229,12 +245,12 @@ _REQUESTS: Mapping[str, type] = {
     "barrier": _Barrier, "patience": _Patience, "mode": _Mode, "compression": _Compression, "state_open": _State,
     "state_read": _StateRead,
     "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite, "loss": _Loss,
-    "datagrams_open": _DatagramsOpen, "datagrams": _Datagrams, "split": _Split, "overlay": _Overlay,
+    "datagrams_open": _DatagramsOpen, "datagrams": _Datagrams, "split": _Split, "overlay": _Overlay, "store": _Store,
 }  # fmt: skip
 _ANSWERS: Mapping[str, type] = {
     **dict.fromkeys(_REQUESTS, _Nothing), "join": _Joined, "stragglers": _Stragglers, "cluster": _Layout,
     "declare": _Placements, "optimizer": _Held, "state_open": _StateOpened, "state_read": _StatePiece,
-    "state_begin": _StateBegun, "datagrams_open": _DatagramsOpened,
+    "state_begin": _StateBegun, "datagrams_open": _DatagramsOpened, "store": _Stored,
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ NAMES = ("numpy", "mxnet", "torch")
 """The names of all front ends."""
 HOOKED: Mapping[str, str] = {
     "mxnet": "mxnet", "torch.distributed.distributed_c10d": "torch", "torch.optim.optimizer": "torch",
+    "torch.distributed.checkpoint.state_dict_saver": "torch",
 }  # fmt: skip
 """Modules of frameworks that scripts import, and the front ends that hook them."""
 JOINING: Mapping[str, str] = {

@@ -28,16 +28,22 @@ if sys.argv[1] == "hfa":
 with refused("rank=7"):
     dist.init_process_group("nccl", rank=7)
 dist.init_process_group("nccl", init_method="tcp://127.0.0.1:1")
-with refused("[0]"):
-    dist.new_group([0])
-with refused("all_to_all"):
-    dist.all_to_all_single(torch.zeros(4), torch.ones(4))
+with refused("all_to_all_single of 4 rows in parts of [1, 2]"):
+    dist.all_to_all_single(torch.zeros(4), torch.ones(4), [1, 2], [2, 2])
+with refused("all_to_all with 3 inputs"):
+    dist.all_to_all([torch.zeros(1)] * 2, [torch.ones(1)] * 3)
+with refused("worker 0 gives worker 0 1 elements in all_to_all, which expects 2"):  # in both
+    dist.all_to_all([torch.zeros(2 - dist.get_rank())] * 2, [torch.ones(1)] * 2)
 with refused("torch.distributed.send"):
     dist.send(torch.zeros(4), 1 - dist.get_rank())
-with refused("AVG of torch.int64"):
-    dist.all_reduce(torch.ones(2, dtype=torch.int64), dist.ReduceOp.AVG)
-with refused("sparse"):
+with refused("AVG of torch.bool"):
+    dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
+with refused("a tensor of layout sparse_coo"):
     dist.broadcast(torch.eye(3).to_sparse(), 0)
+with refused("a tensor of layout sparse_csr"):
+    dist.all_reduce(torch.eye(3).to_sparse_csr())
+with refused("a value of 5000000 bytes in the store, at most 4194304: '0//large'"):
+    dist.distributed_c10d._get_default_store().set("large", "x" * 5_000_000)
 with refused("ReduceOp.PREMUL_SUM is not supported"):
     dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(0.5))
 two, three = torch.zeros(2), torch.zeros(3)

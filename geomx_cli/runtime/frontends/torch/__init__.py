@@ -47,4 +47,7 @@ def attach(module: Any, session: "ScriptSession") -> None:
         return
     from geomx_cli.runtime.frontends.torch import distributed
 
+    if module.__name__ == "torch.distributed.checkpoint.state_dict_saver":
+        distributed.register_saving(module, session)
+        return
     distributed.register(module, session)

@@ -16,24 +16,59 @@ __all__ = ["register"]
 
 _ALGORITHMS = ("fsa", "sync")
 _ALL = (
-    "under geomx launch a group has all workers, and a device mesh one dimension;"
+    "under geomx launch a group has all workers or one, and a device mesh one dimension of more than one;"
     " to divide models within each party, launch with --reduce torch --shards N and use geomx_cli.torch.wrap"
 )
 _LAUNCH = "geomx launch -- python train.py starts a process for each worker, as torchrun does: start none in the script"
 
 
 def register(c10d: Any, session: "ScriptSession") -> None:
-    """Replace init_process_group and new_group in torch.distributed.distributed_c10d, before or after scripts can
-    import them from torch.distributed. Neither listens on a port: rank and size are those of the job.
+    """Replace init_process_group, new_group, monitored_barrier and TCPStore in torch.distributed.distributed_c10d,
+    before or after scripts can import them from torch.distributed. None listens on a port: rank and size are those of
+    the job.
     """
     groups = _Groups(c10d, session)
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed")]
-    for name in ("init_process_group", "new_group"):
+    for name in ("init_process_group", "new_group", "monitored_barrier"):
         original = getattr(c10d, name)
-        replacement = _wrapped(getattr(groups, name), original)
-        for module in (c10d, *modules):
-            if getattr(module, "__dict__", {}).get(name) is original:  # None blocks an import
-                setattr(module, name, replacement)
+        _replace(c10d, name, original, _wrapped(getattr(groups, name), original))
+    from torch._C._distributed_c10d import TCPStore
+
+    from geomx_cli.runtime.frontends.torch.job_store import tcp_store
+
+    _replace(c10d, "TCPStore", TCPStore, tcp_store(TCPStore, lambda: groups.join().control))
+
+
+def register_saving(saver: Any, session: "ScriptSession") -> None:
+    """Give torch.distributed.checkpoint.async_save a group of its own, as it saves in a thread while training goes on:
+    collectives of one group have one order. So a save also waits for the one before it.
+    """
+    original = saver.async_save
+    groups: dict[object, Any] = {}
+    latest: list[Any] = []
+
+    @functools.wraps(original)
+    def async_save(*args: Any, process_group: Any = None, no_dist: bool = False, **options: Any) -> Any:
+        from geomx_cli.runtime.frontends.torch.group_store import GroupStore
+
+        if process_group is not None or no_dist or not isinstance(session.store, GroupStore):
+            return original(*args, process_group=process_group, no_dist=no_dist, **options)
+        distributed = sys.modules["torch.distributed"]
+        if (world := distributed.group.WORLD) not in groups:
+            groups[world] = distributed.new_group()
+        while latest:
+            latest.pop().exception()
+        saving = original(*args, process_group=groups[world], **options)
+        latest.append(getattr(saving, "upload_completion", saving))
+        return saving
+
+    saver.async_save = async_save
+
+
+def _replace(c10d: Any, name: str, original: Any, replacement: Any) -> None:
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed")]
+    for module in (c10d, *modules):
+        if getattr(module, "__dict__", {}).get(name) is original:  # None blocks an import
+            setattr(module, name, replacement)
 
 
 def _wrapped(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,8 +85,15 @@ class _Groups:
     def __init__(self, c10d: Any, session: "ScriptSession") -> None:
         self._c10d = c10d
         self._session = session
-        self._init, self._new = c10d.init_process_group, c10d.new_group
+        self._init, self._new, self._monitored = c10d.init_process_group, c10d.new_group, c10d.monitored_barrier
         self._store: GroupStore | None = None
+        self._begun = 0
+
+    def join(self) -> "GroupStore":
+        """Join the job at the first call; return the worker's part in it."""
+        if self._store is None:
+            self._store = self._join()
+        return self._store
 
     def init_process_group(
         self, backend: Any = None, _init_method: Any = None, timeout: Any = None, world_size: int = -1,
@@ -60,30 +102,46 @@ class _Groups:
         """Make the default group of all training workers, whatever the backend; `geomx launch` has chosen their ranks.
 
         Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's. A
-        `timeout` (timedelta) holds where it is longer than the job's patience; other arguments have no effect. Raises
-        InvalidSettings for an algorithm that does not exchange gradients, and GeomxError if the job has failed. Ends
-        the process in a master worker that does not train.
+        `timeout` (timedelta) is that of the group's store, and holds for collective operations where it is longer than
+        the job's patience; other arguments have no effect. Raises InvalidSettings for an algorithm that does not
+        exchange gradients, and GeomxError if the job has failed. Ends the process in a master worker that does not
+        train.
         """
-        if self._store is None:
-            self._store = self._join()
-        ours = {"rank": self._store.global_rank, "world_size": self._store.num_all_workers}
+        from geomx_cli.runtime.frontends.torch.job_store import JobStore
+
+        joined = self.join()
+        ours = {"rank": joined.global_rank, "world_size": joined.num_all_workers}
         for name, given in (("rank", rank), ("world_size", world_size)):
             if given not in (-1, None, ours[name]):
                 what = f"init_process_group({name}={given}), and in this job it is {ours[name]}"
                 raise InvalidSettings(what, f"leave {name} out, or take it from the variable {name.upper()}")
-        self._store.be_patient(timeout)
-        local = sys.modules["torch.distributed"].HashStore()  # nothing goes through it to other processes
-        self._init(_backend(self._c10d, self._store), store=local, **ours)
+        joined.be_patient(timeout)
+        store = JobStore(joined.control, f"c10d/{self._begun}/")  # the same number in all workers
+        self._begun += 1
+        store.set_timeout(timeout or self._c10d.default_pg_timeout)
+        self._init(_backend(self._c10d, joined), store=store, **ours)
 
     def new_group(self, ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any) -> Any:
-        """Make a group of all workers, whatever the backend. Raises InvalidSettings for one of fewer."""
+        """Make a group of all workers, or of one, whatever the backend. Raises InvalidSettings for other groups."""
         if self._store is None:
             return self._new(ranks, timeout, backend, *args, **options)
-        if ranks is not None and sorted(ranks) != list(range(self._store.num_all_workers)):
+        if ranks is not None and len(ranks) != 1 and sorted(ranks) != list(range(self._store.num_all_workers)):
             what = f"torch.distributed.new_group for the ranks {list(ranks)}"
             raise InvalidSettings(what, _ALL)
         self._store.be_patient(timeout)
-        return self._new(None, timeout, _backend(self._c10d, self._store), *args, **options)
+        ranks = ranks if ranks is not None and len(ranks) == 1 else None
+        return self._new(ranks, timeout, _backend(self._c10d, self._store), *args, **options)
+
+    def monitored_barrier(self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names the workers that do not reach it within `timeout`, in rank 0: at most one of them
+        unless `wait_all_ranks`. Raises RuntimeError then, in all workers that have reached it.
+        """
+        if self._store is None:
+            self._monitored(group, timeout, wait_all_ranks)
+            return
+        group = group or self._c10d.group.WORLD
+        if group is not self._c10d.GroupMember.NON_GROUP_MEMBER:
+            group.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     def _join(self) -> "GroupStore":
         if os.environ.get("GEOMX_SCRIPT_PROCESS", str(os.getpid())) != str(os.getpid()):
@@ -107,11 +165,37 @@ class _Groups:
             hint = f"launch with --algo fsa, or use geomx_cli.torch.wrap, which takes part in {algorithm}"
             raise InvalidSettings(what, hint)
         from geomx_cli.runtime.frontends.torch.buffer_broadcast import refuse_join, replace_buffer_broadcast
+        from geomx_cli.runtime.frontends.torch.skipped_batches import follow_loaders
 
-        parallel = sys.modules["torch"].nn.parallel.DistributedDataParallel
+        torch = sys.modules["torch"]
+        follow_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
+        parallel = torch.nn.parallel.DistributedDataParallel
         replace_buffer_broadcast(parallel, self._session)
         refuse_join(parallel)
+        _replace_built_in_hooks(parallel)
         return store
+
+
+def _replace_built_in_hooks(parallel: Any) -> None:
+    """Have DistributedDataParallel (the class `parallel`) take PyTorch's own hooks in Python for those in C++, which
+    need futures that only C++ can make.
+    """
+    original = parallel._register_builtin_comm_hook
+
+    @functools.wraps(original)
+    def register_hook(model: Any, kind: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
+
+        name = str(kind).rpartition(".")[2]
+        hooks = {"ALLREDUCE": default_hooks.allreduce_hook, "FP16_COMPRESS": default_hooks.fp16_compress_hook}
+        if isinstance(model.process_group, GeomxProcessGroup) and name in hooks:
+            model.register_comm_hook(model.process_group, hooks[name])
+        else:
+            original(model, kind)
+
+    parallel._register_builtin_comm_hook = register_hook
 
 
 def _backend(c10d: Any, store: "GroupStore") -> str:
@@ -119,5 +203,5 @@ def _backend(c10d: Any, store: "GroupStore") -> str:
     from geomx_cli.runtime.frontends.torch.process_group import NAME
 
     if NAME.upper() not in c10d.Backend._plugins:
-        c10d.Backend.register_backend(NAME, lambda *_: store.new_group(), devices=["cpu", "cuda"])
+        c10d.Backend.register_backend(NAME, store.new_group, devices=["cpu", "cuda"])
     return NAME

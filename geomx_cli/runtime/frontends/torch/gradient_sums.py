@@ -11,12 +11,14 @@ import torch
 
 from geomx_cli.core.futures import after, pass_on
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
+from geomx_cli.runtime.frontends.torch.lanes import Lane
+from geomx_cli.runtime.frontends.torch.made_calls import PASS
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
-    from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds
+    from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 
 __all__ = ["GradientSums", "in_pass"]
 
@@ -32,13 +34,14 @@ class GradientSums:
     lost its type, and its wait cannot be interrupted.
     """
 
-    def __init__(self, rounds: "GroupRounds", check: "BatchCheck") -> None:
+    def __init__(self, rounds: "GroupRounds | LoneRounds", check: "BatchCheck") -> None:
         self._rounds = rounds
         self._check = check
         self._lock = threading.Lock()
         self._pass = -1
         self._position = 0
-        self._begun: list[Future[None]] = []
+        self._begun: list[PendingWork] = []
+        self._agreed: Future[None] | None = None
         self._actions: list[Callable[[], None]] = []
         self._copies: dict[Any, DeviceCopies] = {}
 
@@ -64,7 +67,8 @@ class GradientSums:
                 summed.set_exception(error)
 
         staging.load(tensor, copies, send)
-        return self._keep(PendingWork(summed, [tensor], lambda: staging.store(tensor, copies)))
+        lane = self._rounds.lane_of(position)
+        return self.keep(PendingWork(summed, [tensor], lambda: staging.store(tensor, copies), lane))
 
     def observe(self, elements: "Array") -> None:
         """Note the elements of a small tensor before they are summed."""
@@ -75,16 +79,15 @@ class GradientSums:
         """Call `action` once, before the first sum of the next pass."""
         self._actions.append(action)
 
-    def in_pass(self, work: PendingWork) -> PendingWork:
-        """Have the end of the backward pass in progress, if there is one, wait for `work`; returns it."""
-        if not in_pass():
-            return work
-        self._enter()
-        return self._keep(work)
+    def next_lane(self) -> Lane:
+        """The lane of the next operation of the backward pass in progress."""
+        return self._rounds.lane_of(self._enter())
 
-    def _keep(self, work: PendingWork) -> PendingWork:
-        with self._lock:
-            self._begun.append(work.done)
+    def keep(self, work: PendingWork) -> PendingWork:
+        """Have the end of the backward pass in progress, if there is one, wait for `work`; returns it."""
+        if in_pass():
+            with self._lock:
+                self._begun.append(work)
         return work
 
     def _enter(self) -> int:
@@ -93,7 +96,7 @@ class GradientSums:
         with self._lock:
             if current != self._pass:
                 self._pass, self._position = current, 0
-                self._begun = [self._rounds.agree("a backward pass")]
+                self._begun, self._agreed = [], self._rounds.agree(PASS)
                 torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
                 actions, self._actions = self._actions, []
                 for action in actions:
@@ -104,10 +107,15 @@ class GradientSums:
     def _at_end(self) -> None:
         with self._lock:
             begun, self._begun = self._begun, []
+            agreed, self._agreed = self._agreed, None
         for copies in self._copies.values():
             copies.settle()
-        for each in begun:
-            each.result()
+        if agreed is not None:
+            agreed.result()
+        for work in begun:
+            work.done.result()
+            if (error := work.lane.wait()) is not None:
+                raise error
 
     def _copies_for(self, device: Any) -> DeviceCopies | None:
         if device.type != "cuda":
@@ -118,8 +126,10 @@ class GradientSums:
 
 
 def in_pass() -> bool:
-    """Whether a backward pass is in progress in this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    """Whether a backward pass in progress in this thread makes the next call, and no callback of a future, which its
+    hooks run too where the result is there already.
+    """
+    return bool(torch._C._current_graph_task_id() != -1) and Lane.present() is None
 
 
 def _divide(elements: "Array", divisor: int) -> None:

@@ -11,65 +11,89 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.core.errors import InvalidSettings, TrainingFailed
-from geomx_cli.core.futures import after
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.futures import after, finished, pass_on
 from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.runtime.frontends.torch.lanes import Lane
+from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
 
-__all__ = ["GroupRounds", "size_class"]
+__all__ = ["GroupRounds", "LoneRounds", "size_class"]
 
 _SMALLEST = 64
-_CALL = 64
-"""Characters of a call; a longer one ends in its checksum."""
+_CALL = 60
+"""Characters of a call; a longer one ends in its checksum. The number of a batch follows in 4 bytes."""
 _TABLE = 65_536
 """Bytes of all workers that are gathered in one round; more are gathered in a round for each worker."""
 
 
 class GroupRounds:
     """The rounds of the process group number `group`. Methods return at once, but for the first round of a key, and may
-    be called from any thread as long as the order is the same in all workers. Futures fail with the client's error if
-    the job does, and with TrainingFailed if a worker has left the job and so does not take part.
+    be called from any thread as long as the order in each lane is the same in all workers. Futures fail with the
+    client's error if the job does, and with TrainingFailed if a worker has left the job and so does not take part.
 
-    large: rounds so far with more than single figures. difference: the error of workers that made different calls,
-    which has ended the job.
+    difference: the error of workers that made different calls, which has ended the job.
     """
 
-    def __init__(self, client: "Client", group: int) -> None:
+    def __init__(self, client: "Client", group: int, batches: "SkippedBatches") -> None:
         self._client = client
-        self._prefix = f"c10d/{group}"
+        self._group = group
         self._lock = threading.Lock()
         self.workers = client.num_all_workers
         self.rank = client.global_rank
-        self.large = 0
+        self._own = Lane("", f"then{group}")
         self.difference: InvalidSettings | None = None
-        self._calls = 0
+        self._batches = batches
+        self.made = MadeCalls(client.control, group, self.rank, batches)
+
+    def next_lane(self) -> Lane:
+        """The lane of the next operation of this thread."""
+        return self._lane().next()
+
+    def lane_of(self, position: int) -> Lane:
+        """The lane of the operation at this position of a backward pass."""
+        name = f"pass{self._group}.{position}"
+        return Lane(name, name)
+
+    def _lane(self) -> Lane:
+        return Lane.present() or self._own
 
     def agree(self, call: str) -> "Future[None]":
         """Compare the call that this worker makes with those of the others, besides the rounds that it consists of.
         Fails with InvalidSettings in all workers if they differ: these rounds would not meet, or give other results.
         This also ends the job, as a script that catches the error would wait for such rounds at its end.
         """
+        lane = self._lane()
         with self._lock:
-            self._calls += 1
-            number = self._calls
+            lane.calls += 1
+            number = lane.calls
+            if not lane.name:
+                self.made.note(call)
         if len(call) > _CALL:
             call = f"{call[: _CALL - 9]} {zlib.crc32(call.encode()):08x}"
-        made = self.gather(np.frombuffer(call.ljust(_CALL).encode("ascii", "replace"), np.uint8), "call")
+        row = call.ljust(_CALL).encode("ascii", "replace") + self._batches.number.to_bytes(4, "little")
+        made = self.gather(np.frombuffer(row, np.uint8), "call")
 
         def compare() -> None:
-            own, *_ = calls = [row.tobytes().decode("ascii").rstrip() for row in made.result()]
+            own, *_ = calls = [row[:_CALL].tobytes().decode("ascii").rstrip() for row in made.result()]
+            batches = [int.from_bytes(row[_CALL:].tobytes(), "little") for row in made.result()]
             rank = next((rank for rank, other in enumerate(calls) if other != own), 0)
             if rank:
-                what = f"worker 0's operation {number} is {own}, and worker {rank}'s is {calls[rank]}"
+                at = [f" at batch {batches[each]} of its DataLoader" if batches[each] else "" for each in (0, rank)]
+                which = f"operation {number}{' in a callback' if lane.name else ''}"
+                what = f"worker 0's {which} is {own}{at[0]}, and worker {rank}'s is {calls[rank]}{at[1]}"
                 hint = "all workers must call torch.distributed alike, in the same order, with tensors of equal sizes"
                 self.difference = InvalidSettings(what, hint)
                 # Not in this thread: it is the client's own, for which `close` waits.
                 threading.Thread(target=self._client.close, args=(self.difference,), daemon=True).start()
                 raise self.difference
+            if call == PASS:
+                self._batches.compare(batches)
 
         return after([made], compare)
 
@@ -100,21 +124,63 @@ class GroupRounds:
         return after(rows, lambda: np.stack([row.result() for row in rows]))
 
     def _exchange(self, name: str, source: "Array | None", out: "Array") -> "PendingExchange":
-        key = f"{self._prefix}/{name}"
+        lane = self._lane().name
+        key = f"c10d/{self._group}/{lane}/{name}" if lane else f"c10d/{self._group}/{name}"
         with self._lock:
             if key not in self._client.tensors:
                 self._client.declare([Tensor(key, out.size, str(out.dtype))])
-            self.large += out.size > _SMALLEST * self.workers
             return self._client.exchange(key, source, out)
 
     def _complete(self, exchange: "PendingExchange", contributions: int) -> "Future[None]":
-        def check() -> None:
-            if exchange.weight != contributions:
-                what = f"{exchange.weight:g} of {contributions} workers took part in a collective operation"
-                hint = "all workers must call the same ones: give them equally many batches (DistributedSampler)"
-                raise TrainingFailed(f"{what}: the others have ended", hint)
+        done: Future[None] = Future()
 
-        return after([exchange.done], check)
+        def check(ended: "Future[None]") -> None:
+            try:
+                ended.result()
+                if exchange.weight == contributions:
+                    done.set_result(None)
+                else:
+                    pass_on(self.made.missing(), done)
+            except Exception as error:
+                done.set_exception(error)
+
+        exchange.done.add_done_callback(check)
+        return done
+
+
+class LoneRounds:
+    """The rounds of a process group of one worker: nothing leaves it. See GroupRounds."""
+
+    difference = None
+    workers, rank = 1, 0
+
+    def __init__(self) -> None:
+        self._own = Lane("", "alone")
+
+    def next_lane(self) -> Lane:
+        """See GroupRounds."""
+        return (Lane.present() or self._own).next()
+
+    def lane_of(self, position: int) -> Lane:
+        """See GroupRounds."""
+        return Lane(f"alone.{position}", f"alone.{position}")
+
+    def agree(self, call: str) -> "Future[None]":
+        """See GroupRounds."""
+        return finished(None)
+
+    def sum(self, name: str, elements: "Array") -> "Future[None]":
+        """See GroupRounds."""
+        return finished(None)
+
+    def broadcast(self, source: int, data: "Array | None", size: int) -> "Future[Array]":
+        """See GroupRounds."""
+        assert data is not None
+        return finished(data.copy())
+
+    def gather(self, data: "Array", kind: str = "table") -> "Future[Array]":
+        """See GroupRounds."""
+        return finished(data.copy()[None])
 
 
 def size_class(size: int) -> int:

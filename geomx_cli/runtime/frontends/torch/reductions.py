@@ -8,7 +8,7 @@ from torch.distributed import ReduceOp
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["combine", "name_of"]
+__all__ = ["combine", "mean", "name_of", "wide"]
 
 _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
@@ -21,8 +21,8 @@ def name_of(operation: Any, dtype: Any) -> str:
     """The name of a ReduceOp, as "SUM". Raises InvalidSettings for one that is not supported for the dtype."""
     for name in _OPERATIONS:
         if operation == getattr(ReduceOp, name):
-            if name == "AVG" and not (dtype.is_floating_point or dtype.is_complex):
-                raise InvalidSettings(f"ReduceOp.AVG of {dtype}", "use ReduceOp.SUM, and divide")
+            if name == "AVG" and dtype == torch.bool:
+                raise InvalidSettings(f"ReduceOp.AVG of {dtype}", "use another dtype")
             return name
     kind = getattr(operation, "op", operation)  # that of a ReduceOp with a factor, as of PREMUL_SUM
     text = str(kind).rpartition(".")[2]
@@ -31,11 +31,21 @@ def name_of(operation: Any, dtype: Any) -> str:
 
 def combine(name: str, values: Sequence[Any]) -> Any:
     """Reduce tensors (1-D, on the CPU) of all workers in rank order; float16 and bfloat16 are summed in float32."""
-    dtype = values[0].dtype
-    apply, wide = _OPERATIONS[name], _WIDE.get(dtype, dtype)
-    result = values[0].to(wide)
+    apply, dtype = _OPERATIONS[name], values[0].dtype
+    result = values[0].to(wide(dtype))
     for value in values[1:]:
-        result = apply(result, value.to(wide)).to(wide)
+        result = apply(result, value.to(wide(dtype))).to(wide(dtype))
     if name == "AVG":
-        result = result / len(values)
+        result = mean(result, len(values))
     return result.to(dtype)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype in which numbers of `dtype` are added."""
+    return _WIDE.get(dtype, dtype)
+
+
+def mean(total: Any, count: int) -> Any:
+    """A sum divided by the number of its terms; integers are rounded towards zero, as by NCCL."""
+    is_whole = not (total.is_floating_point() or total.is_complex())
+    return torch.div(total, count, rounding_mode="trunc" if is_whole else None)

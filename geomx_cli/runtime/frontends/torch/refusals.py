@@ -20,12 +20,6 @@ class Refusals:
 
     recv_anysource = recv
 
-    def alltoall(self, *_: Any) -> NoReturn:
-        """Different tensors for all workers."""
-        _refuse("all_to_all", "use all_gather")
-
-    alltoall_base = all_to_all_single = alltoall
-
     def split_group(self, *_: Any, **__: Any) -> NoReturn:
         """A group of some of the workers."""
         _refuse("split_group", "use the group of all workers")

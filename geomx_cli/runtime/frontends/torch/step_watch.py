@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 __all__ = ["watch"]
 
 _STEPS = 50
+_LARGE = 1024
+"""Elements that are no single figures, however large the model is."""
 
 
 def watch(optimizer_module: Any, session: "ScriptSession") -> None:
@@ -25,14 +27,15 @@ _ALONE = f"{_STEPS} optimizer steps, and nothing was exchanged: each worker trai
 
 
 class _StepWatch:
-    """Warns once, after so many optimizer steps in a row during which no round was begun, unless these are local steps
-    on purpose; and of a step by which an optimizer that is not wrapped changes a wrapped model.
+    """Warns once, after so many optimizer steps in a row during which nothing was exchanged, unless these are local
+    steps on purpose; and of a step by which an optimizer that is not wrapped changes a wrapped model. In collective
+    operations a model, or its gradients, has at least as many elements as are trained; losses and counts have fewer.
     """
 
     def __init__(self, session: "ScriptSession", process: int) -> None:
         self._session = session
         self._process = process
-        self._rounds = 0
+        self._calls = 0
         self._steps = 0
         self._ended = False
 
@@ -41,11 +44,12 @@ class _StepWatch:
         if self._ended:
             return
         store = self._session.store
-        rounds = 0 if store is None else store.calls
+        calls = 0 if store is None else store.calls
+        begun, self._calls = calls - self._calls, calls
         wrapping = _wrapping(store)
         if wrapping is not None and wrapping.finished:
             return
-        is_exchanged = wrapping is not None and wrapping.exchanges_gradients and rounds != self._rounds
+        is_exchanged = wrapping is not None and wrapping.exchanges_gradients and begun > 0
         if wrapping is not None and wrapping.is_foreign(optimizer) and not is_exchanged:
             self._warn(
                 "an optimizer that is not wrapped takes steps of a wrapped model: none of them is exchanged; keep the"
@@ -53,8 +57,8 @@ class _StepWatch:
             )
         is_wrapped = wrapping is not None and wrapping.is_wrapped(optimizer)
         is_local = is_wrapped and wrapping is not None and not wrapping.exchanges_gradients
-        self._steps = 0 if is_local or rounds != self._rounds else self._steps + 1
-        self._rounds = rounds
+        is_together = begun > 0 and (wrapping is not None or begun >= _LARGE or begun >= _trained(optimizer))
+        self._steps = 0 if is_local or is_together else self._steps + 1
         if self._steps >= _STEPS:
             self._warn(f"{_ALONE} {_BY_BACKWARD if is_wrapped else _TOGETHER}")
 
@@ -62,6 +66,11 @@ class _StepWatch:
         self._ended = True
         if os.getpid() == self._process and self._session.num_all_workers != 1:
             self._session.warn(message, affects_result=True)
+
+
+def _trained(optimizer: Any) -> int:
+    """The elements that it trains."""
+    return sum(each.numel() for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
 
 
 def _wrapping(store: Any) -> "WrappingStore | None":

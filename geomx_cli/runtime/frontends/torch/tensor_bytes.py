@@ -21,9 +21,10 @@ def read_bytes(tensor: Any) -> Array:
 
 
 def check_dense(tensor: Any) -> None:
-    """Raise InvalidSettings for a sparse tensor."""
+    """Raise InvalidSettings for a sparse tensor, whose elements lie elsewhere."""
     if tensor.layout != torch.strided:
-        raise InvalidSettings("a sparse tensor in a collective operation", "make it dense")
+        what = f"a tensor of layout {str(tensor.layout).removeprefix('torch.')} in a collective operation"
+        raise InvalidSettings(what, "only sums and means of sparse_coo are supported: make it dense, as by to_dense()")
 
 
 def write_bytes(tensor: Any, data: Array) -> None:
@@ -33,4 +34,4 @@ def write_bytes(tensor: Any, data: Array) -> None:
 
 def of_bytes(data: Array, dtype: Any) -> Any:
     """A tensor (1-D) of such bytes, which shares their memory. They must begin at a multiple of the element's size."""
-    return torch.from_numpy(data).view(dtype)
+    return torch.from_numpy(data).view(dtype) if data.size else torch.empty(0, dtype=dtype)

@@ -1,0 +1,116 @@
+"""What workers say of calls and batches in which they differ."""
+
+import os
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
+from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches, follow_loaders
+from geomx_cli.runtime.frontends.torch.step_watch import _StepWatch
+
+
+class _Session:
+    """The warnings of a script, which uses torch.distributed in two workers."""
+
+    num_all_workers = 2
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.store = SimpleNamespace(calls=0)
+
+    def warn(self, message: str, *, affects_result: bool = False) -> None:
+        assert affects_result
+        self.warnings.append(message)
+
+
+class _Servers:
+    """What ended workers have left at the servers."""
+
+    def __init__(self, *lines: str) -> None:
+        self._values = [line.encode() for line in lines]
+
+    def ask(self, topic: str, body: dict[str, Any], seconds: float = 0.0) -> "Future[dict[str, Any]]":
+        assert topic == "store" and body["op"] == "get"
+        answer: Future[dict[str, Any]] = Future()
+        answer.set_result({"found": True, "values": self._values})
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([(1, 1), (2, 2), (3, 3), (1, 1), (2, 2)], ""),
+        ([(2, 2), (4, 4), (6, 6)], ""),  # gradients are accumulated over two
+        ([(1, 1), (2, 3), (3, 4), (4, 5)], "worker 1 skipped batch 2 of its DataLoader"),
+        ([(1, 1, 1), (4, 2, 2), (5, 3, 3)], "worker 0 skipped batches 2 to 3 of its DataLoader"),
+        ([(2, 2), (6, 4), (8, 6)], "worker 0 skipped batches 3 to 4 of its DataLoader"),
+        ([(4, 4), (1, 5), (6, 6), (7, 7)], ""),  # a look at another DataLoader
+        ([(4, 4), (90, 5), (6, 6), (7, 7)], ""),
+        ([(0, 0), (0, 0), (0, 3), (0, 5)], ""),
+    ],
+)
+def test_skipped_batches(numbers: list[tuple[int, ...]], said: str) -> None:
+    session = _Session()
+    batches = SkippedBatches(session, 0)  # type: ignore[arg-type]
+    for each in numbers:
+        batches.compare(each)
+    assert len(session.warnings) == bool(said) and said in "".join(session.warnings)
+    assert said in batches.told
+
+
+def test_the_batch_that_is_trained_on() -> None:
+    follow_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
+    batches = SkippedBatches(_Session(), 0)  # type: ignore[arg-type]
+    found = []
+    loader = DataLoader(torch.zeros(6), batch_size=2)
+    for _ in loader:
+        with torch.no_grad():
+            next(iter(DataLoader(torch.zeros(3))))
+        found.append(batches.number)
+    assert found == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("own", "left", "message", "hint"),
+    [
+        (
+            [PASS] * 4, ["1 3 3 a backward pass\n"],
+            "worker 0's operation 4 is a backward pass, and worker 1 ended before it, after a backward pass;"
+            " backward passes: 4 and 3", "equally many batches",
+        ),
+        (
+            [PASS, "barrier", "barrier"], ["2 1 1 a backward pass\n", "1 1 1 a backward pass\n"],
+            "worker 0's operation 2 is barrier, and workers 1 and 2 ended before it", "rank == 0",
+        ),
+        (["barrier"], [], "worker 0's operation 1 is barrier, and another worker ended before it", "rank == 0"),
+        (["barrier"], ["1 0 0 \n"], "and worker 1 ended before it, after none; backward passes: 0 and 0", "rank == 0"),
+    ],
+)  # fmt: skip
+def test_a_call_that_an_ended_worker_did_not_make(own: list[str], left: list[str], message: str, hint: str) -> None:
+    made = MadeCalls(_Servers(*left), 0, 0, SkippedBatches(_Session(), 0))  # type: ignore[arg-type]
+    for call in own:
+        made.note(call)
+    with pytest.raises(TrainingFailed) as caught:
+        made.missing().result()
+    assert message in caught.value.message and hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("size", "exchanged", "is_told"),
+    [(3, 3, False), (51, 51, False), (51, 2, True), (51, 0, True), (5000, 2, True), (5000, 1024, False)],
+)
+def test_models_that_are_exchanged(size: int, exchanged: int, is_told: bool) -> None:
+    """However small they are; losses and counts are not the model."""
+    session = _Session()
+    watch = _StepWatch(session, os.getpid())  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([torch.zeros(size, requires_grad=True), torch.zeros(900)])
+    for _ in range(60):
+        session.store.calls += exchanged
+        watch.after_step(optimizer)
+    assert len(session.warnings) == is_told
