@@ -105,6 +105,10 @@ class ControlClient:
         future = self._ask("barrier", {"scope": scope}, 0, self._patience)
         self._worker.wait(future, self._patience, f"the other workers at a barrier over {scope}")
 
+    def compare(self, row: Body) -> None:
+        """Send a row to ModelComparison, in this worker's name; waits for nothing."""
+        self.ask("compare", {**row, "by": self._by})
+
     def leave(self) -> None:
         """Tell the servers that this worker contributes no more."""
         self._request_each(self._servers, "leave", {}, "know that this worker leaves")

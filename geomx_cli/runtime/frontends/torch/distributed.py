@@ -106,6 +106,7 @@ class _Groups:
         parallel = sys.modules["torch"].nn.parallel.DistributedDataParallel
         replace_buffer_broadcast(parallel, self._session)
         refuse_join(parallel)
+        store.note_models(parallel)
         return store
 
 
