@@ -39,7 +39,7 @@ class _Row:
 
 
 class ModelComparison:
-    """Takes sketches of workers' models, at the first root; nobody waits for an answer. Says the first difference, once.
+    """Takes sketches of workers' models, at the first root. Says the first difference, once.
 
     A scope is an optimizer's tensors; rows of a scope and step are compared once all of its workers have sent theirs,
     or once later steps have begun, as workers may choose other steps. Rows with other names of tensors are not
@@ -158,7 +158,7 @@ class _Difference:
         """Two workers that differ."""
         others = [name for name in rows if name not in self.workers]
         one = next(iter(self.workers))
-        return (others[0], one) if others else (one, [name for name in rows if name != one][0])
+        return (others[0], one) if others else (one, next(name for name in rows if name != one))
 
 
 def _apart(table: Array, reference: Array, bound: Array) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from geomx_cli.core.futures import after, pass_on
+from geomx_cli.runtime.frontends.torch.backward_pass import call_at_end
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 
@@ -96,7 +97,7 @@ class GradientSums:
                 self._pass, self._position = current, 0
                 self.passes += 1
                 self._begun = [self._rounds.agree("a backward pass")]
-                torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+                call_at_end(self._at_end)
                 actions, self._actions = self._actions, []
                 for action in actions:
                     action()

@@ -178,7 +178,7 @@ def sketch(tensors: Sequence[Any]) -> "Array":
 
     Differences between tensors are about as large in it as they are. Only these numbers leave a GPU.
     """
-    rows = []
+    rows: list[Any] = []
     for tensor in tensors:
         flat = local(tensor).reshape(-1)
         kind = torch.float64 if flat.dtype == torch.float64 else torch.float32

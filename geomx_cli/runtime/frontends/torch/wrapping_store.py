@@ -108,6 +108,10 @@ class WrappingStore(ABC):
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See geomx_cli.torch.wrap."""
+        for each in optimizer if isinstance(optimizer, list | tuple) else (optimizer,):
+            self._wrap(model, each, buffers)
+
+    def _wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         if self.finished:
             raise InvalidSettings("this worker has finished", "wrap all optimizers before geomx.finish")
         if not hasattr(model, "named_parameters") or not hasattr(optimizer, "param_groups"):
