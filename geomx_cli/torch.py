@@ -46,6 +46,7 @@ def init() -> None:
     """
     if script.session().store is not None:
         return
+    load.check_process("geomx_cli.torch.init")
     if not finder.has_run():  # else a failure of the script would not be reported
         hint = f"geomx launch -- python {sys.argv[0]}, or python -m geomx_cli.runtime {sys.argv[0]}"
         raise InvalidSettings("this script was not started by geomx", hint)

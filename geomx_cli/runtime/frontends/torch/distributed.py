@@ -1,12 +1,12 @@
 """Makes torch.distributed use the job's servers, in scripts written for torchrun."""
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch import load
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
@@ -19,7 +19,6 @@ _ALL = (
     "under geomx launch a group has all workers, and a device mesh one dimension;"
     " to divide models within each party, launch with --reduce torch --shards N and use geomx_cli.torch.wrap"
 )
-_LAUNCH = "geomx launch -- python train.py starts a process for each worker, as torchrun does: start none in the script"
 
 
 def register(c10d: Any, session: "ScriptSession") -> None:
@@ -83,14 +82,12 @@ class _Groups:
         return self._new(None, timeout, _backend(self._c10d, self._store), *args, **options)
 
     def _join(self) -> "GroupStore":
-        if os.environ.get("GEOMX_SCRIPT_PROCESS", str(os.getpid())) != str(os.getpid()):
-            raise InvalidSettings("init_process_group in a process that the script has started", _LAUNCH)
+        load.check_process("init_process_group")
         if self._session.store is not None:
             what = "init_process_group after geomx_cli.torch.init: this worker has joined the job already"
             if self._c10d.is_initialized():  # by PartyGroup.publish
                 raise InvalidSettings(what, "leave it out: init has made the group of the party's workers")
             raise InvalidSettings(what, "use either DistributedDataParallel, or geomx_cli.torch.wrap")
-        from geomx_cli.runtime.frontends.torch import load
         from geomx_cli.runtime.frontends.torch.group_store import GroupStore
 
         self._session.attach()
