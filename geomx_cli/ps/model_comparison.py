@@ -34,7 +34,7 @@ class _Row:
     layout: int
     marks: Array
     sketch: Array
-    settings: Mapping[str, float | str]
+    settings: Mapping[str, float]
     platform: str
 
 
@@ -145,7 +145,7 @@ class _Difference:
             message += f"; {tensors[0]} has elements that are not finite in {_listed(spoiled)}"
         elif settings := _unequal(rows[one].settings, rows[other].settings):
             (name, own, its), *_ = settings
-            message += f"; {name} is {own} in {one} and {its} in {other}"
+            message += f"; {name} is {own:g} in {one} and {its:g} in {other}"
         if np.bitwise_or.reduce([row.marks[first] for row in rows.values()]) & LATE:
             hint = f"{tensors[0]} was frozen in the first step: unfreeze it before DistributedDataParallel is built"
         else:
@@ -171,8 +171,8 @@ def _apart(table: Array, reference: Array, bound: Array) -> Array:
 
 
 def _unequal(
-    one: Mapping[str, float | str], other: Mapping[str, float | str]
-) -> list[tuple[str, float | str, float | str]]:
+    one: Mapping[str, float], other: Mapping[str, float]
+) -> list[tuple[str, float, float]]:
     """The settings that both have and that differ, rates first."""
     names = sorted((name for name in one if name in other), key=lambda name: not name.startswith("lr"))
     return [(name, one[name], other[name]) for name in names if one[name] != other[name]]

@@ -138,7 +138,7 @@ class _Compare(TypedDict):
     names: Annotated[list[Annotated[str, msgspec.Meta(max_length=100)]], msgspec.Meta(max_length=MAX_COMPARED)]
     marks: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED)]
     sketch: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED * 20)]
-    settings: Annotated[dict[_Setting, float | _Setting], msgspec.Meta(max_length=64)]
+    settings: Annotated[dict[_Setting, float], msgspec.Meta(max_length=64)]
     platform: Annotated[str, msgspec.Meta(max_length=200)]
 
 
