@@ -1,5 +1,6 @@
 """Sketches of the models that workers train: mistakes are found in them, and correct scripts are not warned of."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +38,8 @@ class Member:
 
 
 def train(
-    build: Callable[[int], Any], steps: int = 40, workers: int = 2, before: Callable[[Member, int, int], None] | None = None,
+    build: Callable[[int], Any], steps: int = 40, workers: int = 2,
+    before: Callable[[Member, int, int], None] | None = None,
     exchanges: Callable[[int], bool] = lambda step: True,
 ) -> list[str]:  # fmt: skip
     """Train together, and return what is said. before: called for each worker and step, before its backward pass."""
@@ -187,10 +189,10 @@ def test_times_meet_and_cost_little() -> None:
             now[0] += taken
         last = sorted(steps)[-3:]
         assert spent < 0.005 * now[0] and {1, 2, 3} <= steps
-        assert all(30 <= (after - before) * taken < 61 for before, after in zip(last, last[1:], strict=False))
+        assert all(30 <= (after - before) * taken < 61 for before, after in itertools.pairwise(last))
         chosen.append(steps)
     common = sorted(chosen[0] & chosen[1])
-    assert max((after - before) * 0.11 for before, after in zip(common, common[1:], strict=False)) < 121
+    assert max((after - before) * 0.11 for before, after in itertools.pairwise(common)) < 121
 
 
 def test_a_sketch_is_as_different_as_tensors_are() -> None:
@@ -207,7 +209,7 @@ def test_a_sketch_is_as_different_as_tensors_are() -> None:
     many = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(MAX_COMPARED + 1)])
     rows: list[Any] = []
     member = Member(ModelComparison(print, lambda: 1), 0, 2, lambda rank: (many, torch.optim.SGD(many, lr=1)))
-    member.compare = lambda row: rows.append(row)  # type: ignore[method-assign]
+    member.compare = rows.append  # type: ignore[method-assign]
     member.passes = 1
     member.watch.before_step(member, member.optimizer)
     checked_request("compare", {**rows[0], "by": "w"})
