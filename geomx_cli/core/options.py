@@ -93,6 +93,11 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1, maximum=1024,
     ),
     _sync(
+        "strict", "bool", False, "GEOMX_STRICT",
+        "End the job once PyTorch's workers are found to train different models, instead of marking its result"
+        " (scripts with DistributedDataParallel, or geomx_cli.torch.wrap and fsa or sync).",
+    ),
+    _sync(
         "p3", "bool", False, "ENABLE_P3",
         "Begin the next forward pass with the layers whose tensors have come, instead of waiting for the whole model"
         " (fsa, sync): in the bundled job and with geomx_cli.torch. Scripts with MXNet's KVStore always do.",

@@ -129,6 +129,10 @@ class ControlClient:
         answers = [self._worker.wait(future, self._limit, "an answer to 'declare'") for future in futures]
         return [placement for answer in answers for placement in answer["placements"]]
 
+    def compare(self, row: Body) -> None:
+        """Send a row to ModelComparison, in this worker's name; waits for nothing."""
+        self.ask("compare", {**row, "by": self._by})
+
     def leave(self) -> None:
         """Tell the servers that this worker contributes no more."""
         self._request_each(self._servers, "leave", {}, "know that this worker leaves")

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from geomx_cli.core.errors import GeomxError, InvalidSettings
+from geomx_cli.core.errors import GeomxError, InvalidSettings, TrainingFailed
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.core.process_name import party_of
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.codec import parse_codec
@@ -15,6 +16,7 @@ from geomx_cli.ps.cluster.key_values import KeyValues
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
+from geomx_cli.ps.model_comparison import ModelComparison
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
@@ -57,10 +59,12 @@ class ControlService:
             "mode": (self._on_mode, self._check_master),
             "patience": (self._on_patience, _any_member),
             "optimizer": (self._on_optimizer, self._check_name),
+            "compare": (self._on_compare, self._check_name),
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
         }
         self._key_values = KeyValues(node.loop)
         self._optimizer_states = OptimizerStateService(aggregator, node.settings.number("timeout"))
+        self._comparison = ModelComparison(self._on_difference, members.workers)
 
     def take(self, request: Request) -> None:
         """Answer `request`, now or later; a malformed one is counted and refused."""
@@ -108,6 +112,25 @@ class ControlService:
             text = f"a malformed request {request.topic!r}: {error!r}"
             self._node.transport.warnings.refuse(request.link, "malformed", text)
             request.refuse(InvalidSettings(text))
+
+    def close(self) -> None:
+        """No request follows."""
+        self._comparison.close()
+
+    def _on_compare(self, request: Request) -> None:
+        """See ModelComparison. The worker does not wait for the answer."""
+        if self._upstream is not None:
+            self._relay_to_all(request, self._upstream.links[:1])
+            return
+        self._comparison.take(request.body)
+        request.answer()
+
+    def _on_difference(self, message: str, hint: str) -> None:
+        """Workers train different models: mark the job's result, or end the job (`--strict`)."""
+        if self._node.settings.options["strict"]:
+            self._node.fail(TrainingFailed(message, hint))
+        else:
+            self._node.events.write(WarningRaised(message=f"{message}; {hint}", affects_result=True))
 
     def _relay(self, request: Request) -> None:
         """Relay a topic that only the algorithm or the roots handle."""

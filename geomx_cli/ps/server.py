@@ -90,6 +90,7 @@ class Server:
         try:
             self.node.run()
         finally:
+            self._control.close()
             self._report()
             self.node.close()
         return self._aggregator.optimizer

@@ -1,12 +1,12 @@
 """Makes torch.distributed use the job's servers, in scripts written for torchrun."""
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch import load
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
@@ -19,7 +19,6 @@ _ALL = (
     "under geomx launch a group has all workers or one, and a device mesh one dimension of more than one;"
     " to divide models within each party, launch with --reduce torch --shards N and use geomx_cli.torch.wrap"
 )
-_LAUNCH = "geomx launch -- python train.py starts a process for each worker, as torchrun does: start none in the script"
 
 
 def register(c10d: Any, session: "ScriptSession") -> None:
@@ -144,16 +143,16 @@ class _Groups:
             group.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     def _join(self) -> "GroupStore":
-        if os.environ.get("GEOMX_SCRIPT_PROCESS", str(os.getpid())) != str(os.getpid()):
-            error = InvalidSettings("init_process_group in a process that the script has started", _LAUNCH)
+        try:
+            load.check_process("init_process_group")
+        except InvalidSettings as error:
             self._session.abort(error)  # for the user, whatever the process that started this one makes of it
-            raise error
+            raise
         if self._session.store is not None:
             what = "init_process_group after geomx_cli.torch.init: this worker has joined the job already"
             if self._c10d.is_initialized():  # by PartyGroup.publish
                 raise InvalidSettings(what, "leave it out: init has made the group of the party's workers")
             raise InvalidSettings(what, "use either DistributedDataParallel, or geomx_cli.torch.wrap")
-        from geomx_cli.runtime.frontends.torch import load
         from geomx_cli.runtime.frontends.torch.group_store import GroupStore
 
         self._session.attach()
@@ -173,6 +172,7 @@ class _Groups:
         replace_buffer_broadcast(parallel, self._session)
         refuse_join(parallel)
         _replace_built_in_hooks(parallel)
+        store.note_models(parallel)
         return store
 
 

@@ -1,13 +1,19 @@
 """The part in the job of a script that uses torch.distributed."""
 
+import functools
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from geomx_cli.ps.cluster.bodies import MAX_PATIENCE
 from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
+from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
 from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
+from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -24,6 +30,7 @@ class GroupStore(BaseStore):
         super().__init__(client, "torch.distributed")
         self._session = session
         self._groups: list[GeomxProcessGroup] = []  # of all workers
+        self._models: list[weakref.ref[Any]] = []
         self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
 
     @property
@@ -64,9 +71,56 @@ class GroupStore(BaseStore):
         self._groups.append(GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes))
         return self._groups[-1]
 
+    @property
+    def passes(self) -> int:
+        """See Watchable."""
+        return sum(group.passes for group in self._groups)
+
+    def note_models(self, parallel: Any) -> None:
+        """Note what DistributedDataParallel (the class `parallel`) wraps from now on."""
+        original = parallel.__init__
+
+        @functools.wraps(original)
+        def build(model: Any, *args: Any, **options: Any) -> None:
+            original(model, *args, **options)
+            self._models.append(weakref.ref(model))
+
+        parallel.__init__ = build
+
+    def compared(self, optimizer: Any) -> Compared | None:
+        """See Watchable: the parameters of DistributedDataParallel, also those that are not exchanged since they were
+        frozen when it was built.
+        """
+        updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
+        found: dict[str, Any] = {}
+        for number, model in enumerate(filter(None, (reference() for reference in self._models))):
+            if not self._is_together(model):
+                continue
+            own = comparable(model.module, dict(model.module.named_parameters()))
+            for name, tensor in own.items():
+                if id(tensor) in updated and name not in model.parameters_to_ignore and _is_whole(tensor):
+                    updated.discard(id(tensor))
+                    found[f"{number}/{name}" if name in found else name] = tensor
+        return Compared(self._client, "", self.num_all_workers, found) if found else None
+
+    def _is_together(self, model: Any) -> bool:
+        """Whether all workers exchange the gradients of a DistributedDataParallel. Where synchronised layers are the
+        only exchange of its last pass, that was one within no_sync, as in local SGD.
+        """
+        group = model.process_group
+        if not isinstance(group, GeomxProcessGroup) or group.size() != self.num_all_workers:
+            return False
+        return model.require_forward_param_sync or not any(
+            isinstance(layer, torch.nn.SyncBatchNorm) for layer in model.modules()
+        )
+
     def settle(self) -> None:
         """See ScriptStore."""
         self._client.settle()
         rounds = [group.rounds for group in self._groups if isinstance(group.rounds, GroupRounds)]
         for told in [each.made.leave_behind() for each in rounds]:
             told.result()
+
+
+def _is_whole(tensor: Any) -> bool:
+    return not is_divided(tensor) and tensor.is_floating_point() and tensor.numel() > 0 and not tensor.is_meta

@@ -58,6 +58,11 @@ class GeomxProcessGroup(GroupCopies):
         gathered = self.rounds.gather(digest, "batches")
         return None if self.rank() else gathered
 
+    @property
+    def passes(self) -> int:
+        """Backward passes that have begun a sum."""
+        return self._passes.passes
+
     def in_next_pass(self, action: Callable[[], None]) -> None:
         """Call `action` in the next backward pass that sums something, before the first sum."""
         self._passes.in_next_pass(action)
