@@ -9,7 +9,6 @@ session, environment and output, like any other process. They run a module or a 
 import atexit
 import contextlib
 import ctypes
-import functools
 import gc
 import importlib
 import json
@@ -146,6 +145,9 @@ class ForkServer:
         return message
 
 
+_servers: dict[tuple[str, str], ForkServer] = {}
+
+
 def can_be_forked(argv: Sequence[str], env: Mapping[str, str], python: str = sys.executable) -> bool:
     """Whether a forked process would behave the same: a module or script of `python`, with this geomx on its path, and
     no variable in its environment that Python reads at its start or a library during import.
@@ -168,10 +170,11 @@ def _read_early(env: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-@functools.cache
 def server(imported: str = "geomx", python: str = sys.executable) -> ForkServer:
     """The fork server of this process, which ends with it."""
-    return ForkServer(imported, python)
+    if (imported, python) not in _servers:
+        _servers[imported, python] = ForkServer(imported, python)
+    return _servers[imported, python]
 
 
 def import_mxnet() -> Any:
