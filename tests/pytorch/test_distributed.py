@@ -205,7 +205,7 @@ def test_batches_that_differ_where_the_gradient_of_a_bias_does_not(workers: Work
     assert told == [algorithm == "hfa"] * 2, outputs
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_an_example_for_torchrun_runs_unchanged_under_launch(desk: Desk, tmp_path: Path) -> None:
     """The same checkpoint and figures from both."""
     (port,) = free_ports(1)
@@ -215,12 +215,13 @@ def test_an_example_for_torchrun_runs_unchanged_under_launch(desk: Desk, tmp_pat
         script = [str(SCRIPTS / "imagenet.py"), "--output", str(tmp_path / f"{command[0]}.pt")]
         argv = [sys.executable, "-m", *command, *script]
         run = subprocess.run(
-            argv, env=desk.environment, cwd=tmp_path, capture_output=True, text=True, timeout=140, check=False
+            argv, env=desk.environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
         )
         assert run.returncode == 0, run.stdout + run.stderr
     check_checkpoints(tmp_path / "torch.distributed.run.pt", tmp_path / "geomx_cli.pt")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", ["imagenet.py --amp", "gpt.py"])
 def test_examples_for_torchrun_run_alike(desk: Desk, gloo: Any, tmp_path: Path, example: str) -> None:
     """As above, with the variables of torchrun."""
