@@ -10,7 +10,9 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,17 +42,19 @@ class Rehearsal:
     """A job whose processes run, with the part of desk.Launch's interface that concerns its results. Begins at once.
 
     imported: what workers are forked from, see forks.ForkServer. folder: the one in which the command is given.
+    python: the one that runs all processes, of another environment than the test's.
     """
 
     def __init__(
-        self, desk: Desk, *arguments: str, imported: str = "geomx", folder: Path | None = None, **variables: str
-    ) -> None:
+        self, desk: Desk, *arguments: str, imported: str = "geomx", folder: Path | None = None,
+        python: str = sys.executable, **variables: str,
+    ) -> None:  # fmt: skip
         self.output = self.errors = ""
         self.began = time.monotonic()
         self.environment = {**desk.environment, **variables}
         with placed(self.environment, folder or desk.folder) as (_, said):
             inventory, spec = _asked(arguments)
-            spec, _ = launching.prepared(spec, ())
+            spec, _ = launching.prepared(replace(spec, python=python), ())
             self.plan = plan(inventory, spec)
             self._host_specs = host_specs(self.plan, inventory, launching.working_dirs(inventory, self.plan), 0.0)
         self.said = said.getvalue()
@@ -60,30 +64,40 @@ class Rehearsal:
         _write_keys(self.plan)
         for sockets in set(self.plan.socket_dirs.values()):
             Path(sockets).mkdir(0o700, exist_ok=True)
-        for host_spec in self._host_specs.values():
-            for task in host_spec.tasks:
-                self._start(task, host_spec.working_dir, imported)
+        tasks = [(task, each.working_dir) for each in self._host_specs.values() for task in each.tasks]
+        # Workers first: their fork server may have a framework to import, while others' limits would run.
+        for task, folder_of_it in sorted(tasks, key=lambda item: self.plan.process(item[0].name).role != "worker"):
+            self._start(task, folder_of_it, imported, python)
 
-    def _start(self, task: Task, working_dir: str, imported: str) -> None:
+    def _start(self, task: Task, working_dir: str, imported: str, python: str) -> None:
         own = {name: text for name, text in self.environment.items() if not name.startswith(("DMLC_", "GEOMX_"))}
         env = {**own, **task.env}
-        assert forks.can_be_forked(task.argv, env), f"{task.name} would behave otherwise if forked: {task.argv}"
+        assert forks.can_be_forked(task.argv, env, python), f"{task.name} would behave otherwise if forked: {task.argv}"
         log = self.directory / "logs" / f"{task.file_name}.log"
         for folder in (log.parent, folder_of(task)):
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        server = forks.server(imported if self.plan.process(task.name).role == "worker" else "geomx")
+        is_light = self.plan.process(task.name).role != "worker" and python == sys.executable
+        server = forks.server("geomx" if is_light else imported, python)
         self.processes[task.name] = server.start(task.argv[1:], env, Path(working_dir), log)
+
+    @property
+    def logs(self) -> str:
+        """What all processes have written."""
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("logs/*")))
+
+    def statuses(self, limit: float = 90) -> dict[str, int | None]:
+        """Wait for the job's end; returns exit statuses, None for what still runs after the limit."""
+        end = time.monotonic() + limit
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+        return {name: process.poll() for name, process in self.processes.items()}
 
     def finish(self, limit: float = 90) -> int:
         """Wait for the job's end, which must be a success; returns 0, and `output` is what launch --json prints."""
-        end = time.monotonic() + limit
-        try:
-            statuses = {name: one.wait(max(0.0, end - time.monotonic())) for name, one in self.processes.items()}
-        except subprocess.TimeoutExpired:
-            statuses = {name: one.poll() for name, one in self.processes.items()}
-        logs = "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("logs/*")))
-        assert not any(status != 0 for status in statuses.values()), f"{statuses}\n{logs}"
+        statuses = self.statuses(limit)
+        assert not any(status != 0 for status in statuses.values()), f"{statuses}\n{self.logs}"
         progress = Progress.of(self.plan, self.began)
         for task in (task for host_spec in self._host_specs.values() for task in host_spec.tasks):
             for fields in EventTail(self.directory / "events" / f"{task.file_name}.jsonl").read():
