@@ -64,9 +64,10 @@ class Rehearsal:
         _write_keys(self.plan)
         for sockets in set(self.plan.socket_dirs.values()):
             Path(sockets).mkdir(0o700, exist_ok=True)
-        for host_spec in self._host_specs.values():
-            for task in host_spec.tasks:
-                self._start(task, host_spec.working_dir, imported, python)
+        tasks = [(task, each.working_dir) for each in self._host_specs.values() for task in each.tasks]
+        # Workers first: their fork server may have a framework to import, while others' limits would run.
+        for task, folder_of_it in sorted(tasks, key=lambda item: self.plan.process(item[0].name).role != "worker"):
+            self._start(task, folder_of_it, imported, python)
 
     def _start(self, task: Task, working_dir: str, imported: str, python: str) -> None:
         own = {name: text for name, text in self.environment.items() if not name.startswith(("DMLC_", "GEOMX_"))}
