@@ -82,7 +82,7 @@ class Job:
 
     def checkpoints(self) -> list[Path]:
         """The files of weights, oldest first."""
-        found = (self._directory / "checkpoints").glob("step-*.npz")
+        found = self._directory.rglob("step-*.npz")
         return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
 
     def events(self, process: str) -> list[Event]:

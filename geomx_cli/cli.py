@@ -5,6 +5,7 @@ stderr, or with --json into an object on stdout, and an exit status.
 """
 
 import importlib
+import io
 import itertools
 import json
 import os
@@ -106,6 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complete(instruction)
     given = sys.argv[1:] if arguments is None else list(arguments)
     words = given[: given.index("--")] if "--" in given else given
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files, and LANG=C, have what cannot be encoded
+            stream.reconfigure(errors="backslashreplace")
     with lossy_stderr(), watched(sys.stdout) as output:
         try:
             status = _run(given, output, json_wanted="--json" in words)

@@ -39,7 +39,7 @@ __all__ = [
     "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "wrap",
 ]  # fmt: skip
 
-_Optimizer = TypeVar("_Optimizer")
+_Optimizer = TypeVar("_Optimizer")  # or a list or tuple of some
 _TRAINERS = {"hf": "pip install transformers accelerate", "lightning": "pip install lightning"}
 
 
@@ -62,6 +62,7 @@ def init() -> None:
     """
     if script.session().store is not None:
         return
+    load.check_process("geomx_cli.torch.init")
     if not finder.has_run():  # else a failure of the script would not be reported
         hint = f"geomx launch -- python {sys.argv[0]}, or python -m geomx_cli.runtime {sys.argv[0]}"
         raise InvalidSettings("this script was not started by geomx", hint)
@@ -75,7 +76,8 @@ def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optim
     All workers get the parameters and buffers of the master worker. What is exchanged is chosen with `geomx launch
     --algo`: with fsa and sync, `backward` leaves the mean of all workers' gradients. The optimizer stays the script's
     own: schedulers, clipping, GradScaler, parameter groups and state_dict work as before. Parameters with
-    requires_grad=False stay as they are. An optimizer for each of several models is wrapped separately. With `--shards`
+    requires_grad=False stay as they are. Several optimizers of one model may be given as a list or tuple, which is
+    returned; those of several models are wrapped one by one. With `--shards`
     fully_shard has divided the model over the party's workers before, and the optimizer is one of its DTensors.
 
     buffers: "local": each worker's own, as running statistics of batch normalization, until all get those of one worker

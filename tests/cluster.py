@@ -2,6 +2,7 @@
 """
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import random
@@ -31,8 +32,9 @@ ROOT = Path(__file__).parent.parent
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
 
 # Above Linux's range for outgoing connections; geomx itself chooses ports below that range. Each test runner process
-# has its own share.
+# has its own share: PyTorch's environment is tested at the same time as the other.
 _RUNNER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_RUNNER += 4 if importlib.util.find_spec("torch") else 0
 _SHARE = range(61_000 + 500 * (_RUNNER % 9), 61_500 + 500 * (_RUNNER % 9))
 _next_port = itertools.cycle(random.sample(_SHARE, len(_SHARE)))
 

@@ -5,6 +5,7 @@ All processes of a job carry a marker variable, by which they are found even if 
 
 import contextlib
 import getpass
+import io
 import json
 import os
 import re
@@ -13,25 +14,65 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from cluster import ROOT, free_ports, until
 from sshd import Sshd
 
+from geomx_cli import cli
 from geomx_cli.agent import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 GEOMX = (sys.executable, "-m", "geomx_cli")
+READING = {(verb,) for verb in ("compare", "draw", "fetch", "hosts", "init", "jobs", "status", "summarize")}
 MARK = "DESK_TEST"
+
+
+@contextlib.contextmanager
+def placed(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """Run the block as if this process had been started with this environment in this folder; gives what it writes to
+    stdout and stderr.
+    """
+    before, out, err = Path.cwd(), io.StringIO(), io.StringIO()
+    path = [*environment.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+    with (
+        mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(sys, "path", path),
+        mock.patch.object(tempfile, "tempdir", None), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+    ):  # fmt: skip
+        os.chdir(folder)
+        try:
+            yield out, err
+        finally:
+            os.chdir(before)
+
+
+def _in_this_process(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    with placed(environment, folder) as (out, err):
+        status = cli.main(arguments)
+    return subprocess.CompletedProcess([*GEOMX, *arguments], status, out.getvalue(), err.getvalue())
 
 
 def without_progress(text: str) -> str:
     """What a command has written to stderr, but for its lines while it is slow: "reading the inventory (2 s)"."""
     return re.sub(r"^.* \(\d+ s\)\n", "", text, flags=re.MULTILINE)
+
+
+def finished(directory: Path) -> dict[str, dict[str, Any]]:
+    """The final event of each worker of the job in this directory."""
+    found = {}
+    for path in directory.glob("events/*-worker-*.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        for event in (event for event in events if event["event"] == "finished"):
+            found[path.stem] = event
+    return found
 
 
 @dataclass
@@ -108,12 +149,7 @@ class Launch:
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Each worker's final event."""
-        found = {}
-        for path in self.directory.glob("events/*-worker-*.jsonl"):
-            events = [json.loads(line) for line in path.read_text().splitlines()]
-            for event in (event for event in events if event["event"] == "finished"):
-                found[path.stem] = event
-        return found
+        return finished(self.directory)
 
     def assert_clean(self) -> None:
         """No process, key file or socket of the job is left."""
@@ -153,11 +189,18 @@ class Desk:
     def geomx(
         self, *arguments: str, cwd: Path | None = None, limit: float = 90, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; stderr as `without_progress`."""
-        done = subprocess.run(
-            [*self.command, *arguments], env={**self.environment, **variables}, cwd=cwd or self.folder, text=True,
-            capture_output=True, timeout=limit, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        """Run a command to its end; stderr as `without_progress`. One that only reads runs in this process, which has
+        the imports done already, unless it would import others.
+        """
+        environment, folder = {**self.environment, **variables}, cwd or self.folder
+        is_alone = threading.current_thread() is threading.main_thread() and environment["PYTHONPATH"] == str(ROOT)
+        if self.command == GEOMX and arguments[:1] in READING and is_alone:
+            done = _in_this_process(arguments, environment, folder)
+        else:
+            done = subprocess.run(
+                [*self.command, *arguments], env=environment, cwd=folder, text=True, capture_output=True, timeout=limit,
+                check=False, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
         done.stderr = without_progress(done.stderr)
         return done
 

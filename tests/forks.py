@@ -9,7 +9,6 @@ session, environment and output, like any other process. They run a module or a 
 import atexit
 import contextlib
 import ctypes
-import functools
 import gc
 import importlib
 import json
@@ -45,6 +44,12 @@ IMPORTED = (
     # What MXNet imports of others, a fifth of its import.
     "distutils.version", "multiprocessing.pool", "multiprocessing.queues", "numpy.testing", "pkg_resources", "requests",
 )  # fmt: skip
+FRONTEND = "geomx_cli.runtime.frontends.torch"
+TORCH = (
+    "torch._dynamo",  # the first optimizer would: half of all imports
+    "torch._dynamo.backends.debugging", "torch.distributed.checkpoint.state_dict", "geomx_cli.torch",
+)  # fmt: skip
+"""What scripts for PyTorch import."""
 NAMES = (bool, int, float, complex, object)
 """What MXNet 1.9.1 needs in numpy, which has removed them."""
 
@@ -90,16 +95,16 @@ class Forked:
 class ForkServer:
     """What others are forked from. `statuses`: exit statuses by pid.
 
-    imported: "geomx", or "mxnet" or "torch" for both, or "stock" for MXNet alone.
+    imported: "geomx", or "mxnet" or "torch" for both, or "stock" for MXNet alone. python: of its environment.
     """
 
-    def __init__(self, imported: str) -> None:
+    def __init__(self, imported: str, python: str = sys.executable) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.statuses: dict[int, int] = {}
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, imported, str(theirs.fileno())],
+                [python, __file__, imported, str(theirs.fileno())],
                 env={**os.environ, "PYTHONPATH": str(ROOT)}, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
@@ -140,11 +145,14 @@ class ForkServer:
         return message
 
 
-def can_be_forked(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a forked process would behave the same: a module or script of this Python, with this geomx on its path,
-    and no variable in its environment that Python reads at its start or a library during import.
+_servers: dict[tuple[str, str], ForkServer] = {}
+
+
+def can_be_forked(argv: Sequence[str], env: Mapping[str, str], python: str = sys.executable) -> bool:
+    """Whether a forked process would behave the same: a module or script of `python`, with this geomx on its path, and
+    no variable in its environment that Python reads at its start or a library during import.
     """
-    is_plain = argv[0] == sys.executable and (argv[1] in ("-m", "-P") or argv[1].endswith(".py"))
+    is_plain = argv[0] == python and (argv[1] in ("-m", "-P") or argv[1].endswith(".py"))
     has_geomx = str(ROOT) in env.get("PYTHONPATH", "").split(os.pathsep)
     return is_plain and has_geomx and _read_early(env) == _read_early(os.environ)
 
@@ -162,10 +170,11 @@ def _read_early(env: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-@functools.cache
-def server(imported: str = "geomx") -> ForkServer:
+def server(imported: str = "geomx", python: str = sys.executable) -> ForkServer:
     """The fork server of this process, which ends with it."""
-    return ForkServer(imported)
+    if (imported, python) not in _servers:
+        _servers[imported, python] = ForkServer(imported, python)
+    return _servers[imported, python]
 
 
 def import_mxnet() -> Any:
@@ -243,6 +252,16 @@ def _import_ours() -> None:
     for name in PLUGINS:
         for item in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
             importlib.import_module(item.name)
+    for name in ("fp16", "topk:0.1"):  # numba, and the compiled kernels: 0.4 s of each process that encodes
+        codec = importlib.import_module("geomx_cli.ps.aggregation.codec").parse_codec(name)
+        codec.prepare()
+
+
+def _import_torch() -> None:
+    for name in TORCH:
+        importlib.import_module(name)
+    for item in pkgutil.walk_packages(importlib.import_module(FRONTEND).__path__, f"{FRONTEND}."):
+        importlib.import_module(item.name)
 
 
 def _enter(namespace: str) -> None:
@@ -259,7 +278,7 @@ def _main() -> None:
     else:
         _import_ours()
         if imported == "torch":
-            importlib.import_module("torch._dynamo")  # the first optimizer would: half of all imports
+            _import_torch()
         if imported == "mxnet":
             importlib.import_module("hidden_mxnet").load()
     gc.freeze()

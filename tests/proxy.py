@@ -17,6 +17,7 @@ class Proxy(threading.Thread):
         self._listeners = {socket.create_server(("127.0.0.1", near)): far for near, far in routes.items()}
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._cutting, self._losing = threading.Event(), threading.Event()
+        self._forgotten: set[socket.socket] = set()
         self._chance, self._random = 1.0, random.Random(1)
         self.forwarded = 0
         self.cuts = self.turns = 0  # broken connections, and how often that was requested
@@ -36,6 +37,13 @@ class Proxy(threading.Thread):
         yield
         self.cut()
         self._losing.clear()
+
+    def forget(self) -> int:
+        """From now on read what comes over the present connections, so that the system acknowledges it, and drop it;
+        neither end hears that the other one closes. Returns their number.
+        """
+        self._forgotten = set(self._pairs)
+        return len(self._forgotten) // 2
 
     def run(self) -> None:
         """Forward until the process ends."""
@@ -67,6 +75,11 @@ class Proxy(threading.Thread):
     def _forward(self, source: socket.socket) -> None:
         try:
             data = source.recv(65536)
+            if source in self._forgotten:
+                if not data:
+                    self._pairs.pop(source)
+                    source.close()
+                return
             self._pairs[source].sendall(data)
         except OSError:
             data = b""

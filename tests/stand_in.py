@@ -7,7 +7,8 @@ python stand_in.py -m MODULE ...             any other module of geomx, for real
 STORY in the environment is a JSON object: process name -> behaviour. By default workers train three rounds, and others
 serve until all workers are done. "saves" saves files in its output folder, and trains; "spills" saves
 them, and finds its disk full. "ends" exits at once. "forever"
-runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever; "family" has a child in its own session and
+runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever;
+"traps" saves files 1.5 s after SIGTERM, and exits; "family" has a child in its own session and
 runs forever; "blame X" fails, naming X. The following wait for a file "go" in the job's directory: "wait" then behaves
 as by default; "misses X" fails, naming X; "fails" raises.
 """
@@ -47,6 +48,9 @@ def play() -> None:
             sys.exit(1)
         case ["deaf"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            forever()
+        case ["traps"]:
+            signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.5), save(name), sys.exit()))
             forever()
         case ["ends"]:
             return

@@ -28,16 +28,23 @@ _.sys_version
 
 # PyTorch
 _.__class__
+_._device_types
+_._get_backend
 _._post_accumulate_grad_hooks
 _._set_group_name
 _.allgather_coalesced
 _.allgather_into_tensor_coalesced
 _.allreduce_coalesced
+_.alltoall
 _.alltoall_base
+_.deleteKey
 _.get_future
 _.getBackendName
+_.getNumKeys
+_.hasExtendedApi
 _.is_success
 _.merge_remote_group
+_.multi_set
 _.recv_anysource
 _.require_backward_grad_sync
 _.set_epoch

@@ -22,13 +22,14 @@
 Standard library only, so that an agent starts in 0.1 s. Messages on the socket are JSON objects, one per line.
 
 To the agent: "hello" (seen: number of the last message received on an earlier connection, or 0), "start" (ignored once
-started), "heartbeat" (seen), "stop" (grace: seconds until SIGTERM; patience: seconds from SIGTERM to SIGKILL;
-processes: names, all if absent; who: the requester), "kill".
+started), "heartbeat" (seen), "stop" (delay: seconds until SIGTERM; grace: seconds until SIGKILL, by default the
+host spec's; hold: schedulers and servers get SIGTERM only after "release", or at the end of the grace; processes:
+names, all if absent; who: the requester), "release" (no worker of the job runs), "kill".
 
 From the agent: "hello" (status: see status.py), "alive" (reply to a heartbeat), "replaced" (another control
 machine took over). Messages with a number n are kept until acknowledged: "started" (process), "event" (process,
 age, event), "failure" (see core/root_cause.py), "ended" (process, status, asked: whether its end was requested),
-"stopping" (who, patience: a requester other than the control machine stopped the job), "done" (why: reason of the
+"stopping" (who, grace: a requester other than the control machine stopped the job), "done" (why: reason of the
 stop, "" if all processes ended on their own; asked: the requester, if any; left: names of processes that could not be
 terminated).
 """

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +18,13 @@ from geomx_cli.agent.outputs import folder_of
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.stop_detector import StopDetector
 from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.private import make_folders
 from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, describe_status, exception_line
 
 __all__ = ["Child"]
 
+_LATE = 5.0  # seconds; telemetry comes every second
+_IDLE = 1e-4  # seconds of processor time in a second, which threads of libzmq may use
 _TELLING = 500  # maximum length of a forwarded message or exception line
 
 
@@ -48,7 +52,8 @@ class Child:
         self._clock = clock
         self._job_dir = job_dir
         self._working_dir = job_dir
-        self._stops = StopDetector(host_spec.silence)
+        self._stops, self._hangs = StopDetector(host_spec.silence), StopDetector(host_spec.silence)
+        self._used = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
@@ -56,24 +61,32 @@ class Child:
         written.
         """
         self._working_dir = Path(working_dir or ".").absolute()
-        self.log.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(self.log.path.parent)
         if working_dir and Path(working_dir).is_relative_to(self._job_dir):
-            Path(working_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if (output := folder_of(self.task)) is not None:
-            output.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self.log.path.open("ab") as log:
+            make_folders(Path(working_dir))
+        if (folder := folder_of(self.task)) is not None:
+            make_folders(folder)
+        output = self.log.open()
+        try:
             self._process = subprocess.Popen(
                 self.task.argv,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**inherited, **self.task.env},
+                stdout=output,
+                stderr=output,
+                env={**inherited, **self.task.env, "GEOMX_SUPERVISED": "1"},
                 cwd=working_dir or None,
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread
             )
+        finally:
+            os.close(output)
         self.identity = processes.identify(self._process.pid)
         self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def handles_failure(self) -> bool:
+        """Whether its script has, or gets, the job's failure as an exception, and has not ended by it."""
+        return self.events.saw_failure and self.events.failure is None
 
     @property
     def running(self) -> bool:
@@ -92,6 +105,9 @@ class Child:
 
     def failure(self, *, memory: bool) -> Failure | None:
         """Return its failure, or None. Read `events` first, so that its own failure event is included."""
+        if self.status == 0 and self.events.joined and not self.events.left and not full_disk("", self._job_dir, ()):
+            cause, hint = "ended with status 0 but did not leave the job", "let Python exit normally: os._exit and exec"
+            return Failure(self.name, self._host, cause, self._clock.time(), f"{hint} skip leaving the job")
         if not self.status:
             return None
         tail = self.log.tail()
@@ -105,7 +121,7 @@ class Child:
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
         places = (folder_of(self.task), self._working_dir, Path(temp))
         if disk := full_disk(output, self._job_dir, filter(None, places)):  # its last output may be lost
-            self.lacked_room = not peer
+            self.lacked_room = not peer and self.status != -signal.SIGTERM
             cause += f"{FULL_DISK}{disk} of host {self._host} is full"
             elsewhere = "--job-dir; of a host in hosts.toml state_dir, workdir or TMPDIR"
             hint = f"make room on that disk, or write elsewhere ({elsewhere}), and launch again"
@@ -119,20 +135,37 @@ class Child:
         return isinstance(written, int | float) and written < when
 
     def check_stopped(self) -> Failure | None:
-        """Return a failure, once, if the process has been stopped (e.g. by SIGSTOP) for longer than `silence`."""
+        """Return a failure, once, if the process has been stopped (e.g. by SIGSTOP), or has hung, for longer than
+        `silence`.
+        """
         stopped = self.running and self.identity is not None and processes.state(self.identity) == "T"
-        if not self._stops.check(stopped=stopped) or self.failed:
-            return None
         hint = "find out who sent it SIGSTOP; a debugger does, for example"
+        cause = "was stopped (SIGSTOP)"
+        found = self._stops.check(stopped=stopped)
+        if self._hangs.check(stopped=not stopped and self._is_stuck()):
+            found, cause = True, f"has neither answered nor used processor time for {self._hangs.limit:g} s"
+            hint = "a native function hangs while it holds Python's lock: py-spy dump --native shows which"
+        if not found or self.failed:
+            return None
         when = self._clock.time() - self._stops.limit
-        return Failure(self.name, self._host, "was stopped (SIGSTOP)", when, hint, "", self.log.tail())
+        return Failure(self.name, self._host, cause, when, hint, "", self.log.tail())
+
+    def _is_stuck(self) -> bool:
+        """Whether a member of the job writes no telemetry, which takes Python's lock, and has used no processor time
+        since the last call. Others wait for one that computes while it holds the lock.
+        """
+        late = self.events.joined and not self.events.left and time.monotonic() - self.events.heard > _LATE
+        if not (late and self.running and self.identity is not None):
+            return False
+        before, self._used = self._used, processes.run_time(self.identity)
+        return self._used - before < _IDLE
 
     def stop_notice(self) -> str:
-        """Return a warning, once, if the process has been stopped for a while; call after `check_stopped`."""
-        if not self._stops.notices():
-            return ""
-        limit = f"{self._stops.limit:g} s"
-        return f"{self.name} is stopped (SIGSTOP); the job waits for it, for {limit} at most (--silence)"
+        """Return a warning, once, if the process has been stopped or hung for a while; call after `check_stopped`."""
+        limit = f"the job waits for it, for {self._stops.limit:g} s at most (--silence)"
+        if self._stops.notices():
+            return f"{self.name} is stopped (SIGSTOP); {limit}"
+        return f"{self.name} neither answers nor uses processor time; {limit}" if self._hangs.notices() else ""
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal, then SIGCONT, to its process group."""
@@ -147,3 +180,4 @@ class Child:
             self._process.wait()
             os.close(self.pidfd)
             self.pidfd = -1
+        self.log.close()

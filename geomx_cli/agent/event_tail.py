@@ -1,9 +1,12 @@
 """The event log of a process of the job, as its agent reads and forwards it."""
 
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.core.jsonlines import read_objects
+from geomx_cli.core.jsonlines import UNWRITTEN, decode, read_objects
 
 __all__ = ["EventTail"]
 
@@ -11,14 +14,29 @@ _SHOWN = 4096  # maximum characters of a string in a forwarded event
 
 
 class EventTail:
-    """Reads what has been added to the log. `failure`: the process's own "failed" event, once read."""
+    """Reads what has been added to the log. `failure`: the process's own "failed" event, once read; `saw_failure`:
+    the process has noticed that the job has failed. joined, left: whether it has joined the job, and left it in the
+    orderly way. `heard`: when its newest telemetry was read (time.monotonic seconds), which it writes every second in
+    between.
+    """
 
     def __init__(self, path: Path) -> None:
         self.failure: dict[str, Any] | None = None
+        self.saw_failure = self.joined = self.left = False
+        self.heard = 0.0
         self.path = path
         self._offset = 0
         self._saw_round = False
         self._samples = 0
+
+    def unwritten(self, output: Iterable[str]) -> list[dict[str, Any]]:
+        """Return the events in a process's output for which its event log had no room."""
+        events = []
+        for line in output:
+            if line.startswith(UNWRITTEN):
+                with suppress(ValueError):
+                    events.append({name: _shortened(value) for name, value in decode(line[len(UNWRITTEN) :]).items()})
+        return events
 
     def read(self) -> list[dict[str, Any]]:
         """Return the events written since the last call; of its round events only the very first and the newest,
@@ -41,10 +59,14 @@ class EventTail:
                     newest = event
                     continue
                 self._saw_round = True
+            if kind == "telemetry":
+                self.joined, self.heard = True, time.monotonic()
+            self.left |= kind == "finished" or (kind == "telemetry" and event.get("state") == "finished")
             if kind == "sent" or (kind == "reported" and not event.get("live")):
                 continue
+            self.saw_failure |= kind == "state" and event.get("state") == "failing"
             if kind == "failed":
-                self.failure = event
+                self.failure = self.failure or event  # of a process's children the first
             events.append(event)
         return events if newest is None else [*events, newest]
 

@@ -46,6 +46,16 @@ class Task:
     env: Mapping[str, str]
 
     @property
+    def role(self) -> str:
+        """As in event logs; "" for a program that is none of geomx's."""
+        return self.env.get("DMLC_ROLE_GLOBAL") or self.env.get("DMLC_ROLE", "")
+
+    @property
+    def serves(self) -> bool:
+        """Whether workers depend on it while they end."""
+        return self.role.endswith(("server", "scheduler"))
+
+    @property
     def file_name(self) -> str:
         """Base name of its files: "A/worker:1" has "A-worker-1.log"."""
         return file_name(self.name)
@@ -57,7 +67,8 @@ class HostSpec:
 
     `job_dir` contains events/ and logs/; `sockets` is a short folder shared by the agents of the machine; `socket` is
     this agent's listening socket in it. `clear`: variables that tasks do not inherit. `lease`: seconds that the agent
-    keeps running without the control machine, 0 for no limit; `silence`: seconds that a process may be stopped.
+    keeps running without the control machine, 0 for no limit; `silence`: seconds that a process may be stopped;
+    `grace`: seconds that processes may take to end once the job is stopped or has failed.
     `clock_ahead`: see JobClock.
     `files`: digests, by path, of the files copied to the host for this job.
     """
@@ -72,6 +83,7 @@ class HostSpec:
     tasks: tuple[Task, ...]
     lease: float = 300.0
     silence: float = 300.0
+    grace: float = 30.0
     clock_ahead: float = 0.0
     files: Mapping[str, FileDigest] = field(default_factory=dict)
 

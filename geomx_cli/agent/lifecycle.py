@@ -1,5 +1,6 @@
 """The stages of an agent's part of a job, from waiting for "start" to killing what is left."""
 
+import math
 import signal
 import sys
 import time
@@ -7,12 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
+from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.core.job_clock import JobClock
 
 __all__ = ["KILL", "TERMINATE", "Lifecycle", "Stage"]
 
-TERMINATE = 1.0  # seconds between SIGTERM and SIGKILL
+TERMINATE = 1.0  # seconds between SIGTERM and SIGKILL for servers at the end of the grace, and for leftovers
 KILL = 2.0  # seconds for SIGKILL to take effect
 _CONNECT = 15.0  # seconds; timeout for "start" since the last message of the control machine
 
@@ -22,34 +24,48 @@ class Stage(IntEnum):
 
     WAITING = 0  # for "start"
     RUNNING = 1
-    GRACE = 2  # processes may exit on their own
-    TERMINATING = 3  # after SIGTERM
+    FAILING = 2  # processes may exit on their own
+    TERMINATING = 3  # SIGTERM is sent
     KILLING = 4  # after SIGKILL
 
 
 class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
-    SIGTERM and SIGKILL go to whole process groups. `why`: the reason of the stop; `terminated_at`: when SIGTERM was
-    sent, by `clock`; `on_change` is called after each change of `stage`.
+    `grace`: seconds from the end of RUNNING until workers get SIGKILL; for others it is a second longer. SIGTERM comes
+    once for each process group: for workers at once, unless their script handles the job's failure
+    (`Child.handles_failure`); for schedulers and servers once no worker runs here, as workers may need them for the
+    round that they are in. `holding`: workers of other hosts do, too, until they have ended or the grace is over.
+    `why`: the reason of the stop; `terminated_at`: when SIGTERM was first due, by `clock`; `cut_off`: the workers that
+    got SIGKILL in this turn; `on_change` is called after each change of `stage`.
     """
 
-    def __init__(self, children: Sequence[Child], clock: JobClock, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, children: Sequence[Child], clock: JobClock, on_change: Callable[[], None], grace: float
+    ) -> None:
         self.stage = Stage.WAITING
         self.why = ""
         self.terminated_at = 0.0
+        self.grace = grace
+        self.holding = False
+        self.cut_off: Sequence[str] = ()
         self._children = children
         self._clock = clock
         self._on_change = on_change
         self._deadline = time.monotonic() + _CONNECT
-        self._patience = TERMINATE
+        self._stopped_at = 0.0
+        self._terminated: set[Child] = set()
+        self._killed: set[Child] = set()
+        self._delay = math.inf  # seconds that processes have to meet a failure of another
+        self._ran: list[Child] = []  # the workers that ran at the last check
+        self._ending: Sequence[Child] = ()  # workers that have not ended since SIGTERM
         self._gave_up = False
 
     @property
     def over(self) -> bool:
-        """Whether none of the job's processes runs, whatever their descendants do, or SIGKILL had no effect."""
+        """Whether none of the job's processes runs, nor what SIGTERM has left of workers, or SIGKILL had no effect."""
         running = self.stage is Stage.WAITING or any(child.running for child in self._children)
-        return self._gave_up or not running
+        return self._gave_up or not (running or self._ending)
 
     def keep_waiting(self) -> None:
         """Restart the timeout for "start": the control machine waits for other hosts."""
@@ -60,49 +76,83 @@ class Lifecycle:
         """Enter RUNNING; the caller starts the processes."""
         self._enter(Stage.RUNNING)
 
-    def stop(self, why: str, grace: float) -> None:
-        """Terminate all processes after `grace` seconds; an earlier deadline holds."""
-        if self.stage < Stage.GRACE:
+    def stop(self, why: str, delay: float) -> None:
+        """Terminate all processes after `delay` seconds; an earlier time holds."""
+        now = time.monotonic()
+        self._delay = min(self._delay, delay)
+        if self.stage < Stage.FAILING:
             with suppress(OSError):  # the log may lie on a full disk
                 print(f"stopping: {why}", file=sys.stderr, flush=True)
-            self.why = why
-            self._enter(Stage.GRACE, grace)
-        if self.stage is Stage.GRACE:
-            self._deadline = min(self._deadline, time.monotonic() + grace)
-
-    def set_patience(self, patience: float) -> None:
-        """Set the seconds between SIGTERM and SIGKILL; if SIGTERM was sent already, an earlier deadline holds."""
-        if self.stage is Stage.TERMINATING:
-            self._deadline = min(self._deadline, time.monotonic() + patience)
-        self._patience = patience
+            self.why, self._stopped_at = why, now
+            self._enter(Stage.FAILING, delay)
+        if self.stage is Stage.FAILING:
+            self._deadline = min(self._deadline, now + delay)
 
     def kill(self) -> None:
         """Send SIGKILL now."""
+        self._ending = ()
         self._enter(Stage.KILLING, KILL)
-        self._signal(signal.SIGKILL)
+        for child in self._children:
+            child.signal_group(signal.SIGKILL)
 
     def check(self, now: float) -> None:
-        """Enter the next stage if the current one's deadline has passed."""
-        if self.stage is Stage.RUNNING or now < self._deadline:
-            return
+        """Enter the next stage if the current one's deadline has passed, and send the signals that are due."""
         match self.stage:
-            case Stage.WAITING:
+            case Stage.WAITING if now >= self._deadline:
                 self.stop(f"the control machine did not send start within {_CONNECT:g} s", 0)
-            case Stage.GRACE:
+            case Stage.FAILING if now >= self._deadline:
                 self.terminated_at = self._clock.time()
-                self._signal(signal.SIGTERM)
-                self._enter(Stage.TERMINATING, self._patience)
-            case Stage.TERMINATING:
+                self._enter(Stage.TERMINATING)
+                self._ran = [child for child in self._children if child.running and not child.task.serves]
+                self.check(now)
+            case Stage.TERMINATING if now >= self._stopped_at + self.grace + TERMINATE:
                 self.kill()
-            case Stage.KILLING:
+            case Stage.TERMINATING:
+                workers = [child for child in self._children if not child.task.serves]
+                self._terminate_workers(workers, now)
+                self._ending = [child for child in workers if child.running or self._has_left_others(child)]
+                if now >= self._stopped_at + self.grace:
+                    self._cut_off()
+                if not self.holding and not self._ending:
+                    self._terminate(self._children)
+            case Stage.KILLING if now >= self._deadline:
                 self._gave_up = True
+
+    def _terminate_workers(self, workers: Sequence[Child], now: float) -> None:
+        """Send SIGTERM to those that do not handle the failure: first to those that have reported their end. The others
+        may not know of the failure yet, as they exchange by torch.distributed with workers here, and meet it when these
+        end. So SIGTERM is postponed while these save, and after each end.
+        """
+        running = [child for child in workers if child.running]
+        if running != self._ran or any(child.handles_failure for child in running):
+            self._deadline = now + self._delay
+        self._ran = running
+        if now >= self._deadline:
+            rest = [child for child in workers if not child.handles_failure]
+            ending = [child for child in rest if child.running and child.events.failure is not None]
+            self._terminate(ending if ending and self._delay else rest)
+
+    def _has_left_others(self, child: Child) -> bool:
+        """Whether SIGTERM has ended `child`, but not all that it runs, as a shell script that runs a trainer."""
+        found = child.identity if child in self._terminated else None
+        return found is not None and bool(processes.session_members([found.pid]))
+
+    def _cut_off(self) -> None:
+        self.holding = False
+        self.cut_off = [child.name for child in self._ending if child not in self._killed]
+        self._killed.update(self._ending)
+        for child in self._ending:
+            child.signal_group(signal.SIGKILL)
+        self._ending = ()
+
+    def _terminate(self, children: Sequence[Child]) -> None:
+        for child in children:
+            if child not in self._terminated:
+                self._terminated.add(child)
+                child.signal_group(signal.SIGTERM)
 
     def _enter(self, stage: Stage, limit: float = 0) -> None:
         if stage >= self.stage:
             self.stage = stage
             self._deadline = time.monotonic() + limit
             self._on_change()
-
-    def _signal(self, number: signal.Signals) -> None:
-        for child in self._children:
-            child.signal_group(number)

@@ -1,52 +1,138 @@
 """The log of a process of the job: what it writes to stdout and stderr."""
 
+import fcntl
 import os
+import struct
+import termios
+from contextlib import suppress
 from pathlib import Path
 
-from geomx_cli.agent.safe_open import open_record
-from geomx_cli.core.atomic import open_atomic
-from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.jsonlines import UNWRITTEN
 
 __all__ = ["OutputLog"]
 
 _TAIL_LINES, _TAIL_BYTES, _LINE_CHARS = 15, 1 << 14, 400
-_MOST, _KEPT = 64 << 20, 32 << 20  # bytes: maximum size of a log; size kept on truncation
+_MOST = 32 << 20  # bytes of a log, and of the one before it
+_PIPE = 1 << 20  # bytes that the process may write before the agent reads; more than a turn of its loop
+_HELD = 1 << 20  # bytes that are kept while the log cannot be written
 
 
 class OutputLog:
-    """Tolerates a log that is missing, or that the process has replaced by anything but a file."""
+    """Takes a process's output from a pipe and appends it to a file. Not thread-safe; never waits for the process.
+
+    The agent is the file's only writer, so that no byte can be written between the two steps of a rotation: a log of
+    32 MiB becomes NAME.1, replacing that file. A disk that is full does not fail the process: its newest output, up to
+    1 MiB, is held and written once there is room, after a line that says how much is missing. `descriptor`: to be read
+    whenever it is readable; -1 before `open` and once all writers have closed the pipe. `problem`: why the file cannot
+    be written now, or "".
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.descriptor = -1
+        self.problem = ""
+        self._file = -1
+        self._held = bytearray()
+        self._recent = b""
+        self._missing = 0
+        self._ends_line = True  # in the file
+
+    def open(self) -> int:
+        """Return the end of the pipe for the process; the caller closes it. Raises OSError if there can be no log."""
+        self._open_file()
+        self.descriptor, writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.descriptor, False)
+        with suppress(OSError):  # the account's pipes are limited
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
+        return writing
+
+    def take(self, most: int = _PIPE) -> None:
+        """Log at most so many bytes of what has been written."""
+        while most > 0 and self.descriptor >= 0:
+            try:
+                data = os.read(self.descriptor, most)
+            except BlockingIOError:
+                break
+            if not data:
+                os.close(self.descriptor)
+                self.descriptor = -1
+            most -= len(data)
+            self._recent = (self._recent + data)[-_TAIL_BYTES:]
+            self._append(data)
+        if self._held:
+            self._append(b"")
+
+    def take_rest(self) -> None:
+        """Log what is in the pipe now; a descendant of an ended process may write on without end."""
+        if self.descriptor >= 0:
+            waiting = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
+            self.take(struct.unpack("i", waiting)[0])
 
     def tail(self) -> list[str]:
         """Return its last lines, of long ones the beginning; of a progress bar, whose states are separated by "\\r",
         the last state.
         """
-        try:
-            with open_record(self.path) as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = log.read().decode(errors="replace").rstrip("\n").split("\n")
-                return [_shown(line.rstrip("\r").rpartition("\r")[2]) for line in lines if line][-_TAIL_LINES:]
-        except (OSError, CheckFailed):
-            return []
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in self.recent if line]
+        return [_shown(line) for line in lines if not line.startswith(UNWRITTEN)][-_TAIL_LINES:]
 
-    def shorten(self) -> None:
-        """Rotate it if it is oversized: copy its end to NAME.1, replacing that file, and truncate it. Output written
-        concurrently may be lost.
-        """
+    @property
+    def recent(self) -> list[str]:
+        """The lines of the newest 16 KiB."""
+        return self._recent.decode(errors="replace").rstrip("\n").split("\n")
+
+    def close(self) -> None:
+        """Log what is in the pipe, and close both."""
+        self.take_rest()
+        for descriptor in (self.descriptor, self._file):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.descriptor = self._file = -1
+
+    def _open_file(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(self.path, flags, 0o600)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = file
+
+    def _append(self, data: bytes) -> None:
+        self._held += data
         try:
-            with open_record(self.path) as log:
-                size = os.fstat(log.fileno()).st_size
-                if size <= _MOST:
-                    return
-                log.seek(size - _KEPT)
-                with open_atomic(self.path.with_name(f"{self.path.name}.1")) as kept:
-                    for _ in range(_KEPT >> 20):  # bounded: the process may write faster than we read
-                        kept.write(log.read(1 << 20))
-                os.truncate(self.path, 0)
-        except (OSError, CheckFailed):  # not created yet, disk full, or not a regular file
-            return
+            while self._held:
+                note = self._note()
+                part = note or self._fitting()
+                written = os.write(self._file, part)
+                self._ends_line = part[:written].endswith(b"\n")
+                if note and written == len(note):
+                    self._missing = 0
+                elif not note:
+                    del self._held[:written]
+            self.problem = ""
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+            if (more := len(self._held) - _HELD) > 0:
+                self._missing += more
+                del self._held[:more]
+
+    def _note(self) -> bytes:
+        """A line in place of what is missing before `_held`, or b"" if nothing is."""
+        if not self._missing:
+            return b""
+        line = f"[geomx: {self._missing} bytes are missing here: {self.problem}]\n".encode()
+        return line if self._ends_line else b"\n" + line
+
+    def _fitting(self) -> bytes:
+        """The beginning of `_held` that the file has room for, to the end of a line; rotates a file that has none."""
+        room = _MOST - os.fstat(self._file).st_size
+        if len(self._held) <= room:
+            return bytes(self._held)
+        end = self._held.rfind(b"\n", 0, max(0, room)) + 1
+        if not end:
+            with suppress(FileNotFoundError):  # removed by a user
+                self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+            self._open_file()
+            end = self._held.rfind(b"\n", 0, _MOST) + 1 or _MOST
+        return bytes(self._held[:end])
 
 
 def _shown(line: str) -> str:

@@ -143,7 +143,7 @@ def record(task: Task, events: Path, when: float) -> dict[str, Any] | None:
         "schema_version": 1,
         "time": when,
         "party": task.env.get("GEOMX_PARTY", ""),
-        "role": task.env.get("DMLC_ROLE_GLOBAL") or task.env.get("DMLC_ROLE", ""),
+        "role": task.role,
         "rank": int(task.env.get("GEOMX_RANK", "-1")),
         "event": "outputs",
         "files": dict(named),

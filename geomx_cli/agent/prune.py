@@ -16,7 +16,7 @@ from geomx_cli.core.jsonlines import encode
 
 __all__ = ["ENTRIES", "main", "remove", "size_of"]
 
-ENTRIES = ("checkpoints", "events", "files", "hosts", "keys", "logs", "outputs")
+ENTRIES = ("events", "files", "hosts", "keys", "logs", "outputs")
 """What a job has in its directory on each host. Other files there are not the job's, and are never removed."""
 
 

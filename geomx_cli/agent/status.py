@@ -27,7 +27,7 @@ FILE_NAME = "status.json"
 _EVERY = 1.0  # seconds
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "state": ("state",),
-    "telemetry": ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "bytes"),
+    "telemetry": ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "awaited", "bytes"),
     "round": ("num_iters", "loss", "total_time", "samples", "accuracy"),
     "reported": ("step", "total_time", "samples", "samples_per_s", "loss", "accuracy", "metrics"),
     "evaluation": ("round", "accuracy", "validation_loss"),
@@ -45,7 +45,7 @@ class StatusFile:
     thread-safe.
 
     Its size is bounded by the number of processes. A full disk does not end the job: the file becomes stale, which
-    its reader detects, and the control machine gets one "warning" through `warn`.
+    its reader detects, and the control machine gets a "warning" through `warn`, and another when there is room again.
     """
 
     def __init__(
@@ -125,10 +125,13 @@ class StatusFile:
             write_atomic(self._path, encode(content))
         except OSError as error:
             if not self._warned:
-                self._warned = True
-                # Of a full disk this is the only notice: processes cannot append to their logs either.
                 what = f"{self._path} cannot be written ({error.strerror}): progress and geomx status may be outdated"
                 self._warn({"type": "warning", "message": what})
+            self._warned = True
+        else:
+            if self._warned:
+                self._warn({"type": "warning", "message": f"{self._path} is written again"})
+            self._warned = False
 
 
 def _describe(child: Child, newest: Mapping[str, dict[str, Any]]) -> ProcessStatus:

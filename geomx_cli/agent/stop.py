@@ -29,16 +29,19 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     """Stop and print one JSON object; return 1 if processes are left."""
     parser = argparse.ArgumentParser(prog="python -m geomx_cli.agent stop DIRECTORY")
     parser.add_argument("--party", default="", help="end only this party's processes")
-    parser.add_argument("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL")
+    parser.add_argument("--grace", type=float, default=30.0, help="seconds until SIGKILL")
+    parser.add_argument("--workers-first", action="store_true", help="return once this host's workers have ended")
     given = parser.parse_args(arguments)
-    report = stop(directory, party=given.party, patience=given.grace)
+    report = stop(directory, party=given.party, grace=given.grace, workers_first=given.workers_first)
     print(json.dumps(report))
     return 1 if report["left"] else 0
 
 
-def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[str, Any]:
-    """Ask the agent to terminate its processes, with `patience` seconds between SIGTERM and SIGKILL; then kill what
-    is left.
+def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first: bool = False) -> dict[str, Any]:
+    """Ask the agent to terminate its processes, which get SIGKILL after `grace` seconds; then kill what is left.
+
+    With `workers_first` return when this host's workers have ended. Its schedulers and servers go on ("goes on"), until
+    the next call or the end of the grace: other hosts' workers may need them to end.
 
     Returns "agent", "processes" (name -> outcome), "others" (number of further processes killed), "left" (pids that
     could not be terminated) and "note". Idempotent. Tolerates a killed agent, a damaged or missing directory, and a
@@ -48,21 +51,26 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
     started = dict(state.processes) if state else {}
     tasks = [task.name for task in host_spec.tasks] if host_spec else list(started)
     names = [name for name in tasks if not party or name.split("/")[0] == party]
+    serving = {task.name for task in host_spec.tasks if task.serves} if host_spec and workers_first else set()
+    first = [name for name in names if name not in serving]
     before = {name for name, who in started.items() if processes.exists(who)}
     agent = state.agent if state and processes.exists(state.agent) else None
-    only = names if party else None
+    only = first if party or workers_first else None
     if agent is not None and processes.state(agent) != "T":
-        asked = _ask(host_spec.socket if host_spec else "", agent, only, patience)
-        goes_on = party and before - set(names)
-        waited_for = [started[name] for name in names if name in started] + ([] if goes_on else [agent])
-        if asked and _wait(lambda: any(map(processes.exists, waited_for)), patience + _MARGIN):
+        asked = _ask(host_spec.socket if host_spec else "", agent, only if party else None, grace, hold=workers_first)
+        goes_on = workers_first or (party and before - set(names))
+        waited_for = [started[name] for name in first if name in started] + ([] if goes_on else [agent])
+        ended = asked and _wait(lambda: any(map(processes.exists, waited_for)), grace + _MARGIN)
+        if ended and not workers_first:
             _wait(lambda: bool(remains(directory, only)()), _ENDING)
     rest = set(remains(directory, only)())
     left = clean_up(directory, only)
     statuses = _statuses(directory)
     fates = {
-        name: _fate(started.get(name), name in before, rest, left, statuses.get(name)) for name in names
-    }
+        name: "goes on" if name in serving & before and processes.exists(started[name])
+        else _fate(started.get(name), name in before, rest, left, statuses.get(name))
+        for name in names
+    }  # fmt: skip
     return {
         "agent": _agent_fate(state, agent, rest, left),
         "processes": fates,
@@ -72,9 +80,9 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
     }
 
 
-def _ask(path: str, agent: ProcessId, names: Collection[str] | None, patience: float) -> bool:
+def _ask(path: str, agent: ProcessId, names: Collection[str] | None, grace: float, *, hold: bool) -> bool:
     """Send the request to the agent's socket; if that fails and everything is to end, send SIGTERM instead."""
-    message: dict[str, Any] = {"type": "stop", "who": _WHO, "patience": patience}
+    message: dict[str, Any] = {"type": "stop", "who": _WHO, "grace": grace, "hold": hold}
     if names is not None:
         message["processes"] = list(names)
     with socket.socket(socket.AF_UNIX) as stream:

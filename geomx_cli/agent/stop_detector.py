@@ -1,4 +1,4 @@
-"""Detects a process that is stopped, by SIGSTOP for example."""
+"""Detects a process that is stopped, by SIGSTOP for example, or hangs."""
 
 import time
 
@@ -8,7 +8,7 @@ _NOTICE = 5.0  # seconds
 
 
 class StopDetector:
-    """`limit`: seconds that the process may be stopped."""
+    """`limit`: seconds that the process may be stopped, or hang."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -16,7 +16,7 @@ class StopDetector:
         self._noticed = False
 
     def check(self, *, stopped: bool) -> bool:
-        """Take its present state; return whether it has been stopped for longer than the limit."""
+        """Take its present state; return whether it has been in it for longer than the limit."""
         if not stopped:
             self._since, self._noticed = None, False
             return False
@@ -24,7 +24,7 @@ class StopDetector:
         return time.monotonic() - self._since >= self.limit
 
     def notices(self) -> bool:
-        """Return, once per stop, whether it has been stopped for a while as of the last check."""
+        """Return, once each time, whether it has been in it for a while as of the last check."""
         if self._since is None or self._noticed or time.monotonic() - self._since < _NOTICE:
             return False
         self._noticed = True

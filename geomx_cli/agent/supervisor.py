@@ -4,6 +4,8 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,27 +18,30 @@ from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, Stage
 from geomx_cli.agent.oom_watcher import OomWatcher
+from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.partial_stop import PartialStop
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.module_command import module_command
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]
 
 _TICK = 0.25  # interval between reads of the event logs
 _LOOK = 1.0  # interval between checks of process states
-_GRACE = 2.0  # for the others to exit on their own after a failure
+_NOTICE = 10.0  # seconds for others to be told of a failure, where no control machine follows the job
+_FAILING = 2.0  # for the others to exit on their own after a failure, before SIGTERM
 
 
 class Supervisor:
     """Single-threaded. `run` returns when every process has ended and everything is reported.
 
     The whole part of the job is terminated by: a failed process, "stop", SIGTERM or SIGINT to the agent, or a control
-    machine that is disconnected or silent for longer than the lease without having sent "suspend". After a grace
-    period SIGTERM, then SIGKILL, go to whole process groups and to all other descendants of the agent. If the agent
-    itself is killed, the kernel kills its children and cleanup.py the rest.
+    machine that is disconnected or silent for longer than the lease without having sent "suspend". SIGTERM and, at the
+    end of the grace, SIGKILL go to whole process groups and to all other descendants of the agent (lifecycle.py). If
+    the agent itself is killed, the kernel kills its children and cleanup.py the rest.
     """
 
     def __init__(self, directory: Path, host_spec: HostSpec) -> None:
@@ -51,9 +56,10 @@ class Supervisor:
         self._ordered = False  # the control machine stopped the job for its own reasons
         self._suspended = False  # the control machine announced a pause in its heartbeats
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
-        self._lifecycle = Lifecycle(self._children, self._clock, self._status.change)
+        self._lifecycle = Lifecycle(self._children, self._clock, self._status.change, host_spec.grace)
         self._ending = PartialStop()
         self._memory = OomWatcher()
+        self._notices: list[subprocess.Popen[bytes]] = []
         self._wakeup, self._signals = socket.socketpair()
 
     def run(self) -> int:
@@ -71,6 +77,9 @@ class Supervisor:
             raise
         finally:
             self._status.usage.close()
+            for notice in self._notices:
+                with suppress(subprocess.TimeoutExpired):
+                    notice.wait(_NOTICE)
             left = self._sweep()
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
@@ -90,9 +99,11 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
 
-    def _handle(self, source: object, child: Child | None, mask: int) -> None:
-        if child is not None:
-            self._check_end(child)
+    def _handle(self, source: object, of: Child | OutputLog | None, mask: int) -> None:
+        if isinstance(of, OutputLog):
+            self._take_output(of)
+        elif of is not None:
+            self._check_end(of)
         elif source is self._wakeup:
             self._wakeup.recv(64)
             self._lifecycle.stop("received a signal to stop", 0)
@@ -118,24 +129,27 @@ class Supervisor:
                 self._lifecycle.keep_waiting()
             case "stop":
                 self._obey_stop(message)
+            case "release":
+                self._lifecycle.holding = False
             case "kill":
                 self._lifecycle.stop("was asked to stop at once", 0)
                 self._lifecycle.kill()
 
     def _obey_stop(self, message: Message) -> None:
-        who, patience = str(message.get("who", "")), float(message.get("patience", TERMINATE))
+        who, grace = str(message.get("who", "")), float(message.get("grace", self._host_spec.grace))
         names = message.get("processes")
         if names is not None:
-            self._ending.begin((child for child in self._children if child.name in names), patience)
+            self._ending.begin((child for child in self._children if child.name in names), grace)
             self._status.change()
             return
         self._ordered |= not who
         if who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING:
             self._asked_by = who
-            self._control.send_durable({"type": "stopping", "who": who, "patience": patience})
-        self._lifecycle.set_patience(patience)
+            self._control.send_durable({"type": "stopping", "who": who, "grace": grace})
+        self._lifecycle.grace = min(self._lifecycle.grace, grace) if self._lifecycle.why else grace
+        self._lifecycle.holding = bool(message.get("hold"))
         by = f" by {who}" if who else ""
-        self._lifecycle.stop(f"was asked to stop{by}", float(message.get("grace", 0)))
+        self._lifecycle.stop(f"was asked to stop{by}", float(message.get("delay", 0)))
 
     def _start(self) -> None:
         self._lifecycle.start()
@@ -150,6 +164,7 @@ class Supervisor:
                 self._fail(child, Failure(child.name, self._host_spec.host, what, self._clock.time()))
                 break
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+            self._selector.register(child.log.descriptor, selectors.EVENT_READ, child.log)
             self._control.send_durable({"type": "started", "process": child.name})
         self._write_state()
 
@@ -157,7 +172,8 @@ class Supervisor:
         for child in self._children:
             if child.running:
                 self._forward(child)
-                child.log.shorten()
+            if child.log.problem:
+                child.log.take()
         if now >= self._next_look:
             self._next_look = now + _LOOK
             for child in self._children:
@@ -169,9 +185,16 @@ class Supervisor:
         self._check_lease(now)
         self._ending.check(now)
         self._lifecycle.check(now)
+        self._report_cut_off()
         self._status.usage.measure(now)
         if self._status.due():
             self._status.write(self._content(self._lifecycle.stage.name.lower()))
+
+    def _report_cut_off(self) -> None:
+        if names := self._lifecycle.cut_off:
+            what = f"{', '.join(names)} did not end within {self._lifecycle.grace:g} s (--grace) and had to be killed"
+            self._control.send_durable({"type": "warning", "message": f"{what}; its last file may be incomplete"})
+            self._lifecycle.cut_off = ()
 
     def _check_lease(self, now: float) -> None:
         lease, control = self._host_spec.lease, self._control
@@ -180,6 +203,15 @@ class Supervisor:
         if lease and (control.connected or control.lost) and now - control.heard > lease:
             how = "disconnected and did not reconnect" if control.lost else "has been silent"
             self._lifecycle.stop(f"the control machine {how} for {lease:g} s", 0)
+
+    def _take_output(self, log: OutputLog) -> None:
+        descriptor, problem = log.descriptor, log.problem
+        log.take()
+        if log.descriptor < 0:
+            self._selector.unregister(descriptor)
+        if log.problem and not problem:
+            what = f"{log.path} cannot be written ({log.problem}): its newest output is held until it can"
+            self._control.send_durable({"type": "warning", "message": what})
 
     def _acknowledge(self, message: Message) -> None:
         seen = message.get("seen")
@@ -200,10 +232,12 @@ class Supervisor:
         if not child.check_end():
             return
         self._selector.unregister(child.pidfd)
-        unwritten = outputs.record(child.task, child.events.path, self._clock.time())
+        child.log.take_rest()
+        unwritten = child.events.unwritten(child.log.recent)
+        if (saved := outputs.record(child.task, child.events.path, self._clock.time())) is not None:
+            unwritten.append(saved)
         self._forward(child)
-        if unwritten is not None:
-            self._report(child, [unwritten])
+        self._report(child, unwritten)
         failure = child.failure(memory=self._memory.ran_out())
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
@@ -213,7 +247,7 @@ class Supervisor:
 
     def _is_own(self, child: Child) -> bool:
         """Whether the failure of `child` is no effect of SIGTERM. On a full disk it could not record that it failed."""
-        if self._lifecycle.stage <= Stage.GRACE or child.failed_before(self._lifecycle.terminated_at):
+        if self._lifecycle.stage <= Stage.FAILING or child.failed_before(self._lifecycle.terminated_at):
             return True
         return child.lacked_room and not self._asked_by
 
@@ -223,7 +257,22 @@ class Supervisor:
         self._status.fail(failure)
         age = max(0.0, self._clock.time() - failure.when)
         self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
-        self._lifecycle.stop(f"{failure.process} {failure.cause}", _GRACE)
+        if not self._control.connected and not failure.peer:
+            self._tell_job(child, failure)
+        delay = max(_FAILING, _NOTICE) if self._notices else _FAILING
+        self._lifecycle.stop(f"{failure.process} {failure.cause}", delay)
+
+    def _tell_job(self, child: Child, failure: Failure) -> None:
+        """Have the processes on other hosts told, as no control machine does: a process that ended cannot, and they
+        would wait for it.
+        """
+        command = module_command(sys.executable, "geomx_cli.runtime.death_notice", failure.cause, failure.hint)
+        with suppress(OSError):
+            self._notices.append(
+                subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, env={**self._host_spec.inherited(), **child.task.env}
+                )
+            )
 
     def _sweep(self) -> list[str]:
         """Terminate all remaining descendants, reap, and return those that could not be terminated."""
@@ -239,6 +288,9 @@ class Supervisor:
         for child in self._children:
             child.check_end()
             child.close()
+            if child.log.problem:
+                what = f"{child.log.path} lacks the end of the output ({child.log.problem})"
+                self._control.send_durable({"type": "warning", "message": what})
         _reap_adopted()
         return [f"pid {who.pid}" for who in left]
 

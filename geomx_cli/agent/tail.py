@@ -17,6 +17,7 @@ import select
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -87,6 +88,7 @@ class _Tail:
         self._rest = b""
         self._lines = lines
         self._offset = begin  # -1: not known yet
+        self._inode = 0
         self._left_out = False
         self._thinned = 1  # prints every n-th telemetry line
         self._seen = 0
@@ -110,8 +112,17 @@ class _Tail:
     def _print_from(self, log: BinaryIO) -> None:
         if self._offset < 0:
             self._seek(_start(log, self._lines))
-        if os.fstat(log.fileno()).st_size < self._offset:  # truncated by OutputLog.shorten
+        file = os.fstat(log.fileno())
+        if self._inode not in (0, file.st_ino) or file.st_size < self._offset:  # rotated by OutputLog
+            with suppress(OSError, CheckFailed), open_record(self._path.with_name(f"{self._path.name}.1")) as older:
+                if os.fstat(older.fileno()).st_size >= self._offset:
+                    self._print_lines(older)
             self._seek(0)
+        self._inode = file.st_ino
+        self._print_lines(log)
+
+    def _print_lines(self, log: BinaryIO) -> None:
+        """Print the lines from the offset to the end of the file."""
         log.seek(self._offset)
         self._thinned = 1 + (os.fstat(log.fileno()).st_size - self._offset) // _LONG
         while data := log.read(_CHUNK):

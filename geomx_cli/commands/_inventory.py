@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -156,12 +157,18 @@ def with_job_options(
 
 
 def _usual(values: Mapping[str, Value], in_file: Collection[str]) -> dict[str, Value]:
-    """Return the defaults that the network and the codec have instead of the table's, where neither the user nor the
-    file has a value.
+    """Return the defaults that the network, the codec and what is installed have instead of the table's, where neither
+    the user nor the file has a value.
     """
     codec = codec_name(str(values.get("compress", "")))
-    usual = {**USUAL.get(str(values.get("network", "")), {}), **USUAL_OF_CODEC.get(codec, {})}
+    usual = {**_framework(values), **USUAL.get(str(values.get("network", "")), {}), **USUAL_OF_CODEC.get(codec, {})}
     return {name: value for name, value in usual.items() if not _written(name) and name not in in_file}
+
+
+def _framework(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return PyTorch as the framework where it is installed and MXNet is not."""
+    is_torch = "framework" in values and find_spec("mxnet") is None and find_spec("torch") is not None
+    return {"framework": "torch"} if is_torch else {}
 
 
 def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -31,12 +31,14 @@ __all__ = ["fetch"]
 def fetch(name: str, folder: Path, json: bool) -> None:
     """Fetch what a job's processes have saved, as its model, from all its hosts.
 
-    The bundled job saves model.safetensors, optimizer.safetensors and manifest.json; a script saves what it wants to
-    the folder $GEOMX_OUTPUT_DIR. The files are written to DIR/JOB/outputs/PROCESS and verified by SHA-256. A file that
-    is there already is not transferred again, and an interrupted transfer is continued.
+    The bundled job saves model.safetensors, optimizer.safetensors and manifest.json, and before that checkpoints, if
+    asked for; a script saves what it wants to the folder $GEOMX_OUTPUT_DIR. The files are written to
+    DIR/JOB/outputs/PROCESS and verified by SHA-256. A file that is there already is not transferred again, and an
+    interrupted transfer is continued.
 
-    Works while the job runs, for what is saved so far. Links, and what is no plain file, are left out. Exit code 5: the
-    job has saved nothing; 7: a host could not be reached, or a file could not be fetched; the others are in place.
+    Works while the job runs, and after a failure, for what is saved so far. Links, and what is no plain file, are left
+    out. Exit code 5: the job has saved nothing; 7: a host could not be reached, or a file could not be fetched; the
+    others are in place.
 
     \b
     Examples:
@@ -65,7 +67,8 @@ def fetch(name: str, folder: Path, json: bool) -> None:
         texts = [f"host {one['host']}: {one['problem']}" for one in found["problems"]]
         raise DoneInPart(f"not all was fetched: {some_of(texts, MOST_REPORTED)}", "fetch again to continue")
     if not found["files"]:
-        hint = "the bundled job saves its model at its end; a script saves to the folder $GEOMX_OUTPUT_DIR"
+        hint = "the bundled job saves its model at its end, and with --checkpoint-every before"
+        hint += "; a script saves to the folder $GEOMX_OUTPUT_DIR"
         yet = "" if job.state is not None and job.state.over else " yet"
         raise CheckFailed(f"job {job.id} has saved nothing{yet}", hint)
 

@@ -71,6 +71,8 @@ node1 slots=4
 alice@node2 slots=4 max_slots=8
 node3:4
 node4 gpus=2                 # geomx's own: a worker for each of gpu0 and gpu1
+n[1-3,07],gpu[01-04] slots=2 # lists as Slurm prints them ($SLURM_JOB_NODELIST); 2*node5 has two workers
+2001:db8::1 slots=4          # IPv6, with or without brackets
 ```
 
 A machine without a number has one worker; one that is there several times has their sum; `max_slots` has no effect.

@@ -23,18 +23,19 @@ __all__ = ["stop"]
 @click.option(
     "--grace",
     type=Duration(0.0, 86_400.0),
-    default=10.0,
+    default=None,
     metavar="DURATION",
-    help="How long processes may take to end before they are killed; a number alone is seconds.  [default: 10s]",
+    help="How long scripts may take to save and end before they are killed; a number alone is seconds."
+    "  [default: the job's --grace]",
 )
 @json_option
-def stop(name: str, party: str, grace: float, json: bool) -> None:
+def stop(name: str, party: str, grace: float | None, json: bool) -> None:
     """Stop a job on all its hosts, clean up, and report on each process.
 
     The command is idempotent, and cleans up after a launch or an agent that was killed: no process, key file or socket
     of the job is left, and no process of another job is touched. Of a job that has ended on all its hosts it only says
-    so. Each process receives SIGTERM, and SIGKILL if it does
-    not end within the grace period. When one party is stopped, the others notice that it is gone, and end as after a
+    so. Workers receive SIGTERM, then schedulers and servers, and SIGKILL what does not end within the grace period.
+    When one party is stopped, the others notice that it is gone, and end as after a
     failure. A launch that is still running its checks counts as the newest job, and is ended. Exit code 7: a host could
     not be reached, or something could not be ended.
 

@@ -78,7 +78,7 @@ class Stopping(Message, tag="stopping", frozen=True):
     """A requester other than this control machine asked the agent to end the job."""
 
     who: str
-    patience: float
+    grace: float
 
 
 class Done(Message, tag="done", frozen=True):
@@ -112,7 +112,7 @@ def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> M
             own = places.get(failure["process"]) == host
         case _:
             own = True
-    if not own or not all(math.isfinite(getattr(found, name, 0.0)) for name in ("age", "late", "patience")):
+    if not own or not all(math.isfinite(getattr(found, name, 0.0)) for name in ("age", "late", "grace")):
         raise ValueError(f"a message {message['type']!r} that cannot be its own")
     return found
 

@@ -5,17 +5,23 @@ import errno
 import itertools
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
-from geomx_cli.core.events import SCHEMA_VERSION, Event, ProcessFailed
+from geomx_cli.core.events import SCHEMA_VERSION, Event, ProcessFailed, ProcessFinished, Sent, Telemetry, WarningRaised
 from geomx_cli.core.job_clock import JobClock
-from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.jsonlines import UNWRITTEN, encode
+from geomx_cli.core.private import make_folders
 
 __all__ = ["EventLog"]
+
+_HELD = 1 << 20  # bytes of events that wait for room on the disk
+_LAST = 10.0  # seconds that a worker's last event waits for it
+_PAUSE = 0.2
 
 
 class EventLog:
@@ -23,7 +29,10 @@ class EventLog:
 
     May be shared by threads (O_APPEND). Without a path, events are dropped: a process started by hand without a job
     directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
-    when it is killed. A full disk is reported once on stderr, and later events are dropped. clock: of the times of
+    when it is killed. On a full disk events are held, up to 1 MiB, but for telemetry, which later telemetry replaces;
+    they are written once there is room, with a warning of how many are missing. A worker's last event waits 10 s for
+    that, and what is still held goes to stderr, where its agent finds it. The beginning of such a time is told there
+    too. clock: of the times of
     events; callers that set `Event.time` use it too.
     """
 
@@ -36,10 +45,15 @@ class EventLog:
         self._talk = talk
         self._path = path
         self._file = -1
-        self._full = False
         self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # of what follows, which is empty while the file can be written
+        self._held: list[bytes] = []
+        self._problem = ""
+        self._since = 0.0
+        self._missing = 0
+        self._is_torn = False  # the file ends within a line
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     @property
@@ -49,23 +63,76 @@ class EventLog:
 
     def write(self, event: Event) -> None:
         """Append an event, with the current time if it has none."""
-        if self._file >= 0 and not self._full:
+        if self._file >= 0:
             line = self._line(event)
-            try:
-                if os.write(self._file, line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError as error:
-                self._full = True  # stays open: another thread may be about to write
-                _say(sys.stderr, f"no more events are written to {self._path}: {error.strerror}")
+            if self._problem or not self._append(line):
+                self._hold(line, replaced=isinstance(event, Telemetry | Sent))
+                self._write_held()
+            if self._problem and isinstance(event, ProcessFinished) and self._who["role"] == "worker":
+                self._wait_for_room()
         message = getattr(event, "message", "")
         if self._talk is not None and message and not isinstance(event, ProcessFailed):
             _say(self._talk, f"{time.strftime('%H:%M:%S')} {event.__struct_config__.tag}: {message}")
+
+    def warn(self, message: str) -> None:
+        """Append a warning, and print it on stderr if events are not printed anyway."""
+        self.write(WarningRaised(message=message))
+        if self._talk is None:
+            _say(sys.stderr, f"warning: {message}")
 
     def close(self) -> None:
         """Close the file; later writes are dropped."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _append(self, line: bytes) -> bool:
+        """Write a line, and return whether the file has all of it."""
+        try:
+            written = os.write(self._file, line)
+            if written == len(line):
+                return True
+            self._is_torn = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            if not self._problem:
+                self._problem, self._since = error.strerror or str(error), time.monotonic()
+                _say(sys.stderr, f"events wait until {self._path} can be written: {self._problem}")
+            return False
+
+    def _hold(self, line: bytes, *, replaced: bool) -> None:
+        """Hold a line, or count it as missing. `replaced`: by a later one of its kind."""
+        with self._lock:
+            if replaced or sum(map(len, self._held)) + len(line) > _HELD:
+                self._missing += 1
+            else:
+                self._held.append(line)
+
+    def _write_held(self) -> None:
+        """Write what is held, and a report, if that is possible again."""
+        with self._lock:
+            while self._held:
+                # The beginning of a line may be in the file: end it, so that it spoils no other.
+                if not self._append(b"\n" * self._is_torn + self._held[0]):
+                    return
+                self._is_torn = False
+                del self._held[0]
+            if self._problem and self._append(b"\n" * self._is_torn + self._line(self._report())):
+                self._problem, self._missing, self._is_torn = "", 0, False
+
+    def _report(self) -> WarningRaised:
+        lasted = f"{time.monotonic() - self._since:.0f} s"
+        lost = f"; {self._missing} events are missing, as its telemetry of that time" if self._missing else ""
+        return WarningRaised(message=f"{self._path} could not be written for {lasted} ({self._problem}){lost}")
+
+    def _wait_for_room(self) -> None:
+        limit = time.monotonic() + _LAST
+        while self._problem and time.monotonic() < limit:
+            time.sleep(_PAUSE)
+            self._write_held()
+        with self._lock:
+            for line in self._held if self._problem else ():
+                _say(sys.stderr, UNWRITTEN + line.decode().rstrip())
 
     def _line(self, event: Event) -> bytes:
         fields = msgspec.to_builtins(event)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from geomx_cli.core.agent_status import MAX_METRICS
-from geomx_cli.core.typed import to_type
+from geomx_cli.core.untrusted import convert
 
 __all__ = [
     "MAX_COUNT",
@@ -79,7 +79,9 @@ class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True)
 
 
 class StateChanged(Event, tag="state"):
-    """The process has entered a state: "waiting", "training", "serving", "saving", "finished"."""
+    """The process has entered a state: "waiting", "training", "serving", "saving", "finished"; "failing" is a
+    script's worker that has noticed the job's failure, and may save before it ends.
+    """
 
     state: str
     message: str = ""
@@ -88,10 +90,10 @@ class StateChanged(Event, tag="state"):
 class Telemetry(Event, tag="telemetry"):
     """Periodic metrics, once per second.
 
-    round: the newest with a contribution. waiting: share of its time that a worker waits for others. progress: share of
-    the training that is done. left_s: estimated remaining seconds. refused: dropped messages by reason. versions:
-    rounds by party that an asynchronous root applied. datagrams: bytes "sent", "withdrawn", "received", "missing" and
-    "late" (--dgt 1).
+    round: the newest with a contribution. awaited: the processes that others wait for at this server. waiting: share of
+    its time that a worker waits for others. progress: share of the training that is done. left_s: estimated remaining
+    seconds. refused: dropped messages by reason. versions: rounds by party that an asynchronous root applied.
+    datagrams: bytes "sent", "withdrawn", "received", "missing" and "late" (--dgt 1).
     relayed: bytes "sent" through others, parties or workers of the party, and "received" for them, and the number of
     contributions "rerouted" from such a process (--tsengine).
     """
@@ -104,6 +106,7 @@ class Telemetry(Event, tag="telemetry"):
     waiting: Share | None = None
     progress: Share | None = None
     left_s: Seconds | None = None
+    awaited: str = ""
     bytes: Traffic | None = None
     refused: dict[str, Count] = {}
     versions: dict[str, Count] = {}
@@ -232,10 +235,7 @@ def parse(fields: Mapping[str, Any]) -> Event | None:
     kind, version = fields.get("event"), fields.get("schema_version", 1)
     if not isinstance(kind, str) or kind not in _KINDS or not isinstance(version, int) or version > SCHEMA_VERSION:
         return None
-    try:
-        event = to_type(fields, _KINDS[kind])
-    except (RecursionError, OverflowError) as error:
-        raise ValueError(str(error)) from None
+    event = convert(fields, _KINDS[kind])
     if not event.time:
         raise ValueError("it has no time")
     return event

@@ -7,9 +7,12 @@ from typing import Any
 
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["LineBuffer", "decode", "encode", "object_lines", "read_objects"]
+__all__ = ["UNWRITTEN", "LineBuffer", "decode", "encode", "object_lines", "read_objects"]
 
 _LIMIT = 16 << 20  # bytes
+
+UNWRITTEN = "[geomx event] "
+"""Begins a line of a process's output that has an event for which its event log had no room to the end."""
 
 
 def encode(message: Mapping[str, Any]) -> bytes:

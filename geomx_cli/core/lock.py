@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.private import make_folders
 
 __all__ = ["locked_folder", "try_lock"]
 
@@ -22,7 +23,7 @@ def locked_folder(folder: Path, file: str = "") -> Iterator[None]:
     """
     flags = os.O_RDWR | os.O_CREAT if file else os.O_RDONLY
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(folder)
         lock = os.open(folder / file, flags | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise CheckFailed(f"cannot write to {folder}: {error.strerror}", "choose another folder") from None

@@ -93,6 +93,11 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1, maximum=1024,
     ),
     _sync(
+        "strict", "bool", False, "GEOMX_STRICT",
+        "End the job once PyTorch's workers are found to train different models, instead of marking its result"
+        " (scripts with DistributedDataParallel, or geomx_cli.torch.wrap and fsa or sync).",
+    ),
+    _sync(
         "p3", "bool", False, "ENABLE_P3",
         "Begin the next forward pass with the layers whose tensors have come, instead of waiting for the whole model"
         " (fsa, sync): in the bundled job and with geomx_cli.torch. Scripts with MXNet's KVStore always do.",
@@ -133,17 +138,24 @@ OPTIONS: tuple[Option, ...] = (
     _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
     _net(
         "silence", "duration", 300.0, "GEOMX_SILENCE",
-        "How long a link may be cut, or a process stopped, before the job ends; a process whose connection is closed,"
-        " not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
+        "How long a link may be cut, or a process stopped, before the job ends. In jobs started by hand, a process"
+        " whose connection is closed, not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
+    ),
+    _net(
+        "grace", "duration", 30.0, "GEOMX_GRACE",
+        "How long scripts may take to save and end when the job is stopped, by Ctrl-C, SIGTERM, geomx stop or a lease"
+        " that has expired, or has failed; then they are killed.", minimum=0, maximum=86400,
     ),
     _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
-        "Longest wait for the other processes to start, or for an answer outside a round; while a link is cut it does"
-        " not pass.", minimum=1, maximum=86400,
+        "Longest wait for an answer outside a round, and in jobs started by hand for the other processes to join; while"
+        " a link is cut it does not pass. Scripts that geomx launch has started may take any time until they join.",
+        minimum=1, maximum=86400,
     ),
     _net(
         "patience", "duration", 600.0, "GEOMX_PATIENCE",
-        "Longest wait for a round or barrier without progress while all links work.",
+        "Longest wait for a round or barrier without progress while all links work. A worker whose script uses"
+        " processor time makes progress.",
         minimum=1, maximum=86400 * 7,
     ),
     _train(
@@ -155,7 +167,8 @@ OPTIONS: tuple[Option, ...] = (
     _train(
         "framework", "text", "mxnet", "GEOMX_FRAMEWORK",
         "Framework of the bundled network (linear needs none), or the one that a script imports: needed only where"
-        " launch cannot read the script, as with bash train.sh, or python -m with a module that is installed.",
+        " launch cannot read the script, as with bash train.sh, or python -m with a module that is installed. torch is"
+        " the default where launch's Python has it and no MXNet.",
         choices=("mxnet", "torch"),
     ),
     _train(
@@ -243,7 +256,7 @@ OPTIONS: tuple[Option, ...] = (
     _train(
         "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
         "Steps between two files of weights that global rank 0 writes at a round's end, and one at the end, to"
-        " checkpoints/ in the job's directory; 0 is never.", minimum=0,
+        " checkpoints/ in its output folder; geomx fetch brings them. 0 is never.", minimum=0,
     ),
     _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",

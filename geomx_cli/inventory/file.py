@@ -1,5 +1,6 @@
 """Reads hosts.toml, the inventory file. Reports all errors at once, with line numbers."""
 
+import codecs
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +73,8 @@ def read_text(path: Path) -> str:
             data = file.read(_LARGEST + 1)
         if len(data) > _LARGEST:
             raise InvalidSettings(f"{path} has more than {_LARGEST >> 20} MiB: it is no inventory", "name another file")
-        return data.decode()
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Windows may save it
+        return data.decode("utf-16" if wide else "utf-8-sig")
     except FileNotFoundError:
         raise InvalidSettings(
             f"there is no inventory {path}", "geomx init writes one to begin with, or name another with --hosts"

@@ -6,17 +6,20 @@
     node3:4                               as MPICH and Intel MPI
     node4 gpus=2                          geomx's own: a worker for each of gpu0 and gpu1
     node5 slots=4 party=beijing           geomx's own: in a party of this name
+    n[1-3,07] slots=4                     as Slurm prints lists of nodes: n1, n2, n3 and n07
+    a,b[1-2] or 2*a                       several machines; one with two workers
+    2001:db8::1 slots=4                   IPv6, with or without brackets
 """
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
-from geomx_cli.inventory import NAME, values
+from geomx_cli.inventory import NAME, is_ip, values
 from geomx_cli.inventory.checks import Check
 from geomx_cli.inventory.file import InventoryFile, of_tables, read_text
 from geomx_cli.inventory.lines import Lines
@@ -27,7 +30,10 @@ __all__ = ["read"]
 
 _PARTY, _CENTRAL = "A", "central"
 _MOST = 256
-_MACHINE = re.compile(r"(?:(?P<user>[^@]+)@)?(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:@]+))(?::(?P<slots>.*))?")
+_MACHINE = re.compile(r"(?:(?P<user>.+)@)?(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:@]+))(?::(?P<slots>.*))?")
+_RANGES = re.compile(r"\[([0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*)\]")
+_LISTED = re.compile(r"(?:[^,\[]|\[[^]]*\])+")
+_MOST_LISTED = 4096
 _KEYS = ("slots", "max_slots", "gpus", "party")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -47,13 +53,15 @@ def read(path: Path, check: Check) -> InventoryFile:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if words := re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split():
             try:
-                found = _machine(words[0], _settings(words[1:]))
-                known = machines.setdefault((found["ssh"], found["party"]), found)
-                if known is found:
-                    lines["host", len(machines) - 1] = number
-                else:
-                    known["devices"] += found["devices"]
-                    values.devices(known["devices"], "")
+                settings = _settings(words[1:])
+                for word in _listed(words[0]):
+                    found = _machine(word, settings)
+                    known = machines.setdefault((found["ssh"], found["party"]), found)
+                    if known is found:
+                        lines["host", len(machines) - 1] = number
+                    else:
+                        known["devices"] += found["devices"]
+                        values.devices(known["devices"], "")
             except InvalidSettings as error:
                 mistakes.add_at(number, error.message, error.hint)
     mistakes.raise_if_any()
@@ -62,6 +70,34 @@ def read(path: Path, check: Check) -> InventoryFile:
     hosts = _hosts(list(machines.values()), lines, mistakes)
     mistakes.raise_if_any()
     return of_tables(path, {"host": hosts}, mistakes, check)
+
+
+def _listed(word: str) -> list[str]:
+    """Return the machines of a list as Slurm prints it, each as often as it is there."""
+    found: list[str] = []
+    for each in _LISTED.findall(word):
+        times, star, rest = each.partition("*")
+        count = _count(times) if star else 1
+        for name in _spelled_out(rest if star else each):
+            found += [name] * count
+            if len(found) > _MOST_LISTED:
+                raise InvalidSettings(f"{word!r} names more than {_MOST_LISTED} machines", "correct the numbers")
+    return found or [word]
+
+
+def _spelled_out(name: str) -> Iterator[str]:
+    """Yield the names that one with numbers in brackets stands for; 07 keeps its zero."""
+    match = _RANGES.search(name)
+    if match is None:
+        yield name
+        return
+    for part in match[1].split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise InvalidSettings(f"{part} in {name!r} runs backwards", f"write {last}-{first}")
+        for number in range(int(first), int(last or first) + 1):
+            for rest in _spelled_out(name[match.end() :]):
+                yield f"{name[: match.start()]}{number:0{len(first)}}{rest}"
 
 
 def _settings(words: list[str]) -> Mapping[str, str]:
@@ -79,7 +115,7 @@ def _settings(words: list[str]) -> Mapping[str, str]:
 
 def _machine(word: str, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the keys of an inventory's host, but for its name."""
-    match = _MACHINE.fullmatch(word)
+    match = _MACHINE.fullmatch(_bracketed(word))
     if match is None:
         raise InvalidSettings(f"{word!r} is no machine", "write its name or address, as: node1 slots=4")
     if match["slots"] is not None and "slots" in settings:
@@ -92,6 +128,12 @@ def _machine(word: str, settings: Mapping[str, str]) -> dict[str, Any]:
     party = values.name(settings.get("party", _PARTY), '"beijing"')
     user = {"user": values.user(match["user"], '"alice"')} if match["user"] else {}
     return {"ssh": address, "party": party, "devices": devices, **user}
+
+
+def _bracketed(word: str) -> str:
+    """Put a bare IPv6 address in brackets."""
+    user, at, address = word.rpartition("@")
+    return f"{user}{at}[{address}]" if ":" in address and is_ip(address) else word
 
 
 def _count(text: str) -> int:

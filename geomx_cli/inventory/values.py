@@ -23,9 +23,13 @@ __all__ = [
 Parse = Callable[[Any, str], Any]
 
 _LONGEST_DELAY = 60.0
-_USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?"
+_USER = r"(?!-)[^:,]+"  # /etc/passwd and directory services have names such as 7of9, CORP\\jo and jo@corp.example
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})?)*\.?")
 _JUMP = re.compile(rf"({_USER}@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?")
+_PLACE = re.compile(
+    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<v6>[^]]*)\]|(?P<host>[^:/@\[\]]+))(?::(?P<port>[0-9]{1,5}))?/?"
+)
+"""An address as it is written for other programs."""
 _TYPES = {
     bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a table",
 }  # fmt: skip
@@ -109,14 +113,12 @@ def address(value: Any, example: str) -> str:
 
 
 def _host_name(found: str) -> str:
-    user, at, rest = found.rpartition("@")
-    if at:
-        raise InvalidSettings(f"{found!r} has a user in it", f'write "{rest}" here, and user = "{user}"')
-    if re.fullmatch(r"\[.*\]", found):
-        raise InvalidSettings(f"{found!r} stands in brackets", f'write "{found[1:-1]}"')
-    before, colon, port = found.rpartition(":")
-    if colon and port.isdigit() and ":" not in before:
-        raise InvalidSettings(f"{found!r} has a port in it", f'write "{before}" here; ssh_port and ports are for ports')
+    parts = _PLACE.fullmatch(found)
+    if parts is not None and (parts["user"] or parts["v6"] or parts["port"] or "/" in found):
+        also = [f'user = "{parts["user"]}"'] * bool(parts["user"])
+        also += [f"ssh_port = {parts['port']}"] * bool(parts["port"])
+        hint = f'write "{parts["v6"] or parts["host"]}" here' + (f", and under it {' and '.join(also)}" if also else "")
+        raise InvalidSettings(f"{found!r} is more than an address", hint)
     if ":" in found:
         raise InvalidSettings(f"{found!r} is no IPv6 address", 'write one such as "2001:db8::1"')
     if re.fullmatch(r"[0-9.]+", found):

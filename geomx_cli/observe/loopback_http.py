@@ -1,11 +1,12 @@
 """HTTP for programs on this machine: a server on its loopback interface."""
 
+import io
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from geomx_cli.core.bounded_http import LIMIT, BoundedReader, BoundedThreads
 from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["ADDRESS", "App", "LoopbackServer"]
@@ -34,16 +35,26 @@ class LoopbackServer:
         self._http.server_close()
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    request_queue_size = 128
+class _Server(BoundedThreads, WSGIServer):
+    most = 64
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of clients that disconnect during a response."""
+        """Ignore errors of clients that disconnect during a response, or send no request in time."""
 
 
 class _Quiet(WSGIRequestHandler):
-    timeout = 30  # seconds to receive a request
+    def setup(self) -> None:
+        """See StreamRequestHandler.setup."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(BoundedReader(self.connection), 1024)
+
+    def parse_request(self) -> bool:
+        """See BaseHTTPRequestHandler.parse_request."""
+        complete = super().parse_request()
+        cast(_Server, self.server).received(self.connection)
+        self.connection.settimeout(LIMIT)
+        return complete
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Log nothing: requests may contain a token."""

@@ -8,12 +8,14 @@ from geomx_cli.plan.topology import TopologyNode
 
 __all__ = ["PLACEHOLDERS", "fill", "values_for"]
 
-PLACEHOLDERS = ("rank", "num_workers", "global_rank", "num_all_workers", "party")
-"""Names allowed in braces; each is also an attribute of the store."""
+PLACEHOLDERS = ("rank", "num_workers", "global_rank", "num_all_workers", "party", "local_rank")
+"""Names allowed in braces; each but local_rank, which is the variable LOCAL_RANK, is also an attribute of the store."""
 _PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
-def values_for(node: TopologyNode, workers: int, all_workers: int, rank_scope: RankScope) -> dict[str, str]:
+def values_for(
+    node: TopologyNode, workers: int, all_workers: int, rank_scope: RankScope, local_rank: str
+) -> dict[str, str]:
     """Return the placeholders' values for one worker; `workers`: those of its plane or process group."""
     global_rank = -1 if node.global_rank is None else node.global_rank
     ranks_are_global = rank_scope == "global"
@@ -23,6 +25,7 @@ def values_for(node: TopologyNode, workers: int, all_workers: int, rank_scope: R
         "global_rank": global_rank,
         "num_all_workers": all_workers,
         "party": node.party,
+        "local_rank": local_rank,
     }
     return {name: str(value) for name, value in values.items()}
 

@@ -96,7 +96,7 @@ class Layout:
         if node.role == "worker" and spec.script:
             scope: RankScope = "global" if spec.options["rank_scope"] == "global" else "party"
             beside = node.group or len(self.planes[node.local].clients)
-            own = values_for(node, beside, self.all_workers, scope)
+            own = values_for(node, beside, self.all_workers, scope, self._torchrun(node).get("LOCAL_RANK", "0"))
             program, *arguments = fill(spec.command_on(node.host), own)
             argv = (python if program in ("python", "python3") else program, *arguments)
             hook = str(PurePosixPath(node.host.package or _PACKAGE, "runtime", "hook"))

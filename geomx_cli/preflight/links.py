@@ -9,7 +9,7 @@ from geomx_cli.preflight.connect import Dial, Dialled, place
 from geomx_cli.preflight.diagnose import addresses_of
 from geomx_cli.preflight.probe_pool import Facts, ProbePool
 
-__all__ = ["dial_all", "listen"]
+__all__ = ["Listening", "dial_all", "listen"]
 
 _LISTEN_LIMIT = 5.0
 _DIAL_LIMIT = 4.0
@@ -17,7 +17,7 @@ _MOST_DIALS = 1000
 _SLACK = 2.0
 
 
-_Listening = tuple[str, int, str]  # host, port, protocol
+Listening = tuple[str, int, str]  # host, port, protocol
 
 
 class _Bind(NamedTuple):
@@ -27,7 +27,7 @@ class _Bind(NamedTuple):
     protocol: str
 
 
-def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[_Listening]]:
+def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[Listening]]:
     """Bind every planned port on its host; return the checks, and the ports that are listening."""
     binds: dict[str, list[_Bind]] = {}
     for process in planned.processes:
@@ -40,7 +40,7 @@ def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tupl
         for host, own in binds.items()
     }
     checks: list[Check] = []
-    listened: set[_Listening] = set()
+    listened: set[Listening] = set()
     for host, answer in probes.ask("listen", requests, _LISTEN_LIMIT).items():
         bound = list(zip(binds[host], answer["results"], strict=True))
         checks += _ports(host, bound, facts)

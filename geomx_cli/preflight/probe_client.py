@@ -9,6 +9,7 @@ from typing import Any
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
 from geomx_cli.core.jsonlines import decode, encode, object_lines
+from geomx_cli.core.untrusted import plain_all
 from geomx_cli.hosts import Channel
 
 __all__ = ["ProbeClient"]
@@ -97,7 +98,7 @@ class ProbeClient:
     def _deliver(self, line: bytes) -> None:
         """Deliver a response to its requester. Anything else is ignored."""
         try:
-            answer = decode(line)
+            answer = plain_all(decode(line))
             number = int(answer["id"])
         except (ValueError, KeyError, TypeError):
             return

@@ -21,6 +21,7 @@ OLDEST_PYTHON = (3, 11)
 
 _START_LIMIT = 10.0
 _FACTS_LIMIT = 8.0
+_HOLD = 900.0  # seconds for which ports stay reserved at most: the files and the data set of a job may take long
 # Runs in any Python, including 2: prints its version and whether geomx is installed.
 _PYTHON = """
 import sys
@@ -125,6 +126,20 @@ class ProbePool:
     def close(self) -> None:
         """End all probes; their listening ports are free on return."""
         everywhere(lambda name: self._open[name].close(release=name not in self.failures), list(self._open))
+        self._open.clear()
+
+    def hold_ports(self) -> None:
+        """Stop listening; the ports stay reserved until `end`, or for a quarter of an hour."""
+        self.ask("release", {name: {"hold": _HOLD} for name in self.hosts}, _START_LIMIT)
+
+    def release_ports(self) -> None:
+        """Stop listening, and reserve the ports no longer."""
+        self.ask("release", {name: {} for name in self.hosts}, _START_LIMIT)
+
+    def end(self) -> None:
+        """End all probes without waiting for them."""
+        for client in self._open.values():
+            client.close(release=False)
         self._open.clear()
 
     @property

@@ -1,6 +1,9 @@
 """The examination of `geomx doctor` and its report."""
 
+import random
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
@@ -13,7 +16,7 @@ from geomx_cli.hosts import Connector, closing, connector
 from geomx_cli.hosts.allocation import allocated
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory
-from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.job_paths import complete
 from geomx_cli.plan.ports import choose
 from geomx_cli.preflight import hosts as checks_of_hosts
@@ -25,10 +28,12 @@ from geomx_cli.preflight.diagnose import link_checks
 from geomx_cli.preflight.probe_pool import Facts, ProbePool
 from geomx_cli.preflight.requirements import DISTRIBUTIONS, requirements
 from geomx_cli.preflight.wan import Measured, check_bandwidth, measure
+from geomx_cli.probe.ports import ANOTHER
 
 __all__ = ["Report", "examine", "examine_inventory", "failure_check"]
 
 SCHEMA_VERSION = 1
+_OTHERS = 30.0  # seconds to wait for others' ports
 
 Say = Callable[[str], None]
 
@@ -63,20 +68,28 @@ class Report:
 
 
 def examine(
-    hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None
-) -> Report:
+    hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None,
+    holding: ExitStack | None = None,
+) -> Report:  # fmt: skip
     """Run the checks of hosts, ports and links that precede a launch and, with `full`, those of GPUs, cores and the
     bandwidth of each link between parties, which take 4 s per link for links that share a machine. `say` receives
     progress messages.
 
-    `hosts` are those of the inventory. Everything started on them has ended on return, so the ports are free. A host
+    `hosts` are those of the inventory. Everything started on them has ended on return, so the ports are free; with
+    `holding`, they stay reserved against other launches and doctors until that is closed. A host
     that is unreachable or fails is reported as a problem, and the others are still checked; with invalid ports or
     interfaces no plan is possible and no link is dialled. Without `full` takes at most about 10 s in addition to
     connecting, even if no host responds. Raises InvalidSettings for a job that cannot be planned.
     """
     say(f"asking {counted(len(hosts), 'host')}")
-    with ProbePool(hosts) as probes:
-        return _Examination(probes, inventory, complete(spec), full, say).report()
+    with ExitStack() as stack:
+        probes = stack.enter_context(ProbePool(hosts))
+        report = _Examination(probes, inventory, complete(spec), full, say).report()
+        if holding is not None:
+            probes.hold_ports()
+            stack.pop_all()
+            holding.callback(probes.end)
+        return report
 
 
 def examine_inventory(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
@@ -103,17 +116,18 @@ class _Examination:
         facts = self._facts()
         self._check_hosts(facts)
         try:
-            self._inventory = with_clocks(complete_inventory(self._inventory, facts), self._probes.skews)
+            facts, planned, checks, listened = self._listen(facts)
         except InvalidSettings as error:
             self._checks.append(Check("inventory", "settings", "problem", error.message, error.hint))
         else:
-            self._check_network(facts)
+            self._checks += checks
+            self._check_links(facts, planned, listened)
         failed = self._probes.failures
         names = [host.name for host in self._inventory.hosts]
         failures = [failure_check(name, failed[name]) for name in names if name in failed]
         lost = {Check(name, REACHABLE) for name in failed}  # some were reachable at first
-        checks = (check for check in self._checks if check not in lost)
-        return Report(self._inventory, facts, tuple(together([*failures, *checks])), tuple(self._wan))
+        found = (check for check in self._checks if check not in lost)
+        return Report(self._inventory, facts, tuple(together([*failures, *found])), tuple(self._wan))
 
     def _facts(self) -> dict[str, Facts]:
         required = requirements(self._inventory, self._spec)
@@ -151,11 +165,30 @@ class _Examination:
         else:
             self._checks += checks_of_hosts.warn_of_gpus(self._inventory.hosts, facts)
 
-    def _check_network(self, facts: Mapping[str, Facts]) -> None:
-        planned = plan(self._inventory, self._spec)
-        self._say("binding ports and dialling links")
-        checks, listened = links.listen(self._probes, planned, facts)
-        self._checks += checks
+    def _listen(self, facts: dict[str, Facts]) -> tuple[dict[str, Facts], Plan, list[Check], set[links.Listening]]:
+        """Choose ports and bind them; again, with new facts, if another launch or doctor has just taken some, or has
+        all and may be done soon. Returns the last facts, the plan and what `links.listen` returns. Raises
+        InvalidSettings.
+        """
+        given, end = self._inventory, time.monotonic() + _OTHERS
+        while True:
+            late = time.monotonic() > end
+            try:
+                self._inventory = with_clocks(complete_inventory(given, facts), self._probes.skews)
+                planned = plan(self._inventory, self._spec)
+                self._say("binding ports and dialling links")
+                checks, listened = links.listen(self._probes, planned, facts)
+                if late or not any(ANOTHER in check.what for check in checks):
+                    return facts, planned, checks, listened
+            except InvalidSettings as error:
+                if late or ANOTHER not in error.message:
+                    raise
+            self._say(f"waiting for {ANOTHER} that has the ports")
+            self._probes.release_ports()
+            time.sleep(random.uniform(0.1, 1.0))  # two that wait for each other do not meet again
+            facts = self._facts()
+
+    def _check_links(self, facts: Mapping[str, Facts], planned: Plan, listened: set[links.Listening]) -> None:
         wanted = [
             each
             for each in dials(self._inventory, planned)

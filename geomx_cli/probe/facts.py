@@ -37,6 +37,8 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
     temp = request["temp"] or tempfile.gettempdir()
     binds = [address for name in request["binds"][:_MOST] for address in addresses.get(name, [name])]
     wanted = [int(port) for port in request["ports"][:_MOST_PORTS]]
+    reserved = [port for port in wanted if ports.is_reserved(port)]
+    wanted = [port for port in wanted if port not in reserved]
     free = {address: ports.free(address, wanted) for address in dict.fromkeys(binds)}
     return {
         "version": geomx_cli.__version__,
@@ -55,7 +57,10 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
         "uid": os.getuid(),
         "addresses": addresses,
         "free": {address: found for address, (found, error) in free.items() if not error},
-        "taken": _taken(wanted, [found for found, error in free.values() if not error]),
+        "taken": {
+            **dict.fromkeys(reserved[:_MOST], ports.ANOTHER),
+            **_taken(wanted, [found for found, error in free.values() if not error]),
+        },
         "unusable": {address: error for address, (_, error) in free.items() if error},
         "memory": machine.memory(),
         "cores": machine.cores(),

@@ -7,9 +7,54 @@ import socket
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["bind_error", "bound", "free", "holders"]
+__all__ = ["ANOTHER", "Reservations", "bind_error", "bound", "free", "holders", "is_reserved"]
 
+ANOTHER = "another geomx launch or doctor"
+"""The holder of a port that another probe has reserved."""
 _LISTENING = "0A"
+
+
+class Reservations:
+    """Ports that this process keeps from the probes of other launches, whoever's, until `clear` or its end: a launch
+    stops listening on them before its job does.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+
+    def hold(self, port: int) -> bool:
+        """Reserve a port; return whether it is ours."""
+        if port not in self._held:
+            try:
+                self._held[port] = _reservation(port)
+            except OSError:
+                return False
+        return True
+
+    def clear(self) -> None:
+        """End all reservations."""
+        while self._held:
+            self._held.popitem()[1].close()
+
+
+def is_reserved(port: int) -> bool:
+    """Whether a probe has reserved a port."""
+    try:
+        _reservation(port).close()
+    except OSError:
+        return True
+    return False
+
+
+def _reservation(port: int) -> socket.socket:
+    """Return what reserves a port: a name of which there is one in a network namespace, without a file."""
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        name.bind(f"\0geomx-probed-port-{port}")
+    except OSError:
+        name.close()
+        raise
+    return name
 
 
 def bound(address: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:

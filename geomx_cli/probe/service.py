@@ -13,7 +13,7 @@ from geomx_cli.core.jsonlines import LineBuffer, decode, encode
 from geomx_cli.probe import dialling
 from geomx_cli.probe.facts import facts
 from geomx_cli.probe.listeners import Listeners
-from geomx_cli.probe.ports import bind_error, holders
+from geomx_cli.probe.ports import ANOTHER, Reservations, bind_error, holders
 
 __all__ = ["Service"]
 
@@ -36,14 +36,14 @@ class Service:
         self._source, self._sink, self._silence = source, sink, silence
         self._writing = threading.Lock()
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
-        self._listeners = Listeners()
+        self._listeners, self._reservations = Listeners(), Reservations()
         self._handlers: Mapping[str, Callable[[Request], Mapping[str, Any]]] = {
             "clock": lambda request: {"clock": time.time()},
             "facts": facts,
             "listen": self._listen,
             "dial": _dial,
             "measure": _measure,
-            "release": lambda request: {"closed": self._listeners.close()},
+            "release": self._release,
         }
 
     def run(self) -> int:
@@ -93,6 +93,9 @@ class Service:
         results = []
         for address, port, protocol in request["binds"][:_MOST]:
             try:
+                if not self._reservations.hold(int(port)):
+                    results.append({"error": "it is in use", "in_use": True, "holder": ANOTHER})
+                    continue
                 if protocol == "udp":
                     self._listeners.open_udp(str(address), int(port), token)
                 else:
@@ -103,6 +106,14 @@ class Service:
                 who = holders([int(port)])[int(port)] if in_use and protocol == "tcp" else ""
                 results.append({"error": bind_error(error), "in_use": in_use, "holder": who})
         return {"results": results}
+
+    def _release(self, request: Request) -> Mapping[str, Any]:
+        """Stop listening. With "hold", the ports stay reserved, and no request is expected for so many seconds."""
+        if hold := float(request.get("hold", 0)):
+            self._silence = hold
+        else:
+            self._reservations.clear()
+        return {"closed": self._listeners.close()}
 
 
 def _dial(request: Request) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ job ends all waits with PeerLost, which every later call raises again.
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -54,7 +54,7 @@ class Client:
         self.tensors: dict[str, DeclaredTensor] = {}
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
-        info = self._worker.wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
+        info = self._worker.wait(self._worker.ready, self._worker.node.joining + 10, "the cluster")
         self.control = ControlClient(self._worker, info, self.tensors)
         self.rank = info.rank
         self.global_rank = info.global_rank
@@ -77,8 +77,7 @@ class Client:
         new = [tensor for tensor in tensors if not self._is_declared(tensor)]
         if not new:
             return
-        asked = {"tensors": [[item.name, item.size, item.dtype, item.row, item.shard] for item in new]}
-        for tensor, (key, slices) in zip(new, self.control.request("declare", asked)["placements"], strict=True):
+        for tensor, (key, slices) in zip(new, self.control.declare(new), strict=True):
             placement = Placement(key, tensor, tuple(Slice(*item) for item in slices))
             self.tensors.setdefault(tensor.name, DeclaredTensor(placement))
 
@@ -115,7 +114,7 @@ class Client:
             elif self.rank == 0 and not self.flat:
                 operations.append(Operation(Kind.OFFER, tensor.placement, value))
             tensor.common = value if common and self.flat else None
-        limit = self.settings.number("patience")
+        limit = self._worker.node.patience
         for exchange in [self._start(operation) for operation in operations]:
             self._worker.wait(exchange.done, limit, "the servers to take the initial values (--patience)")
 
@@ -239,12 +238,27 @@ class Client:
         self._worker.node.loop.submit(lambda: self._worker.operations.start(operation))
         return operation.pending
 
+    def follow(self, active: Callable[[], float]) -> None:
+        """Let others wait for this worker as long as those run for which it waits itself: `active` says when they last
+        did (time.monotonic seconds).
+        """
+        self._worker.others_active = active
+
     # Telemetry.
 
     @property
     def failure(self) -> GeomxError | None:
         """Why the client has ended, if it failed."""
         return self._worker.failure
+
+    @property
+    def is_failure_raised(self) -> bool:
+        """Whether `failure` has been raised in one of the caller's threads, or will where it waits for a round."""
+        return self._worker.is_raised
+
+    def when_failed(self, call: Callable[[GeomxError], object]) -> None:
+        """Call this, in the client's thread, if the client fails."""
+        self._worker.ends.add_done_callback(lambda _: call(self.failure) if self.failure is not None else None)
 
     def report(self, **telemetry: Any) -> None:
         """Set fields of this process's Telemetry."""
@@ -261,7 +275,7 @@ class Client:
         """Wait for the results of all rounds that this worker has started."""
         for tensor in list(self.tensors.values()):
             if tensor.latest is not None:
-                self._worker.wait(tensor.latest.done, self.settings.number("patience"), "the last rounds")
+                self._worker.wait(tensor.latest.done, self._worker.node.patience, "the last rounds")
 
     def leave(self) -> None:
         """Declare that this worker contributes no more. Waits for its pending results, and until the servers know."""

@@ -5,12 +5,15 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from geomx_cli.ps.aggregation.codec import complete_spec
-from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.bodies import MAX_DECLARED, Body
+from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.declared_tensor import DeclaredTensor
 from geomx_cli.ps.worker import Worker, WorkerInfo
 
 __all__ = ["ControlClient"]
 
+DECLARED_AT_ONCE = 2**30
+"""Elements in one declaration, unless it is of one tensor: servers answer other requests between two of them."""
 
 
 class ControlClient:
@@ -27,7 +30,6 @@ class ControlClient:
         self._by = worker.node.process
         settings = worker.node.settings
         self._smallest = int(settings.number("compress_min"))
-        self._patience = settings.number("patience")
         # Seconds that an answer may take while the link works. A local server that relays a request allows its own link
         # the same time, not counting its silence, and answers if that link is lost.
         self._limit = settings.number("timeout") + (0.0 if info.at_root else settings.number("silence"))
@@ -102,8 +104,34 @@ class ControlClient:
 
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have called this; workers that have left do not count."""
-        future = self._ask("barrier", {"scope": scope}, 0, self._patience)
-        self._worker.wait(future, self._patience, f"the other workers at a barrier over {scope}")
+        limit = self._worker.node.patience
+        future = self._ask("barrier", {"scope": scope}, 0, limit)
+        self._worker.wait(future, limit, f"the other workers at a barrier over {scope}")
+
+    def be_patient(self, seconds: float) -> None:
+        """Allow a round or barrier so many seconds without progress, here and at all servers, if the option `patience`
+        is less. Repeating it is free.
+        """
+        if seconds > self._worker.node.patience:
+            self._worker.node.patience = seconds
+            self._request_each(self._servers, "patience", {"seconds": seconds}, "take the script's timeout")
+
+    def declare(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Have the servers place these tensors; returns the placement of each, as in bodies.py."""
+        asked, room = list[list[Tensor]](), 0
+        for tensor in tensors:
+            if tensor.size > room or len(asked[-1]) == MAX_DECLARED:
+                asked, room = [*asked, []], DECLARED_AT_ONCE
+            asked[-1].append(tensor)
+            room -= tensor.size
+        bodies = [[[item.name, item.size, item.dtype, item.row, item.shard] for item in items] for items in asked]
+        futures = [self._ask("declare", {"tensors": body, "by": self._by}, 0, self._limit) for body in bodies]
+        answers = [self._worker.wait(future, self._limit, "an answer to 'declare'") for future in futures]
+        return [placement for answer in answers for placement in answer["placements"]]
+
+    def compare(self, row: Body) -> None:
+        """Send a row to ModelComparison, in this worker's name; waits for nothing."""
+        self.ask("compare", {**row, "by": self._by})
 
     def leave(self) -> None:
         """Tell the servers that this worker contributes no more."""

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from geomx_cli.core.errors import GeomxError, InvalidSettings
+from geomx_cli.core.errors import GeomxError, InvalidSettings, TrainingFailed
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.core.process_name import party_of
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.codec import parse_codec
@@ -15,6 +16,7 @@ from geomx_cli.ps.cluster.key_values import KeyValues
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
+from geomx_cli.ps.model_comparison import ModelComparison
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
@@ -50,16 +52,19 @@ class ControlService:
         self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
         self._topics: dict[str, tuple[_Handler, _Check]] = {
             "cluster": (self._on_cluster, _any_member),
-            "declare": (placements.declare, _any_member),
+            "declare": (placements.declare, self._check_name),
             "barrier": (self._on_barrier, _any_member),
             "compression": (self._on_compression, _any_member),
             "store": (self._on_store, _any_member),
             "mode": (self._on_mode, self._check_master),
+            "patience": (self._on_patience, _any_member),
             "optimizer": (self._on_optimizer, self._check_name),
+            "compare": (self._on_compare, self._check_name),
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
         }
         self._key_values = KeyValues(node.loop)
         self._optimizer_states = OptimizerStateService(aggregator, node.settings.number("timeout"))
+        self._comparison = ModelComparison(self._on_difference, members.workers)
 
     def take(self, request: Request) -> None:
         """Answer `request`, now or later; a malformed one is counted and refused."""
@@ -108,6 +113,25 @@ class ControlService:
             self._node.transport.warnings.refuse(request.link, "malformed", text)
             request.refuse(InvalidSettings(text))
 
+    def close(self) -> None:
+        """No request follows."""
+        self._comparison.close()
+
+    def _on_compare(self, request: Request) -> None:
+        """See ModelComparison. The worker does not wait for the answer."""
+        if self._upstream is not None:
+            self._relay_to_all(request, self._upstream.links[:1])
+            return
+        self._comparison.take(request.body)
+        request.answer()
+
+    def _on_difference(self, message: str, hint: str) -> None:
+        """Workers train different models: mark the job's result, or end the job (`--strict`)."""
+        if self._node.settings.options["strict"]:
+            self._node.fail(TrainingFailed(message, hint))
+        else:
+            self._node.events.write(WarningRaised(message=f"{message}; {hint}", affects_result=True))
+
     def _relay(self, request: Request) -> None:
         """Relay a topic that only the algorithm or the roots handle."""
         answer = self._aggregator.table.algorithm.on_request(request.topic, request.body, self._upstream is None)
@@ -117,6 +141,22 @@ class ControlService:
         if self._upstream is None:
             raise InvalidSettings(f"unknown request {request.topic!r}")
         self._node.rpc.ask(self._upstream.links[0], request.topic, request.body, request.answer, request.refuse)
+
+    def _on_patience(self, request: Request) -> None:
+        """A script allows more than the option `patience`; all roots know when it is answered."""
+        roots = list(self._upstream.links) if self._upstream is not None else []
+        self._node.patience = max(self._node.patience, request.body["seconds"])
+        answers: list[Body] = []
+
+        def answered(body: Body) -> None:
+            answers.append(body)
+            if len(answers) == len(roots):
+                request.answer()
+
+        for root in roots:
+            self._node.rpc.ask(root, "patience", request.body, answered, request.refuse)
+        if not roots:
+            request.answer()
 
     def _on_store(self, request: Request) -> None:
         """See KeyValues, which the rank-0 root has."""
@@ -136,7 +176,8 @@ class ControlService:
             def complete(body: Body) -> None:
                 request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
 
-            self._node.rpc.ask(self._upstream.links[0], "cluster", request.body, complete, request.refuse)
+            root, limit = self._upstream.links[0], self._node.joining
+            self._node.rpc.ask(root, "cluster", request.body, complete, request.refuse, limit)
             return
         self._check_rank_scope(_scope(request))
         request.answer(
@@ -289,7 +330,7 @@ class ControlService:
             for request in released:
                 request.refuse(error)
 
-        limit = self._node.settings.number("patience")
+        limit = self._node.patience
         self._node.rpc.ask(self._upstream.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")
 
 

@@ -8,6 +8,7 @@ spread    as central, with a root in each party
 One loop handles one message at a time. A server ends when all members have said goodbye.
 """
 
+import time
 from collections.abc import Iterator
 
 from geomx_cli.core.event_log import EventLog
@@ -54,7 +55,7 @@ class Server:
         self._delivery = delivery
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
-            on_reconnect=self._on_reconnect, on_asked=self._on_asked,
+            on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=self._active,
         )  # fmt: skip
         upstream = self._upstream
         placements = PlacementService(self.node, self._members, upstream, self._compression.wan)
@@ -89,6 +90,7 @@ class Server:
         try:
             self.node.run()
         finally:
+            self._control.close()
             self._report()
             self.node.close()
         return self._aggregator.optimizer
@@ -143,7 +145,6 @@ class Server:
         done = self._members.goodbye(request.link)
         self.node.shutdown.answer_bye(request)
         if done:
-            self.node.telemetry.state = "finished"
             self.node.goodbye(self._upstream.links if self._upstream is not None else ())
 
     # Tensors.
@@ -214,7 +215,12 @@ class Server:
             if late := ranks - held:
                 yield PendingWait("reached a barrier", began, late)
 
+    def _active(self) -> float:
+        """See Liveness: scripts that agents have started take as long as they need until they join."""
+        return time.monotonic() if self._settings.supervised and not self._members.complete else 0.0
+
     def _report(self) -> None:
+        self.node.telemetry.awaited = self._straggler_monitor.awaited()
         self.node.telemetry.round = self._table.contributed
         self.node.encoded = self._compression.bytes
         if self._is_root and self._table.asynchronous:

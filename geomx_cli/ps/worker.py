@@ -1,6 +1,7 @@
 """A worker in the cluster: joining it, its servers and peers, its messages and its end."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,6 +11,7 @@ from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec, parse_codec
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.cluster.activity import Activity
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
@@ -49,7 +51,7 @@ class WorkerInfo:
 class Worker:
     """`ready` gets the WorkerInfo once connected; `ends` is set when the worker has said goodbye, after all workers
     that dial it, or has failed. `error`: why no further operation is possible, if so; `failure`: the same, unless the
-    worker has just left.
+    worker has just left. others_active: see Client.follow.
 
     `run` is the thread's body. Other threads may call `check` and `wait`; call the other methods in its loop. When it
     ends, pending and later operations fail with `error`.
@@ -67,14 +69,17 @@ class Worker:
         self.upstream.peers = self.peers.links
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
-            on_reconnect=self._on_reconnect, on_asked=self._on_asked,
+            on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=self._active,
         )  # fmt: skip
+        self._activity = Activity()
+        self.others_active: Callable[[], float] = lambda: 0.0
         self._delivery = delivery
         delivery.begin(self.node, self.upstream, self.peers.links)
         self.operations = OperationQueue(self.node, self.upstream, delivery)
         self._settings = settings
         self._plane = settings.local
         self._rank = -1
+        self._failed_operations = False
 
     def run(self) -> None:
         """Run the worker until it is stopped or the job fails."""
@@ -87,13 +92,18 @@ class Worker:
             self.node.loop.every(1.0, self._check_patience)
             self.node.run()
         except GeomxError as caught:
-            error = self.failure = caught
+            error = self.failure = caught.with_traceback(None)  # it has one again where it is raised: `is_raised`
         except Exception as caught:
             error = self.failure = PeerLost(f"the client's loop failed: {caught!r}")
             raise
         finally:
             self._give_up(error)
             self.node.close()
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether the failure has reached a thread of the caller, or will where it waits."""
+        return self.failure is not None and (self.failure.__traceback__ is not None or self._failed_operations)
 
     def check(self) -> None:
         """Raise `error`, if any."""
@@ -141,6 +151,7 @@ class Worker:
 
     def _give_up(self, error: GeomxError) -> None:
         self.error = error
+        self._failed_operations = self.operations.age() > 0
         self.operations.give_up(error)
         self.node.rpc.give_up(error)
         if not self.ready.done():
@@ -159,7 +170,8 @@ class Worker:
             self.node.liveness.watch(link)
         self.peers.join(self.node, membership)
         asked = {"rank_scope": self._settings.text("rank_scope")}
-        self.node.rpc.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail)
+        limit = self.node.joining  # a server answers once the members of its planes have joined
+        self.node.rpc.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail, limit)
 
     def _on_cluster(self, body: Body) -> None:
         flat, at_root, trains = bool(body["flat"]), bool(body["root"]), bool(body["trains"])
@@ -209,10 +221,13 @@ class Worker:
         self.node.telemetry.state = "training"
         self.ready.set_result(info)
 
+    def _active(self) -> float:
+        return max(self._activity.last(), self.others_active())
+
     def _check_patience(self) -> None:
         """Fail if a round is pending and nothing has moved for longer than the option `patience`."""
         moved = newest([*self.upstream.links, *self.peers.links.values()])
-        limit, idle = self._settings.number("patience"), time.monotonic() - moved
+        limit, idle = self.node.patience, time.monotonic() - moved
         if min(self.operations.age(), idle) > limit + NEWS:
             message = f"waited {limit:g} s for the result of a round"
             self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))

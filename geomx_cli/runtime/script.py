@@ -16,9 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
+from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TimedOut, TrainingFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from geomx_cli.core.event_log import EventLog
     from geomx_cli.core.events import Contribution
     from geomx_cli.ps.client import Client
@@ -112,6 +114,19 @@ class Session:
                 _rest(self.store)
         reports.close()
 
+    def note_failure(self, failure: GeomxError) -> None:
+        """Tell the agent that the script gets the job's failure, and may save before it ends. Thread-safe."""
+        from geomx_cli.core.events import StateChanged
+
+        if not self._aborted:
+            self._log().write(StateChanged(state="failing", message=failure.message))
+    def end(self, why: str) -> NoReturn:
+        """End the process at once, as its training thread waits for what will not come. Thread-safe."""
+        error = TimedOut(why, "see their logs; py-spy dump --pid PID shows where each one waits")
+        print(f"error: {why}", file=sys.stderr)
+        self.abort(error)
+        _die(error.exit_code)
+
     def notify(self, error: Interrupted) -> None:
         """Notify all processes of an interrupt, so that pending waits fail. Thread-safe."""
         if self._client is not None:
@@ -143,16 +158,20 @@ class Session:
         assert client is not None
         return client
 
-    def connect_in_group(self, settings: "Settings") -> "Client | None":
-        """Join the job as one of a party's process group; None if this worker is no member of a plane. Raises
-        GeomxError on failure.
+    def connect_in_group(self, settings: "Settings", active: "Callable[[], float]") -> "Client | None":
+        """Join the job as one of a party's process group; None if this worker is no member of a plane. active: when
+        code of the group last ran. Raises GeomxError on failure.
         """
-        return self._join(settings)
+        client = self._join(settings)
+        if client is not None:
+            client.follow(active)
+        return client
 
     def _join(self, settings: "Settings") -> "Client | None":
         from geomx_cli.core.events import StateChanged
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime import reports
+        from geomx_cli.runtime.failure_notice import FailureNotice
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
 
         warn_of_variables(self._log(), settings)
@@ -163,6 +182,8 @@ class Session:
 
             self._pulse = Pulse(self._log(), self._calls)
         self._joined = True
+        if self._client is not None:
+            FailureNotice(self._client, self.note_failure, lambda: self._aborted)
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))
         client = self._client

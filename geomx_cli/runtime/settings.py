@@ -25,7 +25,7 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       DMLC_PS_GLOBAL_ROOT_URI, _PORT          address of the global scheduler
       DMLC_NUM_GLOBAL_SERVER, _WORKER         number of global servers and local servers
 
-    from the planner
+    from the planner, and from the agent that starts a process
       GEOMX_JOB, GEOMX_JOB_DIR, GEOMX_PROCESS, GEOMX_PARTY, GEOMX_PARTY_INDEX, GEOMX_HOST
       GEOMX_OUTPUT_DIR                        worker: its folder for what geomx fetch brings: the model
       GEOMX_RANK, GEOMX_GLOBAL_RANK           ranks, otherwise assigned by schedulers; DMLC_NUM_ALL_WORKER
@@ -36,6 +36,7 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
                                               where that forms; all but its first worker have no DMLC_PS_... variables
       GEOMX_KEY_FILE, GEOMX_WAN_SHARE, GEOMX_LINKS
       GEOMX_CLOCK_AHEAD                       seconds that the host's clock is ahead of that of the launching machine
+      GEOMX_SUPERVISED=1                      an agent reports if this process ends, hangs or is stopped
 """
 
 import math

@@ -44,10 +44,11 @@ class Agent:
     """A real agent with tasks of ours, and the command that started it and relays; the test is the control machine."""
 
     program: Sequence[str] = ("-m", "geomx_cli.agent")
+    lease, grace = 6.0, 2.0
 
-    def __init__(self, directory: Path, lease: float = 6, **programs: str) -> None:
+    def __init__(self, directory: Path, lease: float = 6, grace: float = 2, **programs: str) -> None:
         self.directory = directory
-        self.lease = lease
+        self.lease, self.grace = lease, grace
         self.sockets = directory / "s"
         self.begin([self.task(name, program) for name, program in programs.items()])
 
@@ -56,14 +57,15 @@ class Agent:
         key = str(self.directory / "keys" / f"{name}.key")
         LocalConnector().put(key, b"secret")
         argv = (program,) if program.startswith("/") else (sys.executable, "-c", program)
-        return Task(name, argv, {**MARK, "GEOMX_PROCESS": name, "GEOMX_KEY_FILE": key})
+        role = {"DMLC_ROLE": "server"} if name == "server" else {}
+        return Task(name, argv, {**MARK, **role, "GEOMX_PROCESS": name, "GEOMX_KEY_FILE": key})
 
     def begin(self, tasks: Sequence[Task], files: Mapping[str, FileDigest] = {}) -> None:
         """Write agent.json and start the agent."""
         host_spec = HostSpec(
             job=MARK["GEOMX_JOB"], host="here", job_dir=str(self.directory), sockets=str(self.sockets),
             socket=str(self.sockets / "agent.sock"), working_dir=str(self.directory), clear=("PORT",),
-            tasks=tuple(tasks), lease=self.lease, files=files,
+            tasks=tuple(tasks), lease=self.lease, grace=self.grace, files=files,
         )  # fmt: skip
         (self.directory / "agent.json").write_bytes(host_spec.encode())
         self.process = self.command("run")
@@ -142,13 +144,17 @@ def agents(tmp_path: Path) -> Iterator[Any]:
     """Starts an agent, which is killed at the end of the test."""
     made: list[Agent] = []
 
-    def start(lease: float = 6, **programs: str) -> Agent:
-        made.append(Agent(tmp_path, lease, **programs))
+    def start(lease: float = 6, grace: float = 2, **programs: str) -> Agent:
+        made.append(Agent(tmp_path, lease, grace, **programs))
         return made[-1]
 
     yield start
     for agent in made:
         agent.close()
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_process_gets_its_own_session_environment_and_log(agents: Any) -> None:
@@ -237,21 +243,79 @@ def test_events_that_are_very_long_are_cut_short(agents: Any) -> None:
 def test_a_log_that_is_flooded_keeps_its_end(agents: Any, tmp_path: Path) -> None:
     program = (
         "import os, time; line = b'%010d' + b'.' * 1013 + b'\\n'; number = 0\n"
-        "while number < 300 * 1024:\n"
+        "while number < 100 * 1024:\n"
         "    os.write(1, b''.join(line % n for n in range(number, number + 1024))); number += 1024\n"
         "time.sleep(1); print('the end', flush=True)"
     )
-    agent = agents(one=program)
+    agent = agents(lease=60, one=program)
     agent.send(type="start")
     agent.until("done")
     log, older = tmp_path / "logs/one.log", tmp_path / "logs/one.log.1"
-    assert log.stat().st_size + older.stat().st_size <= (64 + 32) << 20, "of 300 MiB"
+    assert log.stat().st_size + older.stat().st_size <= 64 << 20, "of 100 MiB"
     assert log.read_text().endswith("the end\n")
     kept = older.read_bytes()
     assert len(kept) == 32 << 20 and kept.endswith(b"\n")
     packed = agent.command("pack").communicate(timeout=60)[0]
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert {"logs/one.log", "logs/one.log.1"} <= set(tar.getnames())
+
+
+def test_survivors_handle_a_failure_before_any_signal_and_who_is_cut_off_is_told(agents: Any, tmp_path: Path) -> None:
+    handles = (
+        "import json, os, time; os.makedirs('events', exist_ok=True); name = os.environ['GEOMX_PROCESS']\n"
+        "event = {'time': time.time(), 'event': 'state', 'state': 'failing'}\n"
+        "print(json.dumps(event), file=open(f'events/{name}.jsonl', 'w'), flush=True)\n"
+        "time.sleep(SECONDS); open(name, 'w').close()"
+    )
+    agent = agents(
+        lease=60, grace=6, one="import time; time.sleep(0.5); raise ValueError('no data')", waits=SLEEP,
+        saves=handles.replace("SECONDS", "3.5"), hangs=handles.replace("SECONDS", "1000"),
+    )  # fmt: skip
+    agent.send(type="start")
+    said = agent.until("done")
+    ended = [message for message in said if message["type"] == "ended"]
+    ends = {message["process"]: message["status"] for message in ended}
+    assert ends == {"one": 1, "waits": -signal.SIGKILL, "saves": 0, "hangs": -signal.SIGKILL}
+    assert (tmp_path / "saves").exists() and not (tmp_path / "hangs").exists()
+    (warning,) = [message["message"] for message in said if message["type"] == "warning"]
+    assert warning.startswith("waits, hangs did not end within 6 s (--grace) and had to be killed")
+    agent.assert_clean()
+
+
+SAVES = (
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open('saved', 'w').close(), sys.exit()))\n"
+    "print('ready', flush=True); signal.pause()"
+)
+
+
+def test_what_a_script_runs_may_save_though_the_script_ends_at_once(agents: Any, tmp_path: Path) -> None:
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SAVES!r}])"
+    agent = agents(lease=60, grace=20, worker=program)
+    agent.send(type="start")
+    while "ready" not in _text(tmp_path / "logs/worker.log"):
+        time.sleep(0.05)
+    agent.send(type="stop")
+    assert [message["status"] for message in agent.until("ended") if message["type"] == "ended"] == [-signal.SIGTERM]
+    agent.until("done")
+    assert (tmp_path / "saved").exists()
+    agent.assert_clean()
+
+
+def test_servers_get_sigterm_after_all_workers(agents: Any, tmp_path: Path) -> None:
+    agent = agents(lease=60, worker=SAVES, server=SLEEP)
+    agent.send(type="start")
+    while "ready" not in _text(tmp_path / "logs/worker.log"):
+        time.sleep(0.05)
+    agent.send(type="stop", hold=True)
+    assert [message["status"] for message in agent.until("ended") if message["type"] == "ended"] == [0]
+    assert (tmp_path / "saved").exists()
+    agent.send(type="heartbeat")
+    agent.until("alive")
+    assert agent.runs(), "workers of other hosts may need the server"
+    agent.send(type="release")
+    said = agent.until("done")
+    assert [message["status"] for message in said if message["type"] == "ended"] == [-signal.SIGTERM]
 
 
 def test_end_is_told_where_nothing_can_be_written_any_more(agents: Any, tmp_path: Path) -> None:
@@ -402,7 +466,7 @@ def test_an_agent_outlives_a_full_disk_that_has_its_log(agents: Any, tmp_path: P
     agent = agents(one=SLEEP)
     agent.send(type="start")
     agent.until("started")
-    agent.send(type="stop", grace=0)
+    agent.send(type="stop")
     said = agent.until("done")
     assert said[-1]["why"] == "was asked to stop" and "ended" in {message["type"] for message in said}
     agent.assert_clean()

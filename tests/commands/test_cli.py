@@ -220,6 +220,8 @@ def test_a_script_stands_behind_two_hyphens(arguments: list[str], line: str) -> 
         ("no-such-program", "there is no program no-such-program", "correct its name"),
         ("torchrun --nproc-per-node 2 train.py", "torchrun starts workers", "write: -- python train.py;"),
         ("python -m torch.distributed.run train.py", "torch.distributed.run starts", "write: -- python train.py;"),
+        ("accelerate launch --num_processes 2 train.py", "accelerate launch starts", "write: -- python train.py;"),
+        ("bash own.sh", "torchrun starts workers", "write in own.sh: python train.py;"),
     ],
 )
 def test_a_script_that_cannot_be_started_is_refused_before_anything_is(
@@ -227,6 +229,7 @@ def test_a_script_that_cannot_be_started_is_refused_before_anything_is(
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "run").touch()
+    (tmp_path / "own.sh").write_text("# torchrun x.py\necho torchrun; A=1 exec torchrun --nnodes 2 \\\n  train.py\n")
     monkeypatch.chdir(tmp_path)
     for dry in ([], ["--dry-run"]):
         done = geomx("launch", "--job-dir", "job", *dry, "--", *script.split(), PYTHONPATH=str(ROOT))

@@ -12,6 +12,7 @@ import pytest
 from cluster import RUNTIME, Cluster
 from desk import Desk
 from idx import write_data
+from rehearsal import Rehearsal
 
 from geomx_cli.core import starter
 from geomx_cli.core.plugins import algorithms
@@ -45,14 +46,13 @@ def test_the_last_steps_are_exchanged(desk: Desk, tmp_path: Path, options: str) 
 
 def trained(desk: Desk, tmp_path: Path, script: str, options: str, data: Path) -> Any:
     """The result of a job of two workers, each of which takes 75 steps; it has no warnings, and one model is saved."""
-    done = desk.geomx(
-        "launch", *shlex.split(options), "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"),
+    job = Rehearsal(
+        desk, *shlex.split(options), "--local", "--workers", "1", "--job-dir", str(tmp_path / "job"),
         "--", "python", script, "--data-dir", str(data), "--batch-size", "8", "--epochs", "3",
-        cwd=tmp_path / "here", limit=150,
+        imported="mxnet", folder=tmp_path / "here",
     )  # fmt: skip
-    logs = [path.read_text() for path in sorted((tmp_path / "job" / "logs").glob("*-worker-0.log"))]
-    assert done.returncode == 0, (done.stderr, logs)
-    result = json.loads(done.stdout)
+    job.finish(150)
+    result = json.loads(job.output)
     assert result["status"] == "done" and result["warnings"] == [], result
     assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.params"))) == 1
     return result

@@ -1,5 +1,7 @@
 """The event log: it reads back what was written, and a full disk ends the log, not the job."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 from cluster import ROOT, Cluster
 from rounds import assert_equal, expected, run
 
+from geomx_cli.agent.event_tail import EventTail
+from geomx_cli.core import event_log
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import (
     SCHEMA_VERSION,
@@ -110,7 +114,36 @@ def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
         log.write(WarningRaised(message=f"this is number {number}"))
     log.close()
-    assert capsys.readouterr().err == "no more events are written to /dev/full: No space left on device\n"
+    assert capsys.readouterr().err == "events wait until /dev/full can be written: No space left on device\n"
+
+
+def test_events_of_a_full_disk_are_written_later_and_half_a_line_spoils_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, write, room = EventLog(tmp_path / "one.jsonl", role="worker"), os.write, 250
+
+    def full(file: int, line: bytes) -> int:
+        nonlocal room
+        room -= (written := min(len(line), room))
+        if not written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, line[:written])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for number in range(5):
+            log.write(WarningRaised(message=f"this is number {number}"))
+            log.write(Telemetry(round=number))
+        torn = (tmp_path / "one.jsonl").read_bytes()
+        assert len(torn) == 250 and not torn.endswith(b"\n")
+    log.write(ProcessFinished(accuracy=0.5))
+    log.close()
+    found = [fields for fields, _ in read_objects(tmp_path / "one.jsonl")]
+    messages = [fields["message"] for fields in found if fields["event"] == "warning"]
+    assert messages[:5] == [f"this is number {number}" for number in range(5)]
+    assert found[-2]["accuracy"] == 0.5 and "could not be written for" in messages[5]
+    assert "(No space left on device); 5 events are missing" in messages[5]
+    assert capsys.readouterr().err.count("events wait until") == 1
 
 
 @pytest.mark.processes
@@ -131,6 +164,17 @@ def test_nothing_is_raised_when_that_cannot_be_told_either() -> None:
     assert done.stdout == b"went on\n"
 
 
+def test_the_last_events_of_a_worker_reach_its_agent_through_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(event_log, "_LAST", 0.1)
+    log = EventLog(FULL, role="worker")
+    log.write(Telemetry(round=3))
+    log.write(ProcessFinished(accuracy=0.5))
+    (event,) = EventTail(FULL).unwritten(capsys.readouterr().err.splitlines())
+    assert (event["event"], event["accuracy"]) == ("finished", 0.5)
+
+
 def test_what_cannot_be_logged_is_still_said(capsys: pytest.CaptureFixture[str]) -> None:
     log = EventLog(FULL, talk=sys.stderr)
     log.write(WarningRaised(message="listen"))
@@ -146,4 +190,4 @@ def test_a_job_goes_on_when_the_disk_of_its_logs_is_full(cluster: Cluster, tmp_p
         cluster.each[name] = {"GEOMX_PROCESS": name, "GEOMX_JOB_DIR": str(tmp_path), "GEOMX_HEARTBEAT": "0.1"}
     assert_equal(run(cluster, tmp_path, {}), expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
     for name in names:
-        assert cluster.output(name).count("no more events are written to") == 1
+        assert cluster.output(name).count("events wait until") == 1

@@ -16,12 +16,13 @@ from click.testing import CliRunner
 from geomx_cli.agent import processes
 from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.commands.status import status
-from geomx_cli.core.agent_protocol import parse
+from geomx_cli.core import events
+from geomx_cli.core.agent_protocol import Warned, parse
 from geomx_cli.core.errors import CheckFailed, TrainingFailed
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.options import defaults
-from geomx_cli.core.untrusted import decode, plain
+from geomx_cli.core.untrusted import decode, plain, plain_all
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import attach
@@ -100,9 +101,21 @@ def use_python(known: KnownJob, folder: Path, host: str, answer: str) -> KnownJo
 def test_text_does_a_terminal_no_harm() -> None:
     assert plain(NASTY) == "red text2Jend"
     assert plain("tab\t, end\n, ümlaut 漢") == "tab\t, end\n, ümlaut 漢"
+    assert plain("half \ud83d of a \U0001f600") == "half \ufffd of a \U0001f600"
     out = io.StringIO()
     PlainView(out).note(NASTY)
     assert out.getvalue() == "red text2Jend\n"
+
+
+def test_a_host_writes_no_line_of_geomx_itself() -> None:
+    """Lines after the first are indented, in events and in whatever else a host sends. Nothing fails to be printed."""
+    forged = "lost\nerror: all is lost\n  see below\n\x1b[31mwarning: \ud83d"
+    safe = "lost\n    error: all is lost\n  see below\n    warning: \ufffd"
+    event = events.parse({"event": "warning", "time": 1.0, "message": forged})
+    assert isinstance(event, events.WarningRaised) and event.message == safe
+    failed = parse({"type": "warning", "message": forged}, "h", {})
+    assert isinstance(failed, Warned) and failed.message == safe
+    assert plain_all({"a": [forged, safe]}) == {"a": [safe, safe]}
 
 
 def test_lines_and_json_have_bounds() -> None:

@@ -516,7 +516,7 @@ def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_p
     said = _error(SshConnector("A", ssh, "python3", options=person.options()))
     assert f"{ssh.user}@::1 port {ssh.port} refuses" in said
     omega = SshConnector("A", Ssh(address="omega"), "python3", options=person.options())
-    assert "/none cannot be used" in _error(omega)
+    assert "nobody@::1 port 1 refuses" in _error(omega)
 
 
 @pytest.mark.processes

@@ -33,6 +33,28 @@ def test_spellings_of_openmpi_and_mpich(tmp_path: Path) -> None:
     assert [each.user for each in access if isinstance(each, Ssh)][1] == "bob"
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("n[1-3,07] slots=2", {"n1": 2, "n2": 2, "n3": 2, "n07": 2}), ("a,b[1-2]", {"a": 1, "b1": 1, "b2": 1}),
+        ("2*host", {"host": 2}), ("2*host,3*rack[08-10]-x", {"host": 2, "rack08-x": 3, "rack09-x": 3, "rack10-x": 3}),
+        ("r[1-2]n[3-4]:2", {"r1n3": 2, "r1n4": 2, "r2n3": 2, "r2n4": 2}), ("2001:db8::1 slots=4", {"2001:db8::1": 4}),
+        ("jo@corp.example@n1", {"n1": 1}), ("7of9@2001:db8::1", {"2001:db8::1": 1}),
+        ("[2001:db8::1]:4", {"2001:db8::1": 4}),
+    ],
+)  # fmt: skip
+def test_lists_of_slurm_and_bare_ipv6(tmp_path: Path, line: str, wanted: dict[str, int]) -> None:
+    found = read(tmp_path, line).inventory
+    assert {host.access.address: len(host.devices) for host in found.hosts if host.devices} == wanted
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_byte_order_marks(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "machines"
+    path.write_bytes("n1 slots=2\r\nn2\r\n".encode(encoding))
+    assert [host.name for host in hostfile.read(path, lambda _: ()).inventory.hosts] == ["n1", "n2", "n1-central"]
+
+
 def test_parties(tmp_path: Path) -> None:
     """As in an inventory, the first is central, and its workers train."""
     found = read(tmp_path, "a slots=2 party=x\nb party=y\nc party=y\nc slots=2 party=x").inventory
@@ -63,6 +85,9 @@ def test_this_machine_needs_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("node1 gpus=1\nnode1 gpus=1", "machines:2: gpu0 is there twice"),
         ("10.0.0.300", "machines:1: '10.0.0.300' is no IPv4 address"),
         ("bob@", "machines:1: 'bob@' is no machine"),
+        ("n[3-1]", "machines:1: 3-1 in 'n[3-1]' runs backwards (write 1-3)"),
+        ("n[1-999999999]", "machines:1: 'n[1-999999999]' names more than 4096 machines"),
+        ("0*n", "machines:1: '0' is no number of workers"),
         ("b party=global\nc party=x", "machines:1: a party cannot be called global"),
         ("localhost\nnode2", "machines:1: the other machines cannot dial localhost"),
         ("# none", "machines names no machine"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cluster import ROOT
 from desk import Desk
+from rehearsal import Rehearsal
 
 pytestmark = pytest.mark.processes
 
@@ -33,23 +34,28 @@ APART = "nothing was exchanged between parties: the scripts ended before that (i
         ("none", "trains", "--algo hfa --k2 1", "", 0),
     ],
 )
-def test_who_has_not_pushed(
-    desk: Desk, tmp_path: Path, idle: str, what: str, options: str, wanted: str, logged: int
-) -> None:
-    job = tmp_path / "job"
-    done = desk.geomx(
-        "launch", "--local", "--workers", "1", "--job-dir", str(job), *options.split(), "--", "python", str(SCRIPT),
-        idle, what, limit=100,
+def test_who_has_not_pushed(desk: Desk, idle: str, what: str, options: str, wanted: str, logged: int) -> None:
+    job = Rehearsal(
+        desk, "--local", "--workers", "1", "--job-dir", "job", *options.split(),
+        "--", "python", str(SCRIPT), idle, what, imported="mxnet",
     )  # fmt: skip
-    logs = [path.read_text() for path in sorted((job / "logs").glob("*.log"))]
-    assert done.returncode == 0, (done.stderr, logs)
-    assert (done.stdout + done.stderr).count(wanted or "WARNING") == bool(wanted), done.stdout + done.stderr
+    job.finish()
+    assert job.errors.count(wanted or "WARNING") == bool(wanted), job.errors
+    assert json.loads(job.output)["warnings"] == list(filter(None, [wanted]))
+    logs = [path.read_text() for path in sorted(job.directory.glob("logs/*.log"))]
     assert sum(text.count("has contributed to no round") for text in logs) == logged, logs
-    assert json.loads((job / "state.json").read_text())["result"]["warnings"] == list(filter(None, [wanted]))
+
+
+def test_launch_status_and_records_name_them(desk: Desk, tmp_path: Path) -> None:
+    job, wanted = tmp_path / "job", "A/worker:0 contributed to no round"
+    words = ("--local", "--workers", "1", "--job-dir", str(job), "--", "python", str(SCRIPT), "0", "trains")
+    done = desk.geomx("launch", *words, limit=100)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count(wanted) == 1, done.stdout + done.stderr
+    assert json.loads((job / "state.json").read_text())["result"]["warnings"] == [wanted]
     status = desk.geomx("status", str(job))
-    assert status.stdout.count("warning:") == bool(wanted) and wanted in status.stdout
+    assert status.stdout.count("warning:") == 1 and wanted in status.stdout
     records = desk.geomx("logs", "collect", str(job), "--to", str(tmp_path / "records"))
     assert records.returncode == 0, records.stderr
     (made,) = (tmp_path / "records").rglob("job.json")
-    kept = [text.partition(": ")[2] for text in json.loads(made.read_text())["warnings"]]
-    assert kept == list(filter(None, [wanted]))
+    assert [text.partition(": ")[2] for text in json.loads(made.read_text())["warnings"]] == [wanted]

@@ -305,6 +305,7 @@ def test_a_file_that_grows_or_shrinks_meanwhile(job: Job, tmp_path: Path, monkey
         {"process": "B/worker:0", "name": "x", "size": 1}, {"process": "../x", "name": "x", "size": 1},
         {"process": "A/worker:0", "name": "a/./x", "size": 1}, {"process": "A/worker:0", "name": "\ud800", "size": 1},
         {"process": "A/worker:0", "name": "x" * 5000, "size": 1}, {"process": "A/worker:0", "name": "x", "size": -1},
+        {"process": "A/worker:0", "name": "x", "size": 1 << 62},
     ],
 )  # fmt: skip
 def test_names_that_lead_elsewhere_are_refused(job: Job, tmp_path: Path, listed: dict[str, Any]) -> None:
@@ -322,9 +323,12 @@ def test_an_answer_that_is_no_list_is_one_problem_of_its_host(job: Job, tmp_path
 
 
 def test_more_than_the_disk_holds_is_refused_at_once(job: Job, tmp_path: Path) -> None:
-    job.hosts["A"].spoils = lambda data: data.replace(str(len(CONTENT) + 1).encode(), b"%d" % (1 << 60))
-    with pytest.raises(CheckFailed, match="cannot write"):
-        run(job, tmp_path / "here")
+    """It ends the transfer of that file, and no other host's."""
+    for number, size in enumerate((1 << 60, 1 << 62), 1):
+        job.hosts["A"].spoils = lambda data, size=size: data.replace(b": %d" % (len(CONTENT) + 1), b": %d" % size)
+        found, how = run(job, tmp_path / f"{size}")
+        assert [one["host"] for one in found["problems"]] == ["A"], found
+        assert len(how) == 3 and [one["name"] for one in job.hosts["A"].asked] == ["empty"] * number
     with locked_folder(tmp_path / "here"), pytest.raises(CheckFailed, match="another geomx"):
         run(job, tmp_path / "here")
 

@@ -9,6 +9,7 @@ import pytest
 from cluster import RUNTIME, Cluster
 from desk import Desk
 from mxnet_scripts import SCRIPTS, assert_master_ended, hooked
+from rehearsal import Rehearsal
 
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
@@ -55,13 +56,13 @@ def test_an_unmodified_script_trains_as_one_cluster(
     desk: Desk, tmp_path: Path, options: str, way: str, workers: int
 ) -> None:
     (tmp_path / "out").mkdir()
-    command = ["launch", "--local", *shlex.split(options), "--job-dir", "job", "--", "python", str(STOCK), "out", way]
-    done = desk.geomx(*command, limit=100)
+    words = ["--local", *shlex.split(options), "--job-dir", "job", "--", "python", str(STOCK), "out", way]
+    job = Rehearsal(desk, *words, imported="mxnet")
+    job.finish()
     logs = [path.read_text() for path in sorted((tmp_path / "job" / "logs").glob("*-worker-*.log"))]
-    assert done.returncode == 0, (done.stderr, logs)
     assert not any("master worker" in log for log in logs)
     said = "rank scope: global (stock.py uses no GeoMX names); --rank-scope party for "
-    assert (said in done.stderr) == ("flat" not in options), done.stderr
+    assert (said in job.errors) == ("flat" not in options), job.errors
     check(tmp_path / "out", workers)
 
 

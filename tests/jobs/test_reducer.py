@@ -168,16 +168,16 @@ def test_workers_that_end_before_anything_is_known_of_schedulers(round_: int, ph
 
 
 def test_a_root_that_saves_its_optimizer_is_waited_for() -> None:
-    progress, linger = Progress.of(planned(), 0.0), Linger()
+    progress, linger = Progress.of(planned(), 0.0), Linger(300.0)
     assert not linger.is_over(progress, 0.0, 1e9), "the workers still train"
     for row in progress.training_rows:
         progress.end(row.process.name, 0)
-    assert not linger.is_over(progress, 1.0, 1e9) and not linger.is_over(progress, 1.0 + LINGER, 1e9)
+    assert not linger.is_over(progress, 1.0, 1e9) and not linger.is_over(progress, 301.0 + LINGER, 1e9)
     root = next(name for name, row in progress.rows.items() if row.process.role == "global_server")
     progress.take(root, StateChanged(state="saving", time=1.0), 1.0)
     assert not linger.is_over(progress, 500.0, 1e9)
     progress.take(root, ProcessFinished(time=2.0), 2.0)
-    assert not linger.is_over(progress, 501.0, 1e9) and not linger.is_over(progress, 502.0 + LINGER, 1.0)
-    assert linger.is_over(progress, 502.0 + LINGER, 1e9)
+    assert not linger.is_over(progress, 501.0, 1e9) and not linger.is_over(progress, 802.0 + LINGER, 1.0)
+    assert linger.is_over(progress, 802.0 + LINGER, 1e9)
     progress.take(root, StateChanged(state="saving", time=3.0), 3.0)
     assert linger.is_over(progress, 2.0 + SAVING, 1e9)

@@ -164,6 +164,29 @@ def test_used_directory_is_refused_before_the_checks(desk: Desk, silent_site: Pa
     assert done.returncode == 3 and "has a job already" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("how", ["Ctrl-C", "stop of a detached job behind ssh"])
+def test_scripts_save_before_they_end_and_who_is_cut_off_is_told(
+    desk: Desk, machines: Callable[..., Sshd], how: str
+) -> None:
+    story = {"*": "forever", "A/worker:0": "traps", "A/worker:1": "deaf"}
+    if how == "Ctrl-C":
+        launch = desk.launch("--grace", "4s", story=story).wait_until_running()
+        launch.process.send_signal(signal.SIGINT)
+        assert launch.finish() == 130
+        assert "A/worker:1 did not end within 4 s (--grace) and had to be killed" in launch.errors
+    else:
+        launch = desk.launch(
+            "--grace", "4s", "--detach", story=story, sites=[machines("alpha"), machines("beta")]
+        )
+        assert launch.finish() == 0, launch.errors
+        launch.wait_until_running()
+        found = fates(desk.json("stop"))
+        assert found.pop("A/worker:1") == "killed" and set(found.values()) == {"stopped"}
+    fetched = desk.geomx("fetch", "--to", "here")
+    assert "A-worker-0/notes/a b.txt" in fetched.stdout and "A-worker-0/model.bin" in fetched.stdout
+    launch.assert_clean()
+
+
 def test_deaf_process_is_killed_after_the_grace(desk: Desk) -> None:
     launch = desk.launch("--detach", story={"*": "forever", "A/worker:1": "deaf"})
     assert launch.finish() == 0

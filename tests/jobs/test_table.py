@@ -260,3 +260,25 @@ def test_the_table_of_parties(progress: Progress, width: int, height: int) -> No
     left_out = next(number for number, line in enumerate(lines) if line.startswith("and "))
     assert len(lines) < height, "the cursor has a line too"
     assert max(map(len, lines)) <= width and lines[left_out].split()[1] == str(31 - (left_out - 1))
+
+
+def test_who_is_waited_for_is_told_by_the_workers_names(planned: Plan) -> None:
+    """A root knows the parties' servers; one that waits for nobody itself waits for all of its workers."""
+    progress = Progress.of(planned, time.monotonic())
+    for row in progress.rows.values():
+        row.take(Telemetry(time=1.0, number=1, state="training", round=3), time.monotonic())
+    root, server = progress.rows["central/global_server:0"], progress.rows["A/server:0"]
+    assert "waiting" not in sentence(progress)
+    root.take(Telemetry(time=2.0, number=2, awaited="A/server:0"), time.monotonic())
+    assert "waiting for A/worker:0, A/worker:1" in sentence(progress)
+    server.take(Telemetry(time=2.0, number=2, awaited="A/worker:1"), time.monotonic())
+    assert "waiting for A/worker:1," in f"{sentence(progress)}," and "A/worker:0" not in sentence(progress)
+    root.take(Telemetry(time=3.0, number=3), time.monotonic())
+    server.take(Telemetry(time=3.0, number=3), time.monotonic())
+    assert "waiting" not in sentence(progress)
+
+
+def test_a_script_that_awaits_its_local_rank_is_told_where_that_is(planned: Plan) -> None:
+    tail = ["usage: train.py [-h] --local_rank N", "t.py: error: the following arguments are required: --local_rank"]
+    error = explain(Failure("B/worker:1", "B", "exited with status 2", 0.0, tail=tail), planned)
+    assert "--local_rank {local_rank}, or read LOCAL_RANK instead" in error.hint

@@ -67,3 +67,18 @@ def test_each_machine_has_its_own_python(program: str) -> None:
     near = Host(name="near", parties=("A",), address="127.0.0.1")
     assert spec.command_on(far) == ["/there/python", "/jobs/job/files/train.py", "x"]
     assert spec.command_on(near)[0] == program
+
+
+def test_the_package_of_a_module_is_taken_along_as_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("own/__init__.py", "own/deep/train.py", "single.py", "other.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("pass")
+
+    def taken(*script: str) -> list[str]:
+        return list(user_files.pack(script, ()).files)
+
+    assert taken("python", "-u", "-m", "own.deep.train", "--epochs", "2") == ["own/__init__.py", "own/deep/train.py"]
+    assert taken("python3", "-m", "single") == ["single.py"]
+    assert taken("python", "-m", "not.here") == [] == taken("run", "-m", "own")
+    assert taken("python", "other.py", "-m", "own") == ["other.py"]

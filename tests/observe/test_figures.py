@@ -19,6 +19,7 @@ from geomx_cli.observe.report.figures import Bars, Curves, Figures, Matrix, Seri
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.modes import MODES, title
 from geomx_cli.observe.report.plots import Page, draw
+from geomx_cli.observe.report.plots import _bars as bars
 from geomx_cli.observe.report.plots import _explain as explain
 from geomx_cli.observe.report.plots import _mark as mark
 from geomx_cli.observe.report.run_folders import runs_in
@@ -129,6 +130,7 @@ def test_a_round_and_a_matrix(base: Path) -> None:
     spans = [Span(5.0, 9.0, "computes"), Span(9.0, 9.75, "sends"), Span(9.75, 10.0, "waits")]
     assert timeline.workers["A/cpu0"] == spans, "of the round in the middle"
     assert timeline.workers["A/cpu1"][0] == Span(10.5, 19.5, "computes"), "which began half a second later"
+    assert timeline.title == "Round 2 of 3: cnn, HFA" and timeline.phases == ["computes", "sends", "waits"]
     matrix = found["matrix-hfa"]
     assert isinstance(matrix, Matrix)
     assert matrix.title.endswith("HFA (one run)")
@@ -193,6 +195,19 @@ def test_a_page_without_room_is_refused(tmp_path: Path) -> None:
     assert draw(matrix, tmp_path, Page(size=(12, 5))).stat().st_size > 1000
 
 
+def test_the_bar_of_one_algorithm_is_as_wide_as_those_of_several_and_plain() -> None:
+    from matplotlib.figure import Figure
+
+    widths, hatches = [], []
+    for modes in (["fsa"], ["fsa", "hfa", "sync", "esync", "mixed"]):
+        plot = Figure(figsize=(7.2, 4.4)).add_subplot()
+        bars(plot, Bars("b", "", "", {of(mode): [("", Mean(2.0, None, 1))] for mode in modes}), Page())
+        low, high = plot.get_xlim()
+        widths.append(plot.patches[0].get_width() / (high - low))
+        hatches.append({bar.get_hatch() or "" for bar in plot.patches})
+    assert widths[0] < 1.3 * widths[1] and hatches[0] == {""} and len(hatches[1]) == 5
+
+
 def test_each_algorithm_has_a_look_of_its_own() -> None:
     looks = [style(mode) for mode in MODES]
     for field in ("colour", "marker", "hatch"):
@@ -239,7 +254,9 @@ def test_a_round_of_workers_that_do_not_wait_for_each_other(tmp_path: Path) -> N
         for number in range(1, rounds + 1):
             record = {"time": {"0": {}}, "num_samples": 1, "total_time": seconds * number, **TIMES, "communicate": 0.5}
             write(tmp_path / "cnn" / "async" / "A" / device, number, record)
-    found = drawn(tmp_path)["timeline-async"].workers
+    timeline = drawn(tmp_path)["timeline-async"]
+    found = timeline.workers
+    assert timeline.title.startswith("Round 2 of 3 of A/cpu0: cnn, ")
     assert (found["A/cpu0"][0].begin, found["A/cpu0"][-1].end) == (10.0, 20.0)
     assert (found["A/cpu1"][0].begin, found["A/cpu1"][-1].end) == (10.0, 20.0)
     assert sum(span.phase == "computes" for span in found["A/cpu1"]) == 5

@@ -6,8 +6,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from geomx_cli.hosts import Connector
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
-from geomx_cli.plan import JobSpec
+from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan.job_paths import complete
 from geomx_cli.preflight import Check, probe_pool
+from geomx_cli.preflight.connect import place
 
 SPEC = JobSpec(python=sys.executable, script=("python", "train.py"))
 NAMES = ("hub", "alpha", "beta")
@@ -113,6 +116,33 @@ def test_a_port_that_is_taken_at_the_last_moment() -> None:
         [result] = asked.ask("listen", {"hub": bind}, 5.0)["hub"]["results"]
     assert result["in_use"]
     assert f"(pid {os.getpid()})" in result["holder"]
+
+
+def test_launches_and_doctors_at_the_same_time_take_other_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from when a launch has released its ports until its job listens; and one waits for the other's last ones."""
+    ports = free_ports(10)
+
+    def taken(wanted: Sequence[int], holding: ExitStack | None = None) -> set[int]:
+        reached = {name: local(name) for name in NAMES}
+        report = preflight.examine(reached, star(HERE, wanted), SPEC, full=False, holding=holding)
+        for host in reached.values():
+            (holding or closed).callback(host.close)
+        assert wrong(report) == [], wrong(report)
+        planned = plan(report.inventory, complete(SPEC))
+        ends = [end for process in planned.processes for end in process.endpoints if end.protocol != "ipc"]
+        return {place(end)[1] for end in ends}
+
+    with ExitStack() as closed, ExitStack() as first, ExitStack() as second:
+        mine = taken(ports[:5], first)
+        others = taken(ports, second)
+        assert mine and others and not mine & others
+        second.close()
+        monkeypatch.setattr(preflight.report, "_OTHERS", 0.0)
+        said = only(examine({name: local(name) for name in NAMES}, star(HERE, ports[:5])))
+        assert f"port {min(mine)}: another geomx launch or doctor" in said.what
+        monkeypatch.setattr(preflight.report, "_OTHERS", 60.0)
+        threading.Timer(0.5, first.close).start()
+        assert taken(ports[:5]) == mine
 
 
 def test_sites_that_reach_each_other(check: Callable[..., preflight.Report]) -> None:

@@ -84,6 +84,21 @@ def test_a_cut_link_to_the_root_comes_back_and_nothing_is_lost(cluster: Cluster,
     assert_trained(tmp_path, 40)
 
 
+def test_connections_that_a_proxy_has_forgotten_are_dialled_again(cluster: Cluster, tmp_path: Path) -> None:
+    """It goes on acknowledging what is sent, so that TCP sees nothing."""
+    port, front = free_ports(2)
+    proxy = Proxy({front: port})
+    out = str(tmp_path / "w{rank}.npz")
+    cluster.environment = {"OUT": out, "SERVER_OPTIMIZER": "1", "ROUNDS": "40", "SLOW": "0.05"}
+    listens = {"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_ADVERTISE": f"tcp://127.0.0.1:{front}"}
+    cluster.launch(SCRIPT, root_env=listens)
+    until(lambda: proxy.forwarded >= 2**20)
+    assert proxy.forget() >= 4, "there are two parties with two connections each"
+    cluster.finish()
+    assert_trained(tmp_path, 40)
+    assert "is acknowledged and does not arrive; dialling again" in cluster.output("Asrv0") + cluster.output("Bsrv0")
+
+
 @pytest.mark.parametrize("gate", ["declare", "barrier", "leave", "close"])
 def test_what_is_asked_when_all_connections_break_is_asked_again(cluster: Cluster, tmp_path: Path, gate: str) -> None:
     """Requests, relayed requests, answers and goodbyes of all processes are lost, some twice."""

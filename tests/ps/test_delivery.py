@@ -81,10 +81,10 @@ def test_workers_that_listen_have_endpoints_ports_and_callers(installed: None, t
 @pytest.mark.parametrize(
     ("shape", "env"),
     [
-        ({}, {"SHUFFLE": "1"}), ({}, {"SERVER_OPTIMIZER": ""}), ({"roots": 3, "local_servers": 2}, {"SHUFFLE": "2"}),
-        ({"parties": (3, 1)}, {"SHUFFLE": "3"}), ({"central_workers": 3}, {}),
+        ({"roots": 3, "local_servers": 2}, {"SHUFFLE": "2"}), ({"parties": (3, 1)}, {"SHUFFLE": "3"}),
+        ({"central_workers": 3}, {"SERVER_OPTIMIZER": ""}),
     ],
-    ids=["shuffled", "sums", "several servers", "3 and 1 workers", "central workers"],
+    ids=["several servers", "3 and 1 workers", "central workers, sums"],
 )  # fmt: skip
 def test_the_same_bits_as_with_direct_delivery(
     cluster: Cluster, tmp_path: Path, shape: dict[str, Any], env: dict[str, str]
@@ -128,14 +128,11 @@ def test_local_servers_get_half_as_many_messages(cluster: Cluster, tmp_path: Pat
     assert counted == {"Asrv0": slices * rounds, "Bsrv0": slices * rounds, "root0": 2 * slices * rounds}
 
 
-@pytest.mark.parametrize(
-    ("cut", "roots", "optimizer", "ahead"),
-    [("beside", 1, True, 12), ("all", 3, False, 90)],
-)
+@pytest.mark.parametrize(("cut", "roots", "optimizer"), [("beside", 1, True), ("all", 3, False)])
 def test_every_round_is_right_though_links_are_cut(
-    cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool, ahead: int
+    cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool
 ) -> None:
-    check_rounds(cluster, tmp_path, roots, cut, optimizer, 0, ahead, **RELAY)
+    check_rounds(cluster, tmp_path, roots, cut, optimizer, 0, **RELAY)
 
 
 def test_every_round_of_rows_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path) -> None:
@@ -148,7 +145,7 @@ def test_every_compressed_round_is_right_though_links_are_cut(cluster: Cluster, 
 
 
 def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path) -> None:
-    sizes, rounds = (3_000, 2_000, 3_000, 5_000), 20
+    sizes, rounds = (3_000, 2_000, 3_000, 5_000), 12
     cluster.environment = {
         **RELAY, "OUT": str(tmp_path / "w{rank}.npz"), "SIZES": ",".join(map(str, sizes)), "ROUNDS": str(rounds),
         "AHEAD": str(rounds), "BY_KEY": "1", "SERVER_OPTIMIZER": "1", "GEOMX_WINDOW": "8192",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import Cluster, free_ports, until
+from in_flight import AHEAD, FAR, check_results, check_rounds
 from in_flight import SCRIPT as IN_FLIGHT
-from in_flight import check_results, check_rounds
 from in_flight import expected as expected_in_flight
 from rounds import assert_equal, expected, gradient, run
 
@@ -51,8 +51,8 @@ def test_reordered_blocks_give_the_same_bits(cluster: Cluster, tmp_path: Path, r
 
 
 def test_datagrams_without_loss_give_the_same_bits(cluster: Cluster, tmp_path: Path) -> None:
-    found = run(cluster, tmp_path, {**DATAGRAMS, **PATIENT, **log_events(cluster, tmp_path), "ROUNDS": "60"}, roots=1)
-    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 60), optimizer=True))
+    found = run(cluster, tmp_path, {**DATAGRAMS, **PATIENT, **log_events(cluster, tmp_path), "ROUNDS": "40"}, roots=1)
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 40), optimizer=True))
     root, local = datagrams(tmp_path, "root0"), datagrams(tmp_path, "Asrv0")
     assert root["received"] > 20 * 2 * 4 * 8 * 4096 and not root["missing"] and local["sent"] > root["received"] / 2
 
@@ -83,9 +83,9 @@ def important(members: list[int], rounds: int, size: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("loss", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("loss", [0.05, 0.2])
 def test_important_blocks_are_exact_though_others_are_lost(cluster: Cluster, tmp_path: Path, loss: float) -> None:
-    rounds, size = 60, 70_000
+    rounds, size = 30, 70_000
     env = {**DATAGRAMS, **log_events(cluster, tmp_path), "GEOMX_DGT_LOSS": str(loss), "SERVER_OPTIMIZER": ""}
     found = run(cluster, tmp_path, {**env, "ROUNDS": str(rounds)}, roots=1)
     root = datagrams(tmp_path, "root0")
@@ -104,15 +104,15 @@ def test_important_blocks_are_exact_though_others_are_lost(cluster: Cluster, tmp
     assert_equal({0: found[0][1:]}, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), rounds), optimizer=False)[1:])
 
 
-@pytest.mark.parametrize(("mode", "cut"), [("2", "all"), ("1", "all")])
-def test_every_round_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path, mode: str, cut: str) -> None:
-    check_rounds(cluster, tmp_path, 3, cut, False, 0, 90, ENABLE_DGT=mode, DGT_BLOCK_SIZE="256", **PATIENT)
+@pytest.mark.parametrize(("mode", "ahead"), [("1", FAR), ("2", AHEAD)])
+def test_every_round_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path, mode: str, ahead: int) -> None:
+    check_rounds(cluster, tmp_path, 3, "all", False, 0, ahead, ENABLE_DGT=mode, DGT_BLOCK_SIZE="256", **PATIENT)
 
 
 @pytest.mark.parametrize("mode", ["1", "2"])
 def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, mode: str) -> None:
     """Windows hold less than the important blocks of all slices, and members push in different orders."""
-    sizes, rounds = (3_000, 2_000, 3_000, 5_000), 20
+    sizes, rounds = (3_000, 2_000, 3_000, 5_000), 12
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"), "SIZES": ",".join(map(str, sizes)), "ROUNDS": str(rounds),
         "AHEAD": str(rounds), "BY_KEY": "1", "SERVER_OPTIMIZER": "1", "GEOMX_WINDOW": "4096",
@@ -125,12 +125,12 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, mode: str) 
 
 def test_workers_report_their_loss_and_fewer_blocks_are_important(cluster: Cluster, tmp_path: Path) -> None:
     """The loss falls to a tenth: k from 0.8 to 0.2. Nothing else changes."""
-    env = {**DATAGRAMS, **PATIENT, **log_events(cluster, tmp_path), "DMLC_K": "0.8", "ROUNDS": "60"}
+    env = {**DATAGRAMS, **PATIENT, **log_events(cluster, tmp_path), "DMLC_K": "0.8", "ROUNDS": "24"}
     run(cluster, tmp_path, env)
     many = datagrams(tmp_path, "root0")["received"]
     found = run(cluster, tmp_path, {**env, "ADAPTIVE_K_FLAG": "1", "LOSS": "1"})
     assert datagrams(tmp_path, "root0")["received"] > 2 * many
-    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 60), optimizer=True))
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 24), optimizer=True))
 
 
 def test_with_a_sparse_codec_the_tensors_that_it_leaves_dense_are_divided(cluster: Cluster, tmp_path: Path) -> None:

@@ -9,18 +9,13 @@ from cluster import ROOT, Cluster, free_ports, until
 from rounds import SCRIPT, SIZES, assert_equal, expected, found_in, initial, run
 
 
-@pytest.mark.parametrize(("roots", "shuffle"), [(1, "1"), (3, "2")])
+@pytest.mark.parametrize(("roots", "shuffle", "optimizer"), [(1, "1", False), (3, "2", True)])
 def test_any_arrival_and_any_number_of_roots_give_the_same_bits(
-    cluster: Cluster, tmp_path: Path, roots: int, shuffle: str
+    cluster: Cluster, tmp_path: Path, roots: int, shuffle: str, optimizer: bool
 ) -> None:
-    found = run(cluster, tmp_path, {"SHUFFLE": shuffle}, roots=roots)
+    found = run(cluster, tmp_path, {"SHUFFLE": shuffle, "SERVER_OPTIMIZER": "1" if optimizer else ""}, roots=roots)
     assert len(found) == 4
-    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
-
-
-def test_sums_without_an_optimizer(cluster: Cluster, tmp_path: Path) -> None:
-    found = run(cluster, tmp_path, {"SERVER_OPTIMIZER": ""})
-    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=False))
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=optimizer))
 
 
 def test_uneven_numbers_of_batches_end_cleanly(cluster: Cluster, tmp_path: Path) -> None:

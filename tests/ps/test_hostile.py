@@ -16,10 +16,20 @@ from rounds import SCRIPT, assert_equal, expected, found_in
 
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.net import security
+from geomx_cli.ps.net.lanes import LANES
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.payload import view
 from geomx_cli.ps.net.transport import Transport
-from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header, encode_header, job_number
+from geomx_cli.ps.net.wire import (
+    BadMessage,
+    Header,
+    Kind,
+    Place,
+    decode_header,
+    encode_body,
+    encode_header,
+    job_number,
+)
 
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)
 
@@ -114,6 +124,35 @@ def test_a_key_is_good_for_one_name_alone(tmp_path: Path) -> None:
     assert heard == ["friend"] and listener.counters["malformed"] >= 2
     assert [link.name for link in listener.links] == ["friend"]
     for transport in (listener, liar, friend):
+        transport.close(0)
+    loop.close()
+
+
+def test_a_connection_says_hello_once(tmp_path: Path) -> None:
+    """A second one would have the listener forget what it has sent, and nobody would ask for that again."""
+    ours = _rings(tmp_path, "job")
+    loop = Loop()
+    heard: list[str] = []
+    listener = _transport(loop, "listener", ours["listener"], heard)
+    member = _transport(loop, "friend", ours["friend"], heard)
+    link = member.dial(listener.listen(("tcp://127.0.0.1:*",))[0], "listener", wide_area=False)
+    end = time.monotonic() + 30
+    loop.run(until=lambda: bool(heard and link.lanes.all_up) or time.monotonic() > end)
+    own = listener.links[0]
+    own.send(Header(kind=Kind.RESULT, length=10, size=10), memoryview(bytes(40)))
+    held = own.window.held
+    for number in range(100, 150):
+        for lane in LANES:
+            header = Header(job=7, topic="hello", request=number, place=Place.FRAME)
+            link.lanes.write(lane, [encode_header(header), encode_body({**member.who, "lane": lane})])
+    loop.run(until=lambda: listener.counters["malformed"] >= 100 or time.monotonic() > end)
+    assert own.window.held == held > 0 and listener.counters["malformed from friend"] == 100
+    link.lanes._sockets["control"][0].disconnect(link.endpoint)  # a new connection says hello anew
+    link.lanes._sockets["control"][0].connect(link.endpoint)
+    heard.clear()
+    loop.run(until=lambda: "friend" in heard or time.monotonic() > end)
+    assert "friend" in heard and listener.counters["malformed from friend"] == 100
+    for transport in (listener, member):
         transport.close(0)
     loop.close()
 

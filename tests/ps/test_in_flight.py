@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from in_flight import ROW, SCRIPT, check_results, check_rounds, expected
+from in_flight import AHEAD, FAR, ROW, SCRIPT, check_results, check_rounds, expected
 
 
 @pytest.mark.parametrize("optimizer", [True, False], ids=["optimizer", "sums"])
@@ -15,7 +15,7 @@ def test_every_round_of_rows_has_its_own_result(cluster: Cluster, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("cut", "roots", "optimizer", "ahead"),
-    [("both", 1, False, 90), ("above", 3, True, 12), ("both", 3, True, 90)],
+    [("both", 1, False, AHEAD), ("above", 3, True, AHEAD), ("both", 3, True, FAR)],
 )
 def test_every_round_has_its_own_result(
     cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool, ahead: int
@@ -27,10 +27,10 @@ def test_every_round_has_its_own_result(
 
 
 def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path) -> None:
-    """Windows of two slices; each worker begins twenty rounds of one key before those of the next, in a different
+    """Windows of two slices; each worker begins twelve rounds of one key before those of the next, in a different
     order: the contents of each window wait for messages queued behind other windows.
     """
-    sizes, rounds = (3_000, 2_000, 3_000, 5_000), 20
+    sizes, rounds = (3_000, 2_000, 3_000, 5_000), 12
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"), "SIZES": ",".join(map(str, sizes)), "ROUNDS": str(rounds),
         "AHEAD": str(rounds), "BY_KEY": "1", "SERVER_OPTIMIZER": "1", "GEOMX_WINDOW": "8192",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ Quantise = Callable[[Array], Array]
 LAN = ("fp16", "bf16", *(spec for spec in QUANTISERS if "keep" not in spec))
 """Not the one that leaves thousands of equal elements: which of them a second codec chooses is decided by roundings."""
 WAN = ("", "fp16", "topk:0.05,fp32")
+PAIRS = [(lan, wan, (row + column) % 2 == 0) for row, lan in enumerate(LAN) for column, wan in enumerate(WAN)]
+"""Each codec inside a party with each beyond, and each of both with and without an optimizer."""
 F32 = np.float32
 
 
@@ -122,9 +125,7 @@ def close(found: Array, wanted: Array) -> None:
     assert not wrong.any(), f"{wrong.sum()} of {len(wrong)}"
 
 
-@pytest.mark.parametrize("optimizer", [True, False], ids=["weights", "sums"])
-@pytest.mark.parametrize("wan", WAN)
-@pytest.mark.parametrize("lan", LAN)
+@pytest.mark.parametrize(("lan", "wan", "optimizer"), PAIRS)
 def test_fsa_encodes_in_each_plane(lan: str, wan: str, optimizer: bool) -> None:
     """All workers, central ones too, have the same; where workers correct momentum, parties do not."""
     size, rounds = 4200, 5
@@ -169,8 +170,13 @@ def test_momentum_is_corrected_once(lan: str, wan: str) -> None:
         close(tree.last((0, 1)), below.send(above.send(weights)))
 
 
-@pytest.mark.parametrize("lan", ["fp16", "int8", "q4", "topk:0.05,fp32", "sparseloco", "2bit:0.75"])
-@pytest.mark.parametrize("wan", ["", "fp16", "int8"])
+@pytest.mark.parametrize(
+    ("lan", "wan"),
+    [
+        ("fp16", "int8"), ("int8", "fp16"), ("q4", ""), ("topk:0.05,fp32", "int8"), ("sparseloco", "fp16"),
+        ("2bit:0.75", ""),
+    ],
+)  # fmt: skip
 def test_parties_that_train_asynchronously_have_their_own_references(lan: str, wan: str) -> None:
     size = 4500
     given, start = gradients(6, 3, size), gradients(1, size)[0]
@@ -200,10 +206,15 @@ def test_parties_that_train_asynchronously_have_their_own_references(lan: str, w
     close(tree.last((0, 0)), quantiser("fp16")(newest) if lan == "fp16" else newest)
 
 
-@pytest.mark.parametrize("part", [MeanServer, lambda: EsyncServer("global", None, 1)], ids=["diloco", "esync"])
-@pytest.mark.parametrize("lan", ["fp16", "int8", "q4", "topk:0.05,fp32", "sparseloco", "2bit:0.75", "bsc:0.02,fp16"])
-@pytest.mark.parametrize("wan", ["", "q4"])
-def test_differences_of_weights(lan: str, wan: str, part: Callable[[], MeanServer]) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "lan", "wan"),
+    [
+        ("diloco", "fp16", "q4"), ("esync", "int8", ""), ("diloco", "q4", ""), ("esync", "topk:0.05,fp32", "q4"),
+        ("diloco", "sparseloco", "q4"), ("esync", "2bit:0.75", ""), ("diloco", "bsc:0.02,fp16", "q4"),
+    ],
+)  # fmt: skip
+def test_differences_of_weights(algorithm: str, lan: str, wan: str) -> None:
+    part = MeanServer if algorithm == "diloco" else partial(EsyncServer, "global", None, 1)
     size = 4500
     given, start = gradients(6, 3, size), gradients(1, size)[0]
     tree = started(lambda _, __: part(), start, size=size, compress=wan, compress_lan=lan)
@@ -289,12 +300,10 @@ def simulate(
 @pytest.mark.parametrize(
     ("lan", "wan", "optimizer", "central"),
     [
-        ("fp16", "", True, ()),
         ("bf16", "fp16", False, (4, 5)),
-        ("topk:0.05,fp32", "", False, ()),
-        ("topk:0.05,fp32", "fp16", True, (4, 5)),
+        ("topk:0.05,fp32", "", True, (4, 5)),
         ("int8", "q4", True, ()),
-        ("bsc:0.05,fp32,min=0", "", True, ()),
+        ("bsc:0.05,fp32,min=0", "", False, ()),
     ],
 )
 def test_rounds_of_a_cluster(
@@ -314,9 +323,7 @@ def test_rounds_of_a_cluster(
     assert_equal(found, wanted)
 
 
-@pytest.mark.parametrize(
-    ("lan", "wan", "optimizer"), [("fp16", "", True), ("int8", "", True), ("topk:0.05,fp32", "int8", False)]
-)
+@pytest.mark.parametrize(("lan", "wan", "optimizer"), [("int8", "", True), ("topk:0.05,fp32", "int8", False)])
 def test_every_round_is_right_though_links_of_workers_are_cut(
     cluster: Cluster, tmp_path: Path, lan: str, wan: str, optimizer: bool
 ) -> None:
@@ -350,15 +357,14 @@ def test_differences_have_no_momentum_in_a_flat_cluster_either(cluster: Cluster,
     assert_equal(found_in(tmp_path), wanted)
 
 
-@pytest.mark.parametrize("lan", ["fp16", "int8"])
-def test_a_worker_that_merges_contributions_decodes_them(cluster: Cluster, tmp_path: Path, lan: str) -> None:
+def test_a_worker_that_merges_contributions_decodes_them(cluster: Cluster, tmp_path: Path) -> None:
     """The sum that it sends is exact; what it receives is encoded."""
     wanted = {}
     for index, size in enumerate(SIZES_IN_FLIGHT):
-        found = simulate(lan, "", [[0, 1], [2, 3]], size, index, ROUNDS, optimizer=True, quantise=own)
+        found = simulate("int8", "", [[0, 1], [2, 3]], size, index, ROUNDS, optimizer=True, quantise=own)
         wanted |= {f"{number}-{index}": array for number, array in enumerate(found)}
     folders = os.pathsep.join([str(ROOT), str(ROOT / "tests/plugins")])
-    env = {"GEOMX_DELIVERY": "relay", "PYTHONPATH": folders, "GEOMX_COMPRESS_LAN": lan}
+    env = {"GEOMX_DELIVERY": "relay", "PYTHONPATH": folders, "GEOMX_COMPRESS_LAN": "int8"}
     env["MXNET_KVSTORE_BIGARRAY_BOUND"] = "4096"
     check_rounds(cluster, tmp_path, 1, "beside", optimizer=True, row=0, wanted=wanted, **env)
 

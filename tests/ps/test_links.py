@@ -25,8 +25,7 @@ from rounds import assert_equal, expected, found_in
 from benchmarks.netns import call
 
 WORKERS = ("Aw0", "Bw0")
-ALGORITHMS = ("fsa", "hfa", "mixed")
-SEGMENT = 4
+SEGMENT = 3
 SIZES = (300_000, 10)
 TURNS_UP = 60.0
 """Seconds for a part of the training that nothing disturbs, on a busy machine."""
@@ -186,22 +185,24 @@ class Sites(Cluster):
             yield flows
 
 
+Begin = Callable[..., list[Sites]]
+
+
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[list[Sites]]:
-    """One job per algorithm, all with the same faults at once. Not started yet; removed at the end."""
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Starts one job of `parts` per algorithm, all with the same faults at once; removed at the end."""
     with ExitStack() as made:
-        sites = []
-        for algorithm in ALGORITHMS:
-            (tmp_path / algorithm).mkdir()
-            sites.append(Sites(tmp_path / algorithm))
-            made.callback(sites[-1].stop)
-        yield sites
 
+        def start(parts: int, *algorithms: str) -> list[Sites]:
+            jobs = []
+            for algorithm in algorithms:
+                (tmp_path / algorithm).mkdir()
+                jobs.append(Sites(tmp_path / algorithm))
+                made.callback(jobs[-1].stop)
+                jobs[-1].begin(algorithm, parts)
+            return jobs
 
-def begin(jobs: Sequence[Sites], parts: int) -> None:
-    """Start all jobs."""
-    for algorithm, sites in zip(ALGORITHMS, jobs, strict=True):
-        sites.begin(algorithm, parts)
+        yield start
 
 
 def finish(jobs: Sequence[Sites], part: int) -> None:
@@ -214,10 +215,10 @@ def finish(jobs: Sequence[Sites], part: int) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_flows_that_are_forgotten_are_replaced(jobs: list[Sites]) -> None:
+def test_flows_that_are_forgotten_are_replaced(begin: Begin) -> None:
     """In one direction, the other and both; while rounds are in flight, and while idle."""
     kinds = (("input",), ("output",), ("input", "output"))
-    begin(jobs, len(kinds) + 1)
+    jobs = begin(len(kinds) + 1, "fsa", "mixed")
     for part, hooks in enumerate(kinds):
         with ExitStack() as rules:
             forgotten = []
@@ -238,9 +239,9 @@ def test_flows_that_are_forgotten_are_replaced(jobs: list[Sites]) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(jobs: list[Sites]) -> None:
+def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(begin: Begin) -> None:
     """First at a fiftieth of its rate, with a queue sized for the full rate, then with 1 % of loss."""
-    begin(jobs, 3)
+    jobs = begin(3, "fsa", "hfa")
     for sites in jobs:
         sites.meet(0)
         sites.shape("100mbit")
@@ -266,10 +267,9 @@ def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(jobs: list[Sites
     finish(jobs, 2)
 
 
-def test_a_link_that_drops_large_packets_is_named(jobs: list[Sites]) -> None:
+def test_a_link_that_drops_large_packets_is_named(begin: Begin) -> None:
     """Heartbeats pass, and new connections are made, but no tensor arrives; then it is repaired."""
-    sites = jobs[0]
-    sites.begin("fsa", 3)
+    (sites,) = begin(3, "fsa")
     sites.meet(0)
     sites.go(0)
     sites.meet(1)
@@ -280,10 +280,12 @@ def test_a_link_that_drops_large_packets_is_named(jobs: list[Sites]) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_links_that_are_cut_come_back(jobs: list[Sites]) -> None:
-    """While rounds are in flight, each time; a longer cut is reported at both ends, by the name of the link."""
-    lengths = (3, 20, 60)
-    begin(jobs, len(lengths) + 1)
+def test_links_that_are_cut_come_back(begin: Begin) -> None:
+    """While rounds are in flight, each time; a longer cut, of several attempts to connect, is reported at both ends, by
+    the name of the link.
+    """
+    lengths = (3, 20)
+    jobs = begin(len(lengths) + 1, "fsa", "hfa", "mixed")
     for part, seconds in enumerate(lengths):
         for sites in jobs:
             sites.meet(part)
@@ -305,18 +307,18 @@ def test_links_that_are_cut_come_back(jobs: list[Sites]) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_processes_that_are_stopped_go_on(jobs: list[Sites]) -> None:
-    """A worker, a local server and the root, each for 30 s that overlap, while rounds are in flight."""
+def test_processes_that_are_stopped_go_on(begin: Begin) -> None:
+    """A worker, a local server and the root, each for 15 s that overlap, while rounds are in flight."""
     stopped = ("Aw0", "Bsrv0", "Croot")
-    begin(jobs, 2)
+    jobs = begin(2, "hfa", "mixed")
     for sites in jobs:
         sites.meet(0)
         sites.go(0)
-    for action, pause in ((signal.SIGSTOP, 30 - 5 * len(stopped)), (signal.SIGCONT, 0)):
+    for action, pause in ((signal.SIGSTOP, 15 - 3 * len(stopped)), (signal.SIGCONT, 0)):
         for name in stopped:
             for sites in jobs:
                 os.kill(sites.processes[name].pid, action)
-            time.sleep(5)
+            time.sleep(3)
         time.sleep(pause)
     finish(jobs, 1)
     for sites in jobs:

@@ -57,7 +57,7 @@ def test_who_does_not_come_to_a_barrier_is_named(cluster: Cluster, tmp_path: Pat
         for gate in gates:
             (folder / gate).touch()
     cluster.environment["GATES"] = str(open_gates)
-    cluster.each["Bw0"] = {"GATES": str(late)}
+    cluster.each["Bw0"] = {"GATES": str(late), "LOOK": "1000"}  # one that looks now and then runs, and is waited for
     launch(cluster, tmp_path, parties=(2, 1))
     assert_all_name(cluster, "Bw0", r"Bw0 has not reached a barrier for \d+ s, while others have")
 

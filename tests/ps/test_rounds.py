@@ -258,7 +258,7 @@ def test_the_first_message_of_a_slice_does_not_choose_its_root(rank: int, root: 
     node: Any = SimpleNamespace(memberships=[SimpleNamespace(rank=rank)])
     placements = PlacementService(node, None, None, Compression())  # type: ignore[arg-type]
     placement = Placement(0, Tensor("w", SIZE, "float32"), (Slice(0, SIZE, 0, 0),))
-    placements._answer(SimpleNamespace(answer=lambda _: None), [placement])  # type: ignore[arg-type]
+    placements._answer(SimpleNamespace(answer=lambda _, keep: None), [placement])  # type: ignore[arg-type]
     header = Header(kind=Kind.EXCHANGE, length=SIZE, size=SIZE, root=rank)
     assert placements.has_declared(header)
     header.root = root

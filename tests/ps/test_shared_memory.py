@@ -212,7 +212,6 @@ def test_a_job_on_one_host_has_the_same_results_with_and_without_it(cluster: Clu
     cluster.environment = {
         "OUT": str(cluster.directory / "w{rank}.npz"), "ROUNDS": "6", "SIZES": "300000,10", "SHUFFLE": "3",
     }  # fmt: skip
-    cluster.forks = False
     options = {"parties": 2, "workers": 2}
     cluster.launch_planned(cluster.planned(SCRIPT[1:], options, env={"PYTHONPATH": str(cluster.directory)}))
     cluster.finish()

@@ -18,7 +18,8 @@ SERVERS, WORKERS = ("Asrv0", "Bsrv0"), ("Aw0", "Aw1", "Bw0", "Bw1")
 RELAYS = {"inter": "Asrv0", "intra": "Aw0"}
 """The relay, by the level, with THROUGH=1:0."""
 SENDERS = {"inter": "Bsrv0", "intra": "Aw1"}
-ROUNDS = 60
+ROUNDS = 30
+WHERE_AND_WHEN = [("inter", "taken"), ("inter", "answered"), ("intra", "taken"), ("intra", "answered")]
 
 pytestmark = pytest.mark.processes
 
@@ -49,14 +50,13 @@ def behind_proxy(level: str) -> tuple[Proxy, dict[str, str]]:
     return Proxy({front: port}), address
 
 
-@pytest.mark.parametrize("point", ["taken", "answered"])
-@pytest.mark.parametrize("level", RELAYS)
+@pytest.mark.parametrize(("level", "point"), WHERE_AND_WHEN[::3])
 def test_a_relay_that_dies_ends_the_job_with_its_name(cluster: Cluster, tmp_path: Path, level: str, point: str) -> None:
     """With contributions of a peer that it has not sent on, or results that it has not passed on. Its own party, or
     worker, cannot be done without. Every result until then is right.
     """
     relay = RELAYS[level]
-    launch(cluster, tmp_path, level, RELAY_FAULT=f"{relay} {point} 150 KILL")
+    launch(cluster, tmp_path, level, RELAY_FAULT=f"{relay} {point} 60 KILL")
     statuses = cluster.wait()
     assert statuses.pop(relay) == -signal.SIGKILL
     told = [name for name in (*SERVERS, *WORKERS, "root0") if name != relay]
@@ -74,12 +74,12 @@ def test_a_relay_that_dies_ends_the_job_with_its_name(cluster: Cluster, tmp_path
     assert ended > 20
 
 
-def test_the_job_of_six_parties_ends_when_a_relay_dies(cluster: Cluster, tmp_path: Path, installed: None) -> None:
-    """With three rounds of 62 keys in flight, and two parties that send through each of two relays."""
-    sizes = [200 + 10 * index for index in range(62)]
+def test_the_job_of_four_parties_ends_when_a_relay_dies(cluster: Cluster, tmp_path: Path, installed: None) -> None:
+    """With three rounds of twenty keys in flight, and two parties that send through a third."""
+    sizes = [200 + 10 * index for index in range(20)]
     launch_planned(
-        cluster, 6, "1:0 2:0 4:3 5:3", 100, {"workers": 1}, script=SCRIPT, AHEAD="3", PAUSE="0.02",
-        SIZES=",".join(map(str, sizes)), RELAY_FAULT="A/server:0 taken 700 KILL",
+        cluster, 4, "1:0 2:0", 30, {"workers": 1}, script=SCRIPT, AHEAD="3", PAUSE="0.02",
+        SIZES=",".join(map(str, sizes)), RELAY_FAULT="A/server:0 taken 400 KILL",
     )  # fmt: skip
     statuses = cluster.wait()
     assert statuses.pop("A-server-0") == -signal.SIGKILL and all(statuses.values())
@@ -89,21 +89,20 @@ def test_the_job_of_six_parties_ends_when_a_relay_dies(cluster: Cluster, tmp_pat
         weight, momentum = initial(size, index), np.zeros(size, np.float32)
         results = []
         for number in range(20):
-            total = sum(gradient(rank, number, size, index) for rank in range(6))
+            total = sum(gradient(rank, number, size, index) for rank in range(4))
             momentum = np.float32(0.9) * momentum - np.float32(0.1) * (np.float32(0.25) * total)
             weight = weight + momentum
             results.append(weight)
-        for rank in range(6):
+        for rank in range(4):
             found = np.load(tmp_path / f"w{rank}.npz")
             for number, result in enumerate(results):
                 if f"{number}-{index}" in found:
                     np.testing.assert_allclose(found[f"{number}-{index}"], result, rtol=0, atol=2e-5)
                     compared += 1
-    assert compared > 62
+    assert compared > 4 * len(sizes)
 
 
-@pytest.mark.parametrize("point", ["taken", "answered"])
-@pytest.mark.parametrize("level", RELAYS)
+@pytest.mark.parametrize(("level", "point"), WHERE_AND_WHEN[1:3])
 def test_a_stopped_relay_is_gone_around_and_nothing_counts_twice(
     cluster: Cluster, tmp_path: Path, level: str, point: str
 ) -> None:
@@ -161,9 +160,8 @@ def test_a_link_between_peers_that_stays_cut_is_gone_around(cluster: Cluster, tm
 @pytest.mark.parametrize(
     ("level", "cut", "roots", "through"),
     [
-        *(("inter", cut, roots, through) for through in ("1:0", "0:1")
-          for cut, roots in (("below", 1), ("above", 3), ("both", 1))),
-        *(("intra", cut, 1, through) for through in ("1:0", "0:1") for cut in ("all", "beside")),
+        ("inter", "below", 1, "1:0"), ("inter", "above", 3, "0:1"), ("inter", "both", 1, "0:1"),
+        ("intra", "all", 1, "0:1"), ("intra", "beside", 1, "1:0"),
     ],
 )  # fmt: skip
 def test_every_round_is_right_though_links_are_cut(
@@ -173,7 +171,7 @@ def test_every_round_is_right_though_links_are_cut(
     check_rounds(cluster, tmp_path, roots, cut, True, 0, **BY_HAND, THROUGH=through, GEOMX_FORCED=level)
 
 
-@pytest.mark.parametrize(("mode", "through"), [("1", "1:0"), ("2", "1:0"), ("2", "0:1")])
+@pytest.mark.parametrize(("mode", "through"), [("1", "0:1"), ("2", "1:0")])
 def test_every_round_is_right_with_dgt_though_links_are_cut(
     cluster: Cluster, tmp_path: Path, mode: str, through: str
 ) -> None:
@@ -182,10 +180,7 @@ def test_every_round_is_right_with_dgt_though_links_are_cut(
     check_rounds(cluster, tmp_path, 2, "both", True, 0, **BY_HAND, **dgt, THROUGH=through)
 
 
-@pytest.mark.parametrize("cut", ["below", "both"])
-def test_every_round_of_encoded_values_is_right_though_links_are_cut(
-    cluster: Cluster, tmp_path: Path, cut: str
-) -> None:
+def test_every_round_of_encoded_values_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path) -> None:
     """What is passed on alone is lost and sent again, too."""
     env = {**BY_HAND, "THROUGH": "1:0", "GEOMX_COMPRESS": "fp16"}
-    check_rounds(cluster, tmp_path, 2, cut, True, 0, crossed=lambda array: rounded(array, 11), **env)
+    check_rounds(cluster, tmp_path, 2, "both", True, 0, crossed=lambda array: rounded(array, 11), **env)

@@ -1,6 +1,8 @@
 """What workers say of calls and batches in which they differ."""
 
+import os
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +12,17 @@ from torch.utils.data import DataLoader
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
 from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches, follow_loaders
+from geomx_cli.runtime.frontends.torch.step_watch import _StepWatch
 
 
 class _Session:
-    """The warnings of a script."""
+    """The warnings of a script, which uses torch.distributed in two workers."""
+
+    num_all_workers = 2
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.store = SimpleNamespace(calls=0)
 
     def warn(self, message: str, *, affects_result: bool = False) -> None:
         assert affects_result
@@ -93,3 +99,18 @@ def test_a_call_that_an_ended_worker_did_not_make(own: list[str], left: list[str
     with pytest.raises(TrainingFailed) as caught:
         made.missing().result()
     assert message in caught.value.message and hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("size", "exchanged", "is_told"),
+    [(3, 3, False), (51, 51, False), (51, 2, True), (51, 0, True), (5000, 2, True), (5000, 1024, False)],
+)
+def test_models_that_are_exchanged(size: int, exchanged: int, is_told: bool) -> None:
+    """However small they are; losses and counts are not the model."""
+    session = _Session()
+    watch = _StepWatch(session, os.getpid())  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([torch.zeros(size, requires_grad=True), torch.zeros(900)])
+    for _ in range(60):
+        session.store.calls += exchanged
+        watch.after_step(optimizer)
+    assert len(session.warnings) == is_told

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from cluster import Cluster, clean_environment, free_ports
+from desk import Desk
+from rehearsal import Rehearsal
 from workers import SCRIPTS, Workers
 
 from geomx_cli.runtime.frontends.torch.distributed import register
 
 pytestmark = pytest.mark.processes
+UNDER_LAUNCH = ("--local", "--parties", "2", "--workers", "1", "--job-dir", "job", "--", "python")
 WITH_GLOO = [str(SCRIPTS / "with_gloo.py")]
 
 
@@ -30,7 +33,8 @@ def gloo(tmp_path: Path) -> Iterator[Any]:
         (port,) = free_ports(1)
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
         for rank in range(count):
-            env = {**shared, "RANK": str(rank), "PYTHONPATH": clean_environment()["PYTHONPATH"]}
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            env = {**shared, **own, "PYTHONPATH": clean_environment()["PYTHONPATH"]}
             cluster.start(f"w{rank}", [sys.executable, *WITH_GLOO, str(SCRIPTS / script), *arguments], env)
         cluster.finish(250)
         return folder
@@ -211,6 +215,7 @@ def test_training_that_is_not_together_is_said(workers: Workers, how: str, said:
     outputs = [workers.cluster.output(name) for name in ("w0", "w1")]
     times = [0, 1] if how in ("same", "wrapped") else [1, 1]
     assert [text.count(said) for text in sorted(outputs, key=len)] == times, outputs
+    assert how != "same" or "nothing was exchanged" not in outputs[0] + outputs[1], "the model is small"
 
 
 @pytest.mark.parametrize("algorithm", ["fsa", "hfa"])
@@ -226,22 +231,35 @@ def test_batches_that_differ_where_the_gradient_of_a_bias_does_not(workers: Work
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("example", ["imagenet.py", "imagenet.py --amp", "gpt.py"])
-def test_an_example_for_torchrun_runs_unchanged_under_launch(tmp_path: Path, example: str) -> None:
+def test_an_example_for_torchrun_runs_unchanged_under_launch(desk: Desk, tmp_path: Path) -> None:
     """The same checkpoint and figures from both."""
-    script, *options = example.split()
-    arguments = [str(SCRIPTS / script), *options]
     (port,) = free_ports(1)
     torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), *WITH_GLOO]
-    launch = ["geomx_cli", "launch", "--local", "--parties", "2", "--workers", "1", "--", "python"]
-    found = []
+    launch = ["geomx_cli", "launch", *UNDER_LAUNCH]
     for command in (torchrun, launch):
-        path = tmp_path / f"{command[0]}.pt"
-        argv = [sys.executable, "-m", *command, *arguments, "--output", str(path)]
-        env = clean_environment() | {"XDG_STATE_HOME": str(tmp_path)}
-        run = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+        script = [str(SCRIPTS / "imagenet.py"), "--output", str(tmp_path / f"{command[0]}.pt")]
+        argv = [sys.executable, "-m", *command, *script]
+        run = subprocess.run(
+            argv, env=desk.environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+        )
         assert run.returncode == 0, run.stdout + run.stderr
-        found.append(torch.load(path))
-    for name, value in found[0]["model"].items():
-        torch.testing.assert_close(found[1]["model"][name], value, rtol=1e-4, atol=1e-5)
-    assert found[0]["optimizer"]["param_groups"] == found[1]["optimizer"]["param_groups"]
+    check_checkpoints(tmp_path / "torch.distributed.run.pt", tmp_path / "geomx_cli.pt")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", ["imagenet.py --amp", "gpt.py"])
+def test_examples_for_torchrun_run_alike(desk: Desk, gloo: Any, tmp_path: Path, example: str) -> None:
+    """As above, with the variables of torchrun."""
+    script, *options = example.split()
+    folder = gloo(script, *options, "--output", "theirs.pt", count=2)
+    words = (*UNDER_LAUNCH, str(SCRIPTS / script), *options, "--output", str(tmp_path / "ours.pt"))
+    Rehearsal(desk, *words, imported="torch").finish()
+    check_checkpoints(folder / "theirs.pt", tmp_path / "ours.pt")
+
+
+def check_checkpoints(theirs: Path, ours: Path) -> None:
+    """They are the same."""
+    right, found = torch.load(theirs), torch.load(ours)
+    for name, value in right["model"].items():
+        torch.testing.assert_close(found["model"][name], value, rtol=1e-4, atol=1e-5)
+    assert right["optimizer"]["param_groups"] == found["optimizer"]["param_groups"]

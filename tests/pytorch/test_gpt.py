@@ -3,15 +3,14 @@
 import csv
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cluster import ROOT
+from desk import Desk, Launch
+from rehearsal import Rehearsal
 from torch import nn
 from torch.nn import functional
 
@@ -23,14 +22,6 @@ from geomx_cli.runtime.training import networks
 from geomx_cli.runtime.training.text import TextSamples
 
 SMALL = ("--layers", "1", "--width", "64", "--context", "16", "--batch-size", "8", "--eval-every", "8")
-
-
-def geomx(*words: str, cwd: Path, limit: float = 200) -> "subprocess.CompletedProcess[str]":
-    """Run the command, with the tested geomx."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
-    env = {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "XDG_STATE_HOME": str(cwd / "state")}
-    argv = [sys.executable, "-m", "geomx_cli", *words]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=limit, check=False)
 
 
 @pytest.fixture
@@ -80,30 +71,45 @@ def test_the_tensors_are_in_the_order_of_the_architecture() -> None:
         assert [tuple(item.shape) for item in model._module.parameters()] == [one.shape for one in network.parameters]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("words", ["fsa", "mixed", "hfa --k1 4 --k2 2", "diloco --inner-steps 8 --compress sparseloco"])
-def test_it_trains(tmp_path: Path, text: Path, words: str) -> None:
-    launched = ["launch", "--local", "--json", "--network", "gpt", *SMALL, "--data-dir", str(text), "--workers", "1"]
-    done = geomx(*launched, "--epochs", "3", "--lr", "0.01", "--job-dir", "job", "--algo", *words.split(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_it_trains(desk: Desk, text: Path) -> None:
+    words = ("--local", "--json", "--network", "gpt", *SMALL, "--data-dir", str(text), "--workers", "1")
+    job = desk.train(*words, "--epochs", "3", "--lr", "0.01", "--algo", "fsa")
+    assert job.finish(200) == 0, job.errors
+    assert "validation loss 5." in job.errors or "validation loss 4." in job.errors, job.errors
+    result = json.loads(job.output)
+    check(job, result)
+    assert result["model"] == str(job.directory / "outputs" / "A-worker-0" / "model.safetensors")
+    check_records(desk, result["validation_loss"])
+
+
+@pytest.mark.parametrize("words", ["mixed", "hfa --k1 4 --k2 2", "diloco --inner-steps 8 --compress sparseloco"])
+def test_it_trains_with_other_algorithms(desk: Desk, text: Path, words: str) -> None:
+    options = ("--local", "--network", "gpt", *SMALL, "--data-dir", str(text), "--workers", "1", "--job-dir", "job")
+    job = Rehearsal(desk, *options, "--epochs", "3", "--lr", "0.01", "--algo", *words.split(), imported="torch")
+    job.finish()
+    lines = (job.directory / "events" / "A-worker-0.jsonl").read_text().splitlines()
+    losses = [event["validation_loss"] for event in map(json.loads, lines) if event["event"] == "evaluation"]
+    assert 4 < losses[0] < 6, losses
+    check(job, json.loads(job.output))
+
+
+def check(job: Launch | Rehearsal, result: dict[str, Any]) -> None:
+    """Its result, and what the model's manifest has of it."""
     assert result["accuracy"] is None and result["validation_loss"] < 3 < math.log(256)
-    assert "validation loss 5." in done.stderr or "validation loss 4." in done.stderr, done.stderr
-    manifest = json.loads(Path(result["model"]).with_name("manifest.json").read_text())
+    (path,) = job.directory.glob("outputs/*/manifest.json")
+    manifest = json.loads(path.read_text())
     assert manifest["validation_loss"] == result["validation_loss"] and manifest["accuracy"] is None
-    if words == "fsa":
-        check_records(tmp_path, result["validation_loss"])
 
 
-def check_records(tmp_path: Path, loss: float) -> None:
+def check_records(desk: Desk, loss: float) -> None:
     """What compare and the figures have of the job in ./job."""
-    done = geomx("compare", str(tmp_path / "job"), "--csv", "table.csv", cwd=tmp_path)
+    done = desk.geomx("compare", str(desk.folder / "job"), "--csv", "table.csv")
     assert done.returncode == 0 and "validation loss" in done.stdout and f"{loss:.4f}" in done.stdout
     assert "accuracy" not in done.stdout and "bytes to" not in done.stdout, "a language model has none"
-    with (tmp_path / "table.csv").open() as file:
+    with (desk.folder / "table.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert float(row["validation_loss"]) == pytest.approx(loss) and row["accuracy"] == ""
-    with opened([str(tmp_path / "job")], lambda *_: None) as runs:
+    with opened([str(desk.folder / "job")], lambda *_: None) as runs:
         found = figures_of(runs.runs, ())
     names = {figure.name for figure in found.found}
     assert {"loss", "validation-loss", "bytes"} < names and "accuracy" not in {*names, *found.missing}
@@ -114,17 +120,15 @@ def check_records(tmp_path: Path, loss: float) -> None:
         assert len(curve.y) > 3 and curve.y[-1] == pytest.approx(loss) and curve.y[-1] < curve.y[0]
 
 
-@pytest.mark.processes
-def test_the_template_trains(tmp_path: Path, text: Path) -> None:
-    done = geomx("init", "here", "--template", "torch-lm", cwd=tmp_path)
+def test_the_template_trains(desk: Desk, tmp_path: Path, text: Path) -> None:
+    done = desk.geomx("init", "here", "--template", "torch-lm")
     assert (done.returncode, done.stderr) == (0, "") and "geomx data fetch austen" in done.stdout
     options = done.stdout.splitlines()[-1].split("geomx launch")[1].split(" -- ")[0]
-    words = ["launch", "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"), *options.split()]
+    words = ["--local", "--workers", "1", "--job-dir", str(tmp_path / "job"), *options.split()]
     own = ["--data-dir", str(text), "--layers", "1", "--width", "64", "--context", "16", "--batch-size", "8"]
     own += ["--lr", "0.01", "--epochs", "3"]
-    done = geomx(*words, "--", "python", "torch_lm.py", *own, cwd=tmp_path / "here")
-    logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
-    assert done.returncode == 0, (done.stderr, logs)
-    result = json.loads(done.stdout)
+    job = Rehearsal(desk, *words, "--", "python", "torch_lm.py", *own, imported="torch", folder=tmp_path / "here")
+    job.finish()
+    result = json.loads(job.output)
     assert result["status"] == "done" and result["validation_loss"] < 4 and result["accuracy"] is None
     assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.pt"))) == 1

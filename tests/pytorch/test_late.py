@@ -1,20 +1,16 @@
 """--p3: the next forward pass waits tensor by tensor; models and optimizers have the same bits as without."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster import ROOT
+from desk import Desk
 from idx import write_data
+from rehearsal import Rehearsal
 from safetensors.numpy import load_file
 from workers import Workers
-
-ENV = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
 
 
 @pytest.mark.processes
@@ -37,19 +33,18 @@ def test_what_scripts_see_has_the_same_bits(workers: Workers) -> None:
     assert all(np.array_equal(first[name], second[name]) for name in first if name.endswith((": model", ": optimizer")))
 
 
-@pytest.mark.processes
-def test_the_bundled_job_has_the_same_bits(tmp_path: Path) -> None:
+def test_the_bundled_job_has_the_same_bits(desk: Desk, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data", train=96)
     found: list[Any] = []
     for p3 in ("--p3", "--no-p3"):
         words = ["--framework", "torch", "--network", "cnn-bn", "--data-dir", str(data), "--batch-size", "8", p3]
         words += ["--parties", "2", "--workers", "1", "--wan", "20ms", "--epochs", "2", "--eval-every", "2"]
-        argv = [sys.executable, "-m", "geomx_cli", "launch", "--local", "--json", "--job-dir", str(tmp_path / p3)]
-        done = subprocess.run([*argv, *words], env=ENV, capture_output=True, text=True, timeout=100, check=False)
-        assert done.returncode == 0, done.stderr
-        lines = (tmp_path / p3 / "events" / "A-worker-0.jsonl").read_text().splitlines()
+        job = Rehearsal(desk, "--local", "--job-dir", p3.removeprefix("--"), *words, imported="torch")
+        job.finish()
+        lines = (job.directory / "events" / "A-worker-0.jsonl").read_text().splitlines()
         accuracies = [event["accuracy"] for event in map(json.loads, lines) if event["event"] == "evaluation"]
-        found.append((load_file(json.loads(done.stdout)["model"]), accuracies))
-    (model, accuracies), (plain, plain_accuracies) = found
+        (model,) = job.directory.glob("outputs/*/model.safetensors")
+        found.append((load_file(model), accuracies))
+    (ours, accuracies), (plain, plain_accuracies) = found
     assert accuracies == plain_accuracies and len(accuracies) > 2
-    assert model.keys() == plain.keys() and all(np.array_equal(model[name], plain[name]) for name in model)
+    assert ours.keys() == plain.keys() and all(np.array_equal(ours[name], plain[name]) for name in ours)

@@ -13,23 +13,19 @@ import numpy as np
 import pytest
 import torch
 from cluster import ROOT
+from desk import Desk
 from idx import write_data
+from rehearsal import Rehearsal
 from safetensors.numpy import load_file
 from workers import SCRIPTS
 
 from geomx_cli.core import starter
+from geomx_cli.runtime.training import networks
 
 pytestmark = pytest.mark.processes
 
 
-def geomx(
-    *words: str, cwd: Path, python: str = sys.executable, limit: float = 120
-) -> "subprocess.CompletedProcess[str]":
-    """Run the command, with the tested geomx."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
-    env = {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    argv = [python, "-m", "geomx_cli", *words]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=limit, check=False)
+TWO = ("--parties", "2", "--workers", "1", "--job-dir", "job")
 
 
 CLASSIFIER = (
@@ -58,13 +54,15 @@ def distributed(folder: Path, script: str = "plain.py", lines: Sequence[tuple[st
     return path
 
 
-def test_three_lines_make_a_plain_script_distributed(tmp_path: Path) -> None:
+def test_three_lines_make_a_plain_script_distributed(desk: Desk, tmp_path: Path) -> None:
     distributed(tmp_path)
-    words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
-    done = geomx(*words, "--", "python", "train.py", "--epochs", "2", "--amp", cwd=tmp_path)
+    words = ("launch", "--local", "--json", *TWO, "--", "python", "train.py", "--epochs", "2", "--amp")
+    done = desk.geomx(*words, limit=120)
     logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
     assert done.returncode == 0, (done.stderr, logs)
     assert json.loads(done.stdout)["status"] == "done" and len(logs) == 2, "the master is a worker that trains"
+    (compared,) = desk.json("compare", str(tmp_path / "job"))["jobs"]
+    assert compared["warnings"] == json.loads(done.stdout)["warnings"] == []
     lines = [line for path in tmp_path.glob("job/events/*") for line in path.read_text().splitlines()]
     rounds = [json.loads(line).get("round", 0) for line in lines]
     assert json.loads(done.stdout)["rounds"] == 40 == max(rounds), "the batches of both epochs"
@@ -98,19 +96,24 @@ SAID = {"own": [], "same": ["workers 0 and 1 train on the same batches"]}
 
 
 @pytest.mark.parametrize("data", ["own", "same"])
-def test_all_reports_of_tensors_are_recorded(tmp_path: Path, data: str) -> None:
+def test_all_reports_of_tensors_are_recorded(desk: Desk, tmp_path: Path, data: str) -> None:
     """Also those of the last half second, which are written when the script has ended. Equal batches affect the
     result: the summary repeats the warning.
     """
     (tmp_path / "train.py").write_text(REPORTS)
-    words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
-    done = geomx(*words, "--", "python", "train.py", data, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    words = ("--local", *TWO, "--", "python", "train.py", data)
+    if data == "same":
+        done = desk.geomx("launch", "--json", *words, limit=120)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        (compared,) = desk.json("compare", str(tmp_path / "job"))["jobs"]
+        assert compared["warnings"] == result["warnings"], "as in all reports"
+    else:
+        job = Rehearsal(desk, *words, imported="torch")
+        job.finish()
+        result = json.loads(job.output)
     assert result["rounds"] == 6, "one for each step"
     assert [warning.partition(":")[0] for warning in result["warnings"]] == SAID[data]
-    (compared,) = json.loads(geomx("compare", str(tmp_path / "job"), "--json", cwd=tmp_path).stdout)["jobs"]
-    assert len(compared["warnings"]) == len(SAID[data]), "as in all reports"
     finals = set()
     for party in "AB":
         lines = (tmp_path / f"job/events/{party}-worker-0.jsonl").read_text().splitlines()
@@ -124,24 +127,23 @@ def test_all_reports_of_tensors_are_recorded(tmp_path: Path, data: str) -> None:
     assert len(finals) == 1, "all workers have one model"
 
 
-def test_three_lines_in_a_language_model(tmp_path: Path) -> None:
+def test_three_lines_in_a_language_model(desk: Desk, tmp_path: Path) -> None:
     """Local steps between exchanges, with two workers and shared weights."""
     distributed(tmp_path, "gpt.py", GPT)
-    words = ["launch", "--local", "--json", "--parties", "2", "--workers", "1", "--job-dir", str(tmp_path / "job")]
-    words += ["--algo", "diloco", "--inner-steps", "20"]
-    done = geomx(*words, "--", "python", "train.py", "--max-iters", "100", "--output", "ckpt.pt", cwd=tmp_path)
-    logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
-    assert done.returncode == 0, (done.stderr, logs)
-    assert float("".join(logs).rpartition("loss ")[2]) < 3, logs
+    words = (*TWO, "--algo", "diloco", "--inner-steps", "20", "--", "python", "train.py")
+    job = Rehearsal(desk, "--local", *words, "--max-iters", "100", "--output", "ckpt.pt", imported="torch")
+    job.finish()
+    logs = "".join(path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log")))
+    assert float(logs.rpartition("loss ")[2]) < 3, logs
     assert (tmp_path / "ckpt.pt").exists()
 
 
-def test_the_plan_of_a_script(tmp_path: Path) -> None:
+def test_the_plan_of_a_script(desk: Desk, tmp_path: Path) -> None:
     """All algorithms count the workers of all parties, so there is no worker beside those that train."""
     distributed(tmp_path)
     for algorithm in ("fsa", "hfa"):
         words = ["launch", "--local", "--dry-run", "--json", "--algo", algorithm]
-        done = geomx(*words, "--", "python", "train.py", cwd=tmp_path)
+        done = desk.geomx(*words, "--", "python", "train.py")
         assert done.returncode == 0, done.stderr
         processes = json.loads(done.stdout)["processes"]
         workers = [process for process in processes if process["role"] == "worker"]
@@ -159,21 +161,21 @@ def test_a_script_that_runs_alone_says_what_to_do(tmp_path: Path) -> None:
     assert said.startswith("geomx_cli.core.errors.InvalidSettings: this script was not started by geomx (geomx launch")
 
 
-WITH_MXNET = ROOT / ".venv" / "bin" / "python"
+WITH_MXNET = str(ROOT / ".venv" / "bin" / "python")
 
 
-def test_batch_normalization_is_that_of_mxnet(tmp_path: Path) -> None:
+def test_batch_normalization_is_that_of_mxnet(desk: Desk, tmp_path: Path) -> None:
     """The same tensors, from the same weights on the same samples; running variances differ, see docs/pytorch.md."""
     data = write_data(tmp_path / "data", train=64)
     found: dict[str, Any] = {}
-    for framework, python in (("torch", sys.executable), ("mxnet", str(WITH_MXNET))):
+    for framework, python in (("torch", sys.executable), ("mxnet", WITH_MXNET)):
         words = ["--framework", framework, "--network", "cnn-bn", "--data-dir", str(data), "--batch-size", "8"]
         words += ["--epochs", "3", "--parties", "1", "--workers", "2", "--lr", "0.02", "--momentum", "0"]
-        done = geomx("launch", "--local", "--json", "--job-dir", framework, *words, cwd=tmp_path, python=python)
-        assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout)
-        found[framework] = load_file(result["model"])
-        assert json.loads(Path(result["model"]).with_name("manifest.json").read_text())["framework"] == framework
+        job = Rehearsal(desk, "--local", "--job-dir", framework, *words, imported=framework, python=python)
+        job.finish()
+        (model,) = job.directory.glob("outputs/*/model.safetensors")
+        found[framework] = load_file(model)
+        assert json.loads(model.with_name("manifest.json").read_text())["framework"] == framework
     assert list(found["torch"]) == list(found["mxnet"])
     for name, array in found["torch"].items():
         assert array.shape == found["mxnet"][name].shape
@@ -184,29 +186,26 @@ def test_batch_normalization_is_that_of_mxnet(tmp_path: Path) -> None:
 def test_resnet18_has_the_tensors_of_mxnets(tmp_path: Path) -> None:
     code = (
         "import json; from geomx_cli.runtime.training import networks;"
-        "found = networks.find('resnet18-v1', (3, 32, 32), 10, {!r});"
+        "found = networks.find('resnet18-v1', (3, 32, 32), 10, 'mxnet');"
         "print(json.dumps([[p.name, p.shape, p.start] for p in (*found.parameters, *found.statistics)]))"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    found = []
-    for python, framework in ((sys.executable, "torch"), (str(WITH_MXNET), "mxnet")):
-        argv = [python, "-c", code.format(framework)]
-        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, timeout=60, check=True)
-        found.append(json.loads(done.stdout))
-    assert found[0] == found[1] and len(found[0]) > 60
+    done = subprocess.run([WITH_MXNET, "-c", code], env=env, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    ours = networks.find("resnet18-v1", (3, 32, 32), 10, "torch")
+    found = [[item.name, list(item.shape), item.start] for item in (*ours.parameters, *ours.statistics)]
+    assert found == json.loads(done.stdout) and len(found) > 60
 
 
 @pytest.mark.parametrize("name", sorted({name for name in starter.templates() if "torch" in name} - {"torch-lm"}))
-def test_a_template_trains(tmp_path: Path, name: str) -> None:
+def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     data = write_data(tmp_path / "data", train=400)
-    done = geomx("init", "here", "--template", name, cwd=tmp_path)
+    done = desk.geomx("init", "here", "--template", name)
     assert (done.returncode, done.stderr) == (0, "")
     options, script = done.stdout.splitlines()[-1].split("geomx launch")[1].split(" -- python ")
-    words = ["launch", *shlex.split(options), "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job")]
-    own = ["--data-dir", str(data), "--batch-size", "8", "--epochs", "3"]
-    done = geomx(*words, "--", "python", script, *own, cwd=tmp_path / "here")
-    logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
-    assert done.returncode == 0, (done.stderr, logs)
-    result = json.loads(done.stdout)
+    words = (*shlex.split(options), "--local", "--workers", "1", "--job-dir", str(tmp_path / "job"))
+    own = ("--data-dir", str(data), "--batch-size", "8", "--epochs", "3")
+    job = Rehearsal(desk, *words, "--", "python", script, *own, imported="torch", folder=tmp_path / "here")
+    job.finish()
+    result = json.loads(job.output)
     assert result["status"] == "done" and result["accuracy"] > 0.5 and result["samples_per_s"] > 0
     assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.pt"))) == 1

@@ -1,36 +1,36 @@
 """`--reduce torch --shards`: models that fully_shard divides in each party, whose shards cross to the servers."""
 
+import json
 import os
 import re
 import signal
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from cluster import until
+from desk import Desk
+from rehearsal import Rehearsal
 from test_local_steps import Nesterov
-from test_reduce import PARTIES, Launched, settings
+from test_reduce import PARTIES, settings
 from whole import Alone, Deep
+from workers import SCRIPTS, rehearsed, saved
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
 from geomx_cli.runtime.frontends.torch.sharded.shard import Shard
 from geomx_cli.runtime.frontends.torch.sharded.state import check_layout
 
-
-def launch(folder: Path, *words: str, options: tuple[str, ...] = ("--shards", "2")) -> Launched:
-    return Launched(folder, "sharded.py", *words, options=(*options, "--timeout", "120s"))  # importing DTensor is slow
+SHARDS = ("--shards", "2")
 
 
-def check(job: Launched, wanted: Any, ranks: tuple[int, ...] = (0, 2)) -> None:
+def check(job: Rehearsal, wanted: Any, ranks: tuple[int, ...] = (0, 2)) -> None:
     """The parties whose first workers have these ranks have the same weights, equal to these; all have one buffer."""
-    assert job.end(180).get("status") == "done", (job.errors, job.logs)
+    job.finish()
     assert "was not the same here" not in job.logs
-    found = [dict(np.load(job.folder / f"{rank}.npz")) for rank in ranks]
+    found = [saved(job.directory.parent, rank) for rank in ranks]
     names = [name for name, _ in Deep().named_parameters()]
     vectors = [np.concatenate([one[name].reshape(-1) for name in names]) for one in found]
     assert all(np.array_equal(vector, vectors[0]) for vector in vectors)
@@ -38,8 +38,7 @@ def check(job: Launched, wanted: Any, ranks: tuple[int, ...] = (0, 2)) -> None:
     np.testing.assert_allclose(vectors[0], wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.processes
-def test_fsa_continues_a_training_in_one_process(tmp_path: Path) -> None:
+def test_fsa_continues_a_training_in_one_process(desk: Desk) -> None:
     """From a checkpoint, clipped by the norm over all shards, with gradients accumulated over two passes, and with a
     party that ends before the other, whose model it then gets.
     """
@@ -47,12 +46,11 @@ def test_fsa_continues_a_training_in_one_process(tmp_path: Path) -> None:
     for step in range(20):
         alone.step((0, 1, 2, 3) if step < 17 else (0, 1), step, clip=0.5)
         if step == 9:
-            torch.save(alone.checkpoint, tmp_path / "checkpoint.pt")
-    check(launch(tmp_path, "10,7", "resume"), alone.vector)
+            torch.save(alone.checkpoint, desk.folder / "checkpoint.pt")
+    check(rehearsed(desk, "sharded.py", "10,7", "resume", options=SHARDS), alone.vector)
 
 
-@pytest.mark.processes
-def test_diloco_takes_a_party_for_one_worker(tmp_path: Path) -> None:
+def test_diloco_takes_a_party_for_one_worker(desk: Desk) -> None:
     """As with `--reduce torch` and undivided models; both parties have as many samples."""
     parties = [Alone(10), Alone(10)]
     now = parties[0].vector
@@ -64,39 +62,34 @@ def test_diloco_takes_a_party_for_one_worker(tmp_path: Path) -> None:
         now = outer.step(now, now - np.mean([party.vector for party in parties], axis=0))
         for party in parties:
             party.vector = now
-    options = ("--algo", "diloco", "--inner-steps", "4", "--weight", "samples", "--shards", "2")
-    check(launch(tmp_path, "10", options=options), now)
+    options = ("--algo", "diloco", "--inner-steps", "4", "--weight", "samples", *SHARDS)
+    check(rehearsed(desk, "sharded.py", "10", options=options), now)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("algorithm", [("fsa",), ("hfa", "--k1", "3", "--k2", "2")], ids=lambda words: words[0])
-def test_replicas_of_the_shards_follow_their_leaders(tmp_path: Path, algorithm: tuple[str, ...]) -> None:
+def test_replicas_of_the_shards_follow_their_leaders(desk: Desk, algorithm: tuple[str, ...]) -> None:
     """HSDP: 2 copies of 2 shards, in one party."""
     alone = Alone(6)
     for step in range(6):
         alone.step((0, 1, 2, 3), step)
-    options = ("--parties", "1", "--workers", "4", "--shards", "2", "--algo", *algorithm)
-    check(launch(tmp_path, "6", "replicas", options=options), alone.vector, ranks=(0,))
+    options = ("--parties", "1", "--workers", "4", *SHARDS, "--algo", *algorithm)
+    check(rehearsed(desk, "sharded.py", "6", "replicas", options=options), alone.vector, ranks=(0,))
 
 
-@pytest.mark.processes
-def test_a_killed_worker_of_a_shard_fails_the_job_by_name(tmp_path: Path) -> None:
-    job = launch(tmp_path, "20", "stop")
-    until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(2)), 120, state=lambda: job.logs)
-    victim = job.pid("A/worker:1")
-    assert victim is not None
-    os.kill(victim, signal.SIGKILL)
-    result = job.end()
-    assert result["status"] == "failed" and job.process.returncode == 1, (job.errors, job.logs)
-    assert "it was killed by SIGKILL" in job.errors, job.errors
+def test_a_killed_worker_of_a_shard_fails_the_job_by_name(desk: Desk) -> None:
+    words = ("--local", "--json", "--reduce", "torch", "--parties", "1", *SHARDS, "--timeout", "120s")
+    job = desk.train(*words, "--", "python", str(SCRIPTS / "sharded.py"), "20", "stop")  # importing DTensor is slow
+    job.wait_for(lambda: all((desk.folder / f"ready-{rank}").exists() for rank in range(2)), 120)
+    os.kill(job.pid("A/worker:1"), signal.SIGKILL)
+    assert job.finish(170) == 1
+    assert json.loads(job.output)["status"] == "failed" and "it was killed by SIGKILL" in job.errors, job.errors
     assert "A/worker:1" in job.errors and "RuntimeError" not in job.errors, job.errors
 
 
-@pytest.mark.processes
-def test_another_number_of_shards_than_the_job_s_is_refused(tmp_path: Path) -> None:
-    job = launch(tmp_path, "2", "mesh", options=("--parties", "1", "--shards", "2"))
-    assert job.end()["status"] == "failed"
-    assert "parameter scale is divided into 1 shards, in a job with --shards 2" in job.errors, (job.errors, job.logs)
+def test_another_number_of_shards_than_the_job_s_is_refused(desk: Desk) -> None:
+    job = rehearsed(desk, "sharded.py", "2", "mesh", options=("--parties", "1", *SHARDS))
+    assert any(job.statuses().values())
+    assert "parameter scale is divided into 1 shards, in a job with --shards 2" in job.logs, job.logs
 
 
 def test_only_what_ends_a_group_is_laid_to_another_worker() -> None:

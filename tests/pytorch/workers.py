@@ -9,9 +9,23 @@ from typing import Any
 
 import numpy as np
 from cluster import ROOT, Cluster
+from desk import Desk
+from rehearsal import Rehearsal
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HOOK = ROOT / "geomx_cli" / "runtime" / "hook"
+
+
+def rehearsed(desk: Desk, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Rehearsal:
+    """A job of `--reduce torch` that runs a script of scripts/: of 2 parties of 2 workers, unless `options` differ."""
+    words = ("--local", "--reduce", "torch", "--job-dir", "job", *options)
+    return Rehearsal(desk, *words, "--", "python", str(SCRIPTS / script), *arguments, imported="torch")
+
+
+def saved(folder: Path, rank: int) -> dict[str, Any]:
+    """What the worker of this global rank has saved as RANK.npz."""
+    with np.load(folder / f"{rank}.npz") as file:
+        return dict(file)
 
 
 @dataclass
@@ -48,5 +62,4 @@ class Workers:
 
     def saved(self, rank: int) -> dict[str, Any]:
         """What the worker of this global rank has saved as RANK.npz."""
-        with np.load(self.cluster.directory / f"{rank}.npz") as file:
-            return dict(file)
+        return saved(self.cluster.directory, rank)

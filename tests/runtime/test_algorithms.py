@@ -17,6 +17,7 @@ import pytest
 from cluster import ROOT, clean_environment
 from desk import Desk, Launch
 from idx import write_data
+from rehearsal import Rehearsal
 from safetensors.numpy import load_file
 
 from geomx_cli.cli import main
@@ -77,31 +78,34 @@ def test_with_one_worker_it_is_plain_sgd(weights: dict[str, dict[str, Any]], way
 
 # Four workers.
 
-Run = Callable[..., Launch]
+Run = Callable[..., Rehearsal]
 
 
 @pytest.fixture
-def launch(desk: Desk, data: Path) -> Run:
-    """Starts a job of the bundled training on 2 x 2 workers."""
-    small = ["--network", "linear", "--data-dir", str(data), "--batch-size", "8"]
-    return lambda algo, *arguments: desk.train("--local", "--json", "--algo", algo, *small, *arguments)
+def small(data: Path) -> list[str]:
+    """The options of a job of the bundled training on 2 x 2 workers."""
+    return ["--local", "--network", "linear", "--data-dir", str(data), "--batch-size", "8"]
 
 
-def done(job: Launch, workers: int = 4) -> dict[str, dict[str, Any]]:
-    """The final events of the workers of a job that has succeeded and left nothing behind."""
+@pytest.fixture
+def rehearsed(desk: Desk, small: list[str]) -> Run:
+    """Begins such a job."""
+    return lambda algo, *arguments: Rehearsal(desk, "--job-dir", "job", "--algo", algo, *small, *arguments)
+
+
+def done(job: Rehearsal | Launch, workers: int = 4) -> dict[str, dict[str, Any]]:
+    """The final events of the workers of a job that has succeeded, and whose model is saved."""
     assert job.finish() == 0, job.errors
     result = json.loads(job.output)
     assert (result["status"], result["exit_code"], result["failure"]) == ("done", 0, None)
-    job.assert_clean()
     found = job.finished()
     assert len(found) == workers
-    check_model(Path(result["model"]), found["A-worker-0"])
+    check_model(job.directory / "outputs" / "A-worker-0" / "model.safetensors", found["A-worker-0"])
     return found
 
 
 def check_model(path: Path, finished: dict[str, Any]) -> None:
     """The saved model is the final one, and its manifest describes the files beside it."""
-    assert path.name == "model.safetensors" and path.parent.name == "A-worker-0"
     manifest = json.loads((path.parent / "manifest.json").read_bytes())
     for name, told in manifest["files"].items():
         content = (path.parent / name).read_bytes()
@@ -118,9 +122,12 @@ def check_model(path: Path, finished: dict[str, Any]) -> None:
 
 
 @pytest.mark.processes
-def test_hfa_stops_everybody_at_a_milestone_with_one_model(launch: Run) -> None:
+def test_hfa_stops_everybody_at_a_milestone_with_one_model(desk: Desk, small: list[str]) -> None:
     target = ("--target-accuracy", "0.05", "--eval-every", "4", "--epochs", "1000")
-    found = done(launch("hfa", "--k1", "2", "--k2", "2", *target))
+    job = desk.train("--json", "--algo", "hfa", "--k1", "2", "--k2", "2", *small, *target)
+    found = done(job)
+    job.assert_clean()
+    assert json.loads(job.output)["model"] == str(job.directory / "outputs" / "A-worker-0" / "model.safetensors")
     assert {name: event["stopped"] for name, event in found.items()} == {
         "A-worker-0": "target_accuracy", "A-worker-1": "asked", "B-worker-0": "asked", "B-worker-1": "asked",
     }  # fmt: skip
@@ -131,35 +138,35 @@ def test_hfa_stops_everybody_at_a_milestone_with_one_model(launch: Run) -> None:
 
 
 @pytest.mark.processes
-def test_streaming_diloco_stops_everybody_with_one_model(launch: Run) -> None:
+def test_streaming_diloco_stops_everybody_with_one_model(rehearsed: Run) -> None:
     more = ("--inner-steps", "4", "--fragments", "2", "--overlap", "1", "--time-limit", "0.5s", "--epochs", "10000")
-    found = done(launch("diloco", *more))
+    found = done(rehearsed("diloco", *more))
     assert found["A-worker-0"]["stopped"] == "time_limit"
     assert len({event["parameters"] for event in found.values()}) == 1
     assert len({event["samples"] for event in found.values()}) == 1
 
 
 @pytest.mark.processes
-def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
-    job = launch("mixed", "--slowdown", "B=3", "--max-staleness", "2", "--epochs", "2", "--optimizer", "dcasgd")
+def test_mixed_with_a_slow_party_trains_on_all_samples(rehearsed: Run) -> None:
+    job = rehearsed("mixed", "--slowdown", "B=3", "--max-staleness", "2", "--epochs", "2", "--optimizer", "dcasgd")
     found = done(job)
     assert {event["stopped"] for event in found.values()} == {"epochs"}
     assert {(event["samples"], contributions(job, name)) for name, event in found.items()} == {(64, 8)}
 
 
 @pytest.mark.processes
-def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
+def test_esync_lets_the_fast_take_more_steps_than_the_slow(rehearsed: Run) -> None:
     """The slow worker completes its epochs, and the others continue until then. Its steps take longer than those of
     others whose machine is busy.
     """
-    found = done(launch("esync", "--slowdown", "1000", "--epochs", "3"))
+    found = done(rehearsed("esync", "--slowdown", "1000", "--epochs", "3"))
     samples = {name: event["samples"] for name, event in found.items()}
     assert samples.pop("B-worker-1") == 96
     assert min(samples.values()) > 96
     assert len({event["rounds"] for event in found.values()}) == 1
 
 
-def contributions(job: Launch, worker: str) -> int:
+def contributions(job: Rehearsal, worker: str) -> int:
     """The number of rounds in which the worker had data."""
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
     return sum(event.get("num_samples", 0) > 0 for event in events if event["event"] == "round")

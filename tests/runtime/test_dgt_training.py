@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 from cluster import ROOT
 from desk import Desk
+from rehearsal import Rehearsal
 
 pytestmark = pytest.mark.processes
 
 
 def trained(desk: Desk, algo: str, *arguments: str) -> tuple[str, dict[str, Any]]:
     """The digest of the final weights, the same on all workers, and the result."""
-    words = ["--local", "--json", "--network", "linear", "--data", "wide:data", "--algo", *algo.split(), "--lr", "0.02"]
-    words += ["--optimizer", "sgd", "--batch-size", "16", "--epochs", "2", "--eval-every", "0", *arguments]
-    job = desk.train(*words, PYTHONPATH=f"{ROOT}:{ROOT / 'tests/scripts'}")
-    assert job.finish(100) == 0, job.errors
+    name = f"job-{'-'.join((algo, *arguments)).replace(' ', '')}"
+    words = ["--local", "--job-dir", name, "--network", "linear", "--data", "wide:data", "--algo", *algo.split()]
+    words += ["--optimizer", "sgd", "--lr", "0.02", "--batch-size", "16", "--epochs", "2", "--eval-every", "0"]
+    job = Rehearsal(desk, *words, *arguments, PYTHONPATH=f"{ROOT}:{ROOT / 'tests/scripts'}")
+    job.finish(100)
     (digest,) = {event["parameters"] for event in job.finished().values()}
-    job.directory.rename(desk.folder / f"job-{digest}-{'-'.join(arguments)}")  # the next one has the same place
     return digest, json.loads(job.output)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from geomx_cli.core import bounded_http
+from geomx_cli.core.bounded_http import BoundedThreads
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.algorithms import _esync_http
 from geomx_cli.runtime.algorithms._esync_http import serve
 from geomx_cli.runtime.algorithms.esync import EsyncServer
 
@@ -214,7 +215,7 @@ def test_what_is_no_http(port: int) -> None:
 
 
 def test_slow_clients_are_let_go_and_hinder_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_esync_http, "LIMIT", 0.5)
+    monkeypatch.setattr(bounded_http, "LIMIT", 0.5)
     post(port, "/init/", num_workers=3)
     pieces = [b"", b"POST /init/ HT", b"POST /init/ HTTP/1.1\r\nContent-Length: 1000\r\n\r\nnum"]
     with contextlib.ExitStack() as stack:
@@ -238,8 +239,8 @@ def trickled(connection: socket.socket) -> bytes:
 
 
 def test_more_connections_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_esync_http, "LIMIT", 0.5)
-    monkeypatch.setattr(_esync_http, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(bounded_http, "LIMIT", 0.5)
+    monkeypatch.setattr(BoundedThreads, "most", 4)
     server = serve("127.0.0.1", 0)
     with contextlib.ExitStack() as stack:
         for _ in range(4):

@@ -13,13 +13,14 @@ import last_rounds as numpy_
 import numpy as np
 import pytest
 from cluster import ROOT, clean_environment
-from desk import Desk, Launch
+from desk import Desk
 from last_rounds import BATCH, EPOCHS, MOMENTUM, RATE
+from rehearsal import Rehearsal
 
 from geomx_cli.core import plugins
 
 pytestmark = pytest.mark.processes
-Run = Callable[..., Launch]
+Run = Callable[..., Rehearsal]
 FOLDERS = (ROOT, ROOT / "tests/scripts", ROOT / "tests/without_mxnet")
 BOTH = [[0, 1], [2, 3]]
 HFA = "hfa --k1 2 --k2 5"
@@ -32,21 +33,20 @@ OUTER = (0.7, 0.9)
 def launch(desk: Desk) -> Run:
     """Starts a job on tiny data divided by a Dirichlet distribution; `samples` in all."""
 
-    def begin(algo: str, *arguments: str, samples: int = 90) -> Launch:
+    def begin(algo: str, *arguments: str, samples: int = 90) -> Rehearsal:
         data = ["--data", "tiny:data", "--network", "linear", "--split", "dirichlet:0.2"]
         rates = ["--optimizer", "sgd", "--lr", str(RATE), "--momentum", str(MOMENTUM)]
         more = ["--checkpoint-every", "1", "--batch-size", str(BATCH), "--epochs", str(EPOCHS)]
         variables = {"PYTHONPATH": ":".join(map(str, FOLDERS)), "SAMPLES": str(samples)}
-        words = ["--local", "--json", "--algo", *algo.split(), *data, *rates, *more, *arguments]
-        return desk.train(*words, **variables)
+        words = ["--local", "--job-dir", "job", "--algo", *algo.split(), *data, *rates, *more, *arguments]
+        return Rehearsal(desk, *words, **variables)
 
     return begin
 
 
-def final(job: Launch, workers: int) -> tuple[dict[str, dict[str, Any]], dict[int, Any]]:
+def final(job: Rehearsal, workers: int) -> tuple[dict[str, dict[str, Any]], dict[int, Any]]:
     """The workers' final events, and the saved weights, of a job that ended with one model on all workers."""
-    assert job.finish(150) == 0, job.errors
-    job.assert_clean()
+    assert job.finish(150) == 0
     found = job.finished()
     assert len(found) == workers
     assert len({event["parameters"] for event in found.values()}) == 1
@@ -153,13 +153,13 @@ def assert_close(model: Any, wanted: Any) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
-def evaluations(job: Launch) -> dict[int, float]:
+def evaluations(job: Rehearsal) -> dict[int, float]:
     """The accuracies that rank 0 has reported during training, by the number of rounds."""
     events = [json.loads(line) for line in next(job.directory.glob("events/A-worker-0.jsonl")).read_text().splitlines()]
     return {event["round"]: event["accuracy"] for event in events if event["event"] == "evaluation"}
 
 
-def assert_records(job: Launch, worker: str, rounds: int) -> None:
+def assert_records(job: Rehearsal, worker: str, rounds: int) -> None:
     """A round without data has no samples and no loss."""
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
     found = [event for event in events if event["event"] == "round"]

@@ -1,7 +1,6 @@
 """--p3 in the bundled job: weights, evaluations and checkpoints have the same bits as without."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from desk import Desk
 from idx import write_data
+from rehearsal import Rehearsal
 
 WAYS: dict[str, tuple[str, ...]] = {
     "fsa": ("--optimizer", "adam", "--lr", "0.01"), "sync": ("--algo", "sync"),
@@ -29,13 +29,11 @@ def test_all_weights_have_the_same_bits(desk: Desk, data: Path, way: str) -> Non
     for p3 in ("--p3", "--no-p3"):
         words = ["--parties", "2", "--workers", "1", "--wan", "20ms", "--epochs", "2", "--batch-size", "8"]
         words += ["--eval-every", "2", "--checkpoint-every", "3", "--network", "cnn", "--data-dir", str(data), p3]
-        job = desk.train("--local", "--json", *words, *WAYS[way])
-        assert job.finish() == 0, job.errors
-        job.assert_clean()
+        job = Rehearsal(desk, "--local", "--job-dir", f"job{p3}", *words, *WAYS[way], imported="mxnet")
+        job.finish()
         finished = job.finished()
         assert len(finished) == 2 and len({event["parameters"] for event in finished.values()}) == 1
         found.append((finished["A-worker-0"]["parameters"], _accuracies(job.directory), _checkpoints(job.directory)))
-        shutil.rmtree(job.directory)
     (parameters, accuracies, checkpoints), plain = found
     assert (parameters, accuracies) == plain[:2] and len(accuracies) > 2
     assert checkpoints.keys() == plain[2].keys() and len(checkpoints) > 2
@@ -49,5 +47,5 @@ def _accuracies(job: Path) -> list[tuple[int, float]]:
 
 
 def _checkpoints(job: Path) -> dict[str, Any]:
-    found = {path.name: dict(np.load(path)) for path in sorted((job / "checkpoints").glob("*.npz"))}
+    found = {path.name: dict(np.load(path)) for path in sorted(job.glob("outputs/A-worker-0/checkpoints/*.npz"))}
     return {name: {key: found[name][key] for key in found[name] if key != "seconds"} for name in found}

@@ -86,7 +86,7 @@ def misuse_by_control(node, link, good) -> None:
         node.loop.call_later(0.01, partial(misuse_by_control, node, link, good))
         return
     asked = [
-        ("declare", {"tensors": 5}), ("declare", {"tensors": [["x", -5, "float32", 1]]}),
+        ("declare", {"tensors": 5}), ("declare", {"tensors": [["x", -5, "float32", 1]], "by": "x"}),
         ("declare", {"tensors": [["x", 10**15, "float32", 1]]}), ("declare", {"tensors": [["x", 10, "int7", 1]]}),
         ("optimizer", {"do": 7}), ("barrier", {"scope": "nowhere"}), ("state_read", {"root": 99}), ("nothing", {}),
         ("mode", {}), ("stragglers", {}), ("cluster", {"rank_scope": ["x"]}), ("optimizer", {"by": 7, "hold": 1}),

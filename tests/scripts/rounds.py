@@ -5,9 +5,9 @@ SERVER_OPTIMIZER (1: the master sets one; plain: without momentum), PULL (1: sav
 rounds), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each
 push of this worker), SIZES, DTYPE, FILL (push this number instead of seeded gradients), COMMON (1: all workers
 give the initial values; differ: this one gives others than the master), GATES (a directory: wait at each gate until it
-has a file of that name), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds), FAIL (1: fail instead of
-saying goodbye), EVENTS (1: write an event log, not to the output), LOSS (1: report a loss that falls from 1 to 0.1 in
-the first round), FAULT (executed by B/worker:0 after 21 rounds).
+has a file of that name; LOOK: how often, in s), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds),
+FAIL (1: fail instead of saying goodbye), EVENTS (1: write an event log, not to the output), LOSS (1: report a loss that
+falls from 1 to 0.1 in the first round), FAULT (executed by B/worker:0 after 21 rounds).
 """
 
 import os
@@ -32,7 +32,7 @@ def gate(name: str) -> None:
     if "GATES" in os.environ:
         print("at", name, flush=True)
         while not Path(os.environ["GATES"], name).exists():
-            time.sleep(0.02)
+            time.sleep(float(os.environ.get("LOOK", "0.02")))
 
 
 sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]

@@ -1,7 +1,7 @@
-"""A worker with a valid key that attempts one ATTACK on the job and prints the outcome; otherwise like rounds.py.
+"""A worker with a valid key that attempts attacks on the job and prints their outcomes; otherwise like rounds.py.
 
-Environment: ATTACK (one of EARLY, INITIAL, ATTACKS and LATE), OTHER (a process to impersonate), and the variables of
-rounds.py.
+Environment: ATTACKS (of EARLY, INITIAL, READY and LATE, with spaces between), OTHER (a process to impersonate), and the
+variables of rounds.py.
 """
 
 import os
@@ -13,7 +13,9 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.client import Client
+from geomx_cli.ps.net.lanes import LANES
 from geomx_cli.ps.net.transport import Transport
+from geomx_cli.ps.net.wire import Header, Place, encode_body, encode_header
 
 SGD = {"name": "sgd", "params": {"learning_rate": 0.0}, "schedule": None, "multipliers": [], "serial": 0}
 
@@ -30,7 +32,31 @@ def read_optimizer_state(client: Client) -> None:
 
 def declare_twice(client: Client) -> None:
     """One key in one request, for an answer that is longer than the request."""
-    client.control.request("declare", {"tensors": [["large", 20_000_000, "float32", 1, -1]] * 1000})
+    asked = [["large", 20_000_000, "float32", 1, -1]] * 200
+    client.control.request("declare", {"tensors": asked, "by": client.process})
+
+
+def waste(client: Client) -> None:
+    """Declare without end, what is too large and what is not, and say hello again and again."""
+    node, link = client._worker.node, client._worker.upstream.links[0]
+
+    def ask() -> None:
+        for number in range(400):
+            for size in (26_000_000_000, 20_000_000):
+                body = {"tensors": [[f"{size} {number}", size, "float32", 1, -1]], "by": client.process}
+                node.rpc.ask(link, "declare", body, lambda _: None, lambda _: None)
+            hello = Header(job=node.transport.job, topic="hello", request=10_000 + number, place=Place.FRAME)
+            for lane in LANES:
+                link.lanes.write(lane, [encode_header(hello), encode_body({**node.transport.who, "lane": lane})])
+
+    node.loop.submit(ask)
+    client.control.request("declare", {"tensors": [["last", 26_000_000_000, "float32", 1, -1]], "by": client.process})
+
+
+def report_another(client: Client) -> None:
+    """Tell the scheduler that a process has failed of which this one cannot know."""
+    node, body = client._worker.node, {"process": os.environ["OTHER"], "message": "its GPU burns", "hint": "run"}
+    node.loop.submit(lambda: node.rpc.ask(node.memberships[0].link, "fail", body, lambda _: None, lambda _: None))
 
 
 def claim_workers(client: Client) -> None:
@@ -59,12 +85,14 @@ EARLY = {attack.__name__: attack for attack in (switch_to_async,)}
 """Before this worker's first declaration."""
 INITIAL = {attack.__name__: attack for attack in (push_initial,)}
 """After it, before the master's initial values are needed."""
-ATTACKS = {
-    attack.__name__: attack for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers)
+READY = {
+    attack.__name__: attack
+    for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers, report_another, waste)
 }
 """Before its first contribution, when all are set up."""
 LATE = {attack.__name__: attack for attack in (compress,)}
 """Before it leaves, after its last round."""
+attempts = os.environ["ATTACKS"].split()
 declare, init, exchange, leave = Client.declare, Client.init, Client.exchange, Client.leave
 dial = Transport.dial
 
@@ -75,16 +103,14 @@ def claim_and_dial(self, *args, **hello):
 
 
 def attack(client: Client, attacks: dict[str, Callable[[Client], None]]) -> None:
-    """Perform ATTACK, once, if it is one of these."""
-    if os.environ["ATTACK"] not in attacks:
-        return
-    name = os.environ["ATTACK"]
-    os.environ["ATTACK"] = ""
-    try:
-        attacks[name](client)
-        print("done", flush=True)
-    except InvalidSettings as error:
-        print(f"refused: {error}", flush=True)
+    """Perform those of these that are attempted, each once."""
+    for name in [name for name in attempts if name in attacks]:
+        attempts.remove(name)
+        try:
+            attacks[name](client)
+            print("done", flush=True)
+        except InvalidSettings as error:
+            print(f"refused: {error}", flush=True)
 
 
 def attack_and_declare(self, *args):
@@ -98,7 +124,7 @@ def attack_and_init(self, *args, **named):
 
 
 def attack_and_exchange(self, *args, **named):
-    attack(self, ATTACKS)
+    attack(self, READY)
     return exchange(self, *args, **named)
 
 
@@ -109,6 +135,6 @@ def attack_and_leave(self):
 
 Client.declare, Client.init = attack_and_declare, attack_and_init
 Client.exchange, Client.leave = attack_and_exchange, attack_and_leave
-if os.environ["ATTACK"] == "claim_workers":
+if "claim_workers" in attempts:
     Transport.dial = claim_and_dial
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")

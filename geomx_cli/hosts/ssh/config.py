@@ -2,18 +2,22 @@
 
 import getpass
 import os
-from collections.abc import Iterator, Sequence
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.hosts.ssh.hop import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
-__all__ = ["hops"]
+__all__ = ["hop", "hops"]
 
 _SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
@@ -25,26 +29,30 @@ _MOST_JUMPS = 8
 def hops(ssh: Ssh, options: SshOptions) -> list[Hop]:
     """Return the machines to connect through, in order; the last is the target of `ssh`.
 
-    Raises InvalidSettings for an ssh_config that is unreadable or uses unsupported features.
+    Raises InvalidSettings for an ssh_config that is unreadable, HostUnreachable for a host that it reaches by what is
+    not supported.
     """
-    config = _read_config(options.config)
-    return [*_through(ssh, options, config, 0), _hop(ssh, options, config)]
+    return [*_through(ssh, options, 0), hop(ssh, options)]
 
 
-def _through(ssh: Ssh, options: SshOptions, config: paramiko.SSHConfig, depth: int) -> list[Hop]:
+def _through(ssh: Ssh, options: SshOptions, depth: int) -> list[Hop]:
     if depth > _MOST_JUMPS:
         raise InvalidSettings(f"the jumps on the way to {ssh.address} have no end", "correct ProxyJump there")
-    found = _lookup(config, ssh.address)
+    found = _lookup(options, ssh.address)
     jump = ssh.jump or found.get("proxyjump", "")
-    if jump == "none" or not (jump or "proxycommand" in found):
+    if jump == "none" or (not jump and (found.get("proxycommand") or "none") == "none"):
         return []
     if not jump:
-        hint = "use ProxyJump there, or jump in the inventory"
-        raise InvalidSettings(f"{options.config} has a ProxyCommand for {ssh.address}, which is not supported", hint)
+        raise HostUnreachable(
+            f"{options.config} has a ProxyCommand for {ssh.address}, which is not supported",
+            "use ProxyJump there, or jump in the inventory; if no sshd stands in between, forward a port yourself"
+            f" (ssh -fNL 2222:localhost:22 {shlex.quote(ssh.address)}) and write ssh = \"127.0.0.1\", ssh_port = 2222"
+            " and the address that the other hosts dial",
+        )
     first, *others = [_parse(part) for part in jump.split(",")]
     # The ssh_config entries for reaching the first jump host apply too.
-    before = _through(first, options, config, depth + 1)
-    return [*before, *(_hop(part, options, config, ssh.key) for part in (first, *others))]
+    before = _through(first, options, depth + 1)
+    return [*before, *(hop(part, options, ssh.key) for part in (first, *others))]
 
 
 def _parse(text: str) -> Ssh:
@@ -62,42 +70,116 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and 0 < int(text) < 65536
 
 
-def _hop(ssh: Ssh, options: SshOptions, config: paramiko.SSHConfig, key: str = "") -> Hop:
-    """Resolve one machine. `key`: default key file, that of the host behind this jump host."""
-    found = _lookup(config, ssh.address)
+def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
+    """Resolve one machine. `key`: default key file, that of the host behind this jump host. Raises InvalidSettings."""
+    found = _lookup(options, ssh.address)
     address = found.get("hostname", ssh.address)
     configured = str(found.get("port", 22))
     if not ssh.port and not _is_port(configured):
         what = f"{options.config} has Port {configured} for {ssh.address}, which is no port"
         raise InvalidSettings(what, "correct it there")
     port = ssh.port or int(configured)
-    named = [ssh.key] if ssh.key else found.get("identityfile") or [key] * bool(key)
-    usual = [str(path) for name in _USUAL_KEYS if (path := Path("~/.ssh", name).expanduser()).exists()]
-    files = found.get("userknownhostsfile", options.known_hosts).split()
-    name = found.get("hostkeyalias", "") or (address.lower() if port == 22 else f"[{address.lower()}]:{port}")
+    user = ssh.user or found.get("user", "") or getpass.getuser()
+    alias = found.get("hostkeyalias", "")
+    tokens = {
+        "%": "%", "d": str(Path.home()), "h": address, "i": str(os.getuid()), "k": alias or ssh.address,
+        "l": socket.gethostname(), "L": socket.gethostname().partition(".")[0], "n": ssh.address, "p": str(port),
+        "r": user, "u": getpass.getuser(),
+    }  # fmt: skip
+
+    def paths(keyword: str, default: str = "") -> list[str]:
+        listed = found.get(keyword) or default
+        texts = listed if isinstance(listed, list) else shlex.split(listed)
+        where = f"{keyword} for {ssh.address} in {options.config}"
+        return [_expanded(text, tokens, where) for text in texts if text.lower() != "none"]
+
+    agent = found.get("identityagent", "")
+    if agent and agent.lower() != "none":
+        agent = "" if agent == "SSH_AUTH_SOCK" else _expanded(agent, tokens, f"identityagent in {options.config}")
+    files = [] if ssh.key else paths("identityfile")
+    # ssh skips files that do not exist; of a key in the agent the public part is enough
+    there = [path for path in files if os.path.exists(path) or os.path.exists(f"{path}.pub")]  # noqa: PTH110
+    certificates = paths("certificatefile")
+    named = [os.path.expanduser(path) for path in (ssh.key, "" if files else key) if path][:1] or there  # noqa: PTH111
+    usual = [] if files else [str(path) for name in _USUAL_KEYS if (path := Path("~/.ssh", name).expanduser()).exists()]
     return Hop(
         address=address,
         port=port,
-        user=ssh.user or found.get("user", "") or getpass.getuser(),
-        keys=tuple(os.path.expanduser(path) for path in named) or tuple(usual),  # noqa: PTH111 - stays text
+        user=user,
+        keys=tuple(named or usual),
         named=bool(named),
-        known_hosts=tuple(os.path.expanduser(path) for path in (*files, _SYSTEM_KNOWN_HOSTS)),  # noqa: PTH111
-        trusted_as=name,
+        known_hosts=(*paths("userknownhostsfile", shlex.quote(options.known_hosts)), _SYSTEM_KNOWN_HOSTS),
+        trusted_as=alias or (address.lower() if port == 22 else f"[{address.lower()}]:{port}"),
         fingerprint=ssh.fingerprint,
+        agent=agent,
+        certificates=tuple(path for path in certificates if os.path.exists(path)),  # noqa: PTH110
+        absent=tuple(path for path in (*files, *certificates) if path not in there and not os.path.exists(path)),  # noqa: PTH110
     )
 
 
-def _lookup(config: paramiko.SSHConfig, alias: str) -> dict[str, Any]:
-    try:
-        return dict(config.lookup(alias))
-    except Exception as error:  # paramiko raises various exceptions for failed expansions
-        raise InvalidSettings(f"ssh_config cannot be used for {alias}: {error}", "correct it there") from None
+def _expanded(text: str, tokens: Mapping[str, str], where: str) -> str:
+    """Replace ~, ${VARIABLE} and %-tokens in a path of ssh_config. Raises InvalidSettings for those that are not known.
+    """
+
+    def variable(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in os.environ:
+            raise InvalidSettings(f"{where} has ${{{name}}}, which is not set", f"set {name}, or correct it there")
+        return os.environ[name]
+
+    def token(match: re.Match[str]) -> str:
+        if match[1] not in tokens:
+            raise InvalidSettings(f"{where} has the token %{match[1]}, which is not supported", "write it out there")
+        return tokens[match[1]]
+
+    text = re.sub(r"\$\{(\w+)\}|^\$(\w+)$", variable, text)
+    return os.path.expanduser(re.sub("%(.)", token, text))  # noqa: PTH111 - stays text
+
+
+def _lookup(options: SshOptions, name: str) -> dict[str, Any]:
+    with options.lock:
+        if name not in options.lookups:
+            config = _read_config(options.config)
+            try:
+                options.lookups[name] = dict(config.lookup(name))
+            except Exception as error:  # paramiko raises various exceptions for failed expansions
+                raise InvalidSettings(f"ssh_config cannot be used for {name}: {error}", "correct it there") from None
+        return options.lookups[name]
+
+
+class _Config(paramiko.SSHConfig):  # type: ignore[misc]
+    """Runs each command of Match exec once, and without stdin: paramiko's own would run twice in each lookup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[tuple[str, str], bool] = {}
+
+    def _does_match(self, match_list: list[Any], target_hostname: str, *others: Any) -> Any:
+        before: list[Any] = []
+        for each in match_list:
+            if each["type"] != "exec":
+                before.append(each)
+            elif before and not super()._does_match(before, target_hostname, *others):
+                return False
+            else:
+                known = (target_hostname, each["param"])
+                if known not in self._passed:
+                    command = self._tokenize(others[-1], target_hostname, "match-exec", each["param"])
+                    self._passed[known] = _succeeds(command)
+                if self._should_fail(self._passed[known], each):
+                    return False
+        return super()._does_match(before, target_hostname, *others) if before else match_list
+
+
+def _succeeds(command: str) -> bool:
+    nothing = subprocess.DEVNULL
+    return subprocess.run(command, shell=True, stdin=nothing, stdout=nothing, check=False).returncode == 0
 
 
 def _read_config(path: str) -> paramiko.SSHConfig:
     lines = [*_lines(Path(path).expanduser()), "Host *", *_lines(Path(_SYSTEM_CONFIG))]
     try:
-        return paramiko.SSHConfig.from_text("\n".join(lines))
+        return _Config.from_text("\n".join(lines))
     except paramiko.ConfigParseError as error:
         raise InvalidSettings(f"{path} cannot be read: {error}", "correct it") from None
 

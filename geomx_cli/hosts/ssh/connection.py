@@ -8,14 +8,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import paramiko
 
 from geomx_cli.core.errors import HostUnreachable
+from geomx_cli.core.untrusted import first_line
 from geomx_cli.hosts.ssh.credentials import Credential
 from geomx_cli.hosts.ssh.hop import Hop
+from geomx_cli.hosts.ssh.host_certificates import CERTIFICATE_TYPES
 from geomx_cli.hosts.ssh.host_keys import check_host_key, known_types
 from geomx_cli.hosts.ssh.options import SshOptions
 
@@ -82,8 +84,9 @@ class Connection:
         self._closed = threading.Event()
         way = ""
         try:
-            with _ssh_agent() as agent:
-                credentials = [options.credentials.of(hop, agent) for hop in hops]
+            with ExitStack() as stack:
+                agents = {where: stack.enter_context(_ssh_agent(where)) for where in {hop.agent for hop in hops}}
+                credentials = [options.credentials.of(hop, agents[hop.agent]) for hop in hops]
                 for hop, known in zip(hops, credentials, strict=True):
                     way = "" if hop is hops[-1] else "jump host: "
                     stream = self._advance(hop, known, options)
@@ -163,11 +166,27 @@ class Connection:
             raise HostUnreachable(what, "check the network from the jump host") from None
 
 
+class _AgentAt(paramiko.Agent):  # type: ignore[misc]
+    """The ssh-agent at a socket that ssh_config names."""
+
+    def __init__(self, place: str) -> None:
+        super(paramiko.Agent, self).__init__()
+        stream = socket.socket(socket.AF_UNIX)
+        try:
+            stream.connect(place)
+            self._connect(stream)
+        except (paramiko.SSHException, OSError):
+            stream.close()
+            raise
+
+
 @contextmanager
-def _ssh_agent() -> Iterator[Sequence[Any]]:
-    """Yield the keys of a running ssh-agent, if any; they are usable inside the block."""
+def _ssh_agent(place: str) -> Iterator[Sequence[Any]]:
+    """Yield the keys of a running ssh-agent, if any; they are usable inside the block. place: see Hop.agent."""
     try:
-        agent = paramiko.Agent()
+        if place == "none":
+            raise OSError
+        agent = _AgentAt(place) if place else paramiko.Agent()
     except (paramiko.SSHException, OSError):
         yield ()
         return
@@ -237,28 +256,47 @@ def _prefer(transport: paramiko.Transport, types: Sequence[str]) -> None:
     """Request host keys of the types known for it."""
     security = transport.get_security_options()
     wanted = [name for kind in types for name in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))]
-    possible = [name for name in dict.fromkeys(wanted) if name in security.key_types]
+    possible = [name for name in dict.fromkeys(wanted) if name in (*security.key_types, *CERTIFICATE_TYPES)]
     security.key_types = (*possible, *(name for name in security.key_types if name not in possible))
 
 
 def _log_in(transport: paramiko.Transport, hop: Hop, credentials: Sequence[Credential]) -> None:
-    tried, why = [], ""
+    tried: list[str] = []
     for credential in credentials:
         tried.append(f"{credential.name} ({credential.key.fingerprint})")
         try:
             more = transport.auth_publickey(hop.user, credential.key)
-        except paramiko.AuthenticationException as error:
+        except paramiko.BadAuthenticationType as error:
+            why = f"; it takes no keys, but {', '.join(error.allowed_types)}, which geomx does not give"
+            hint = "let its sshd accept keys for this account: PubkeyAuthentication, AuthenticationMethods"
+            raise _not_let_in(hop, tried, why, hint) from None
+        except (paramiko.SSHException, EOFError, OSError) as error:
             if "timeout" in str(error).lower():
                 what = f"{hop}: SSH authentication timed out after {_AUTH:g} s"
                 raise HostUnreachable(what, "it may be overloaded, or wait for its directory service") from None
-            continue
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            why = f"; it broke off: {error}"
-            break
+            if transport.is_active() and isinstance(error, paramiko.AuthenticationException):
+                continue
+            why, hint = f"; it broke off: {first_line(error)}", "see the log of its sshd"
+            if len(tried) == 1:
+                raise _not_let_in(hop, tried, why, hint) from None
+            count = f"{len(tried)} of {len(credentials)}"
+            why = f"; it closed the connection after {count} keys: more than its MaxAuthTries"
+            hint = "name its key: key in the inventory, or IdentityFile in ~/.ssh/config, or remove others (ssh-add -d)"
+            raise _not_let_in(hop, tried, why, hint) from None
         if not more:
             return
-        why = f"; it requires more than a key: {', '.join(more)}"
-    keys = f"tried {', '.join(tried)}" if tried else "there is no key to try"
+        why = f"; it accepts the last one and wants a second factor: {', '.join(more)}"
+        hint = (
+            "geomx gives none: let its sshd ask this account for a key alone (AuthenticationMethods publickey), at"
+            " least from this machine (Match User ... Address ...)"
+        )
+        raise _not_let_in(hop, tried, why, hint)
+    absent = f"; ~/.ssh/config names {', '.join(hop.absent)}, which does not exist" if hop.absent else ""
     key = f"-i {shlex.quote(hop.keys[0] + '.pub')} " if hop.named and hop.keys else ""
-    hint = f"ssh-copy-id {key}-p {hop.port} {hop.user}@{hop.address}, or name another user or key in the inventory"
-    raise HostUnreachable(f"SSH authentication failed for {hop}: {keys}{why}", hint)
+    copy = f"ssh-copy-id {key}-p {hop.port} {shlex.quote(f'{hop.user}@{hop.address}')}"
+    raise _not_let_in(hop, tried, absent, f"{copy}, or name another user or key in the inventory")
+
+
+def _not_let_in(hop: Hop, tried: Sequence[str], why: str, hint: str) -> HostUnreachable:
+    keys = f"tried {', '.join(tried)}" if tried else "there is no key to try"
+    return HostUnreachable(f"SSH authentication failed for {hop}: {keys}{why}", hint)

@@ -12,9 +12,9 @@ from typing import TypeVar
 import paramiko
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
-from geomx_cli.core.untrusted import last_line
+from geomx_cli.core.untrusted import first_line, last_line
 from geomx_cli.hosts.interface import Channel, Completed
-from geomx_cli.hosts.ssh.config import hops
+from geomx_cli.hosts.ssh.config import hop, hops
 from geomx_cli.hosts.ssh.connection import Connection
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.hosts.ssh.streams import LARGEST, MARK, Kept, OwnOutput, SshChannel, drain, in_thread, send_input
@@ -52,7 +52,7 @@ class SshConnector:
     @property
     def address(self) -> str:
         """See Connector.address."""
-        return hops(self._ssh, self._options)[-1].address
+        return hop(self._ssh, self._options).address
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
         """See Connector.run."""
@@ -169,19 +169,19 @@ class SshConnector:
             return connection.transport.open_session(timeout=min(limit, _BEGIN))
         except paramiko.ChannelException as error:
             hint = "MaxSessions in its sshd_config may be too small: 10, the default, is enough"
-            raise HostUnreachable(f"host {self.name} opens no session: {error.text}", hint) from None
+            raise HostUnreachable(f"host {self.name} opens no session: {first_line(error)}", hint) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             if not fresh and "Timeout" not in str(error):  # it broke since its last use
                 connection.close()
                 return self._open_session(limit)
-            raise HostUnreachable(f"host {self.name} opens no session: {error}", "launch again") from None
+            raise HostUnreachable(f"host {self.name} opens no session: {first_line(error)}", "launch again") from None
 
     def _open_files(self, transport: paramiko.Transport) -> paramiko.SFTPClient:
         try:
             files = paramiko.SFTPClient.from_transport(transport)
         except paramiko.ChannelException as error:
             hint = "MaxSessions in its sshd_config may be too small: 10, the default, is enough"
-            raise HostUnreachable(f"host {self.name} opens no session: {error.text}", hint) from None
+            raise HostUnreachable(f"host {self.name} opens no session: {first_line(error)}", hint) from None
         except TimeoutError:
             raise
         except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:  # OSError: it is closed already

@@ -1,6 +1,7 @@
 """Login keys from files and from a running ssh-agent. Secrets stay in memory."""
 
 import base64
+import copy
 import getpass
 import sys
 import threading
@@ -53,7 +54,8 @@ class Credentials:
             found += [Credential(f"{key.comment or 'a key'} of the ssh-agent", key) for key in held.values()]
         if hop.named or not found:
             found += [Credential(path, self._load(path, ask=True)) for path in locked]
-        return found
+        certified = [_certified(each, path) for path in hop.certificates for each in found]
+        return [*filter(None, certified), *found]
 
     def _load(self, path: str, *, ask: bool) -> Any:
         """Load a key; None if it has a passphrase and `ask` is False."""
@@ -97,8 +99,29 @@ def _unlocked(path: str, answers: Iterator[str | None]) -> Iterator[Any]:
                 raise HostUnreachable(f"the key {path} cannot be used: {error}", hint) from None
 
 
-def _public_part(path: str) -> bytes:
+def _certified(credential: Credential, path: str) -> Credential | None:
+    """Return the key with the certificate at `path`; None if that is of another key."""
+    import paramiko
+
+    key = credential.key
     try:
-        return base64.b64decode(Path(f"{path}.pub").read_text().split()[1])
+        certificate = paramiko.Message(base64.b64decode(Path(path).read_text().split()[1]))
+        plain = paramiko.Message(key.asbytes())
+        for field in (certificate, certificate, plain):  # its type and nonce; the key's type
+            field.get_string()
+        if not certificate.get_remainder().startswith(plain.get_remainder()):
+            return None
+        if not isinstance(key, paramiko.AgentKey):  # one of the agent is this connection's
+            key = copy.copy(key)
+        key.load_certificate(path)
+    except (OSError, ValueError, IndexError, paramiko.SSHException) as error:
+        raise HostUnreachable(f"the certificate {path} cannot be used: {error}", "correct CertificateFile") from None
+    return Credential(f"{credential.name} with {path}", key)
+
+
+def _public_part(path: str) -> bytes:
+    public = path if path.endswith(".pub") else f"{path}.pub"  # ssh_config may name the public part of an agent's key
+    try:
+        return base64.b64decode(Path(public).read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return b""

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import HostUnreachable, WrongHostKey
+from geomx_cli.core.private import make_folders
 from geomx_cli.hosts.ssh.hop import Hop
+from geomx_cli.hosts.ssh.host_certificates import CERTIFICATE_TYPES, HostCertificate
 from geomx_cli.hosts.ssh.options import SshOptions
 
 __all__ = ["check_host_key", "known_types"]
 
+_AUTHORITY = "@cert-authority"
 _appending = threading.Lock()  # several hosts may be accepted concurrently
 
 
@@ -32,9 +35,13 @@ class _Known:
 
 
 def known_types(hop: Hop) -> list[str]:
-    """Return the types of the host keys known for `hop`, to request them."""
+    """Return the types of the host keys known for `hop`, to request them, and first those of certificates if an
+    authority is known for it.
+    """
     own, portless = _entries(hop)
-    return [entry.key_type for entry in own or portless if not entry.marker]
+    certified = any(entry.marker == _AUTHORITY for entry in (*own, *portless))
+    plain = [entry.key_type for entry in own or portless if not entry.marker]
+    return [*(CERTIFICATE_TYPES if certified else ()), *plain]
 
 
 def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
@@ -51,9 +58,17 @@ def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
             raise WrongHostKey(what, "find out why before you correct the fingerprint in the inventory")
         return
     own, portless = _entries(hop)
+    certificate = HostCertificate.of(key)
+    signed_by = certificate.authority if certificate is not None else b""
     for entry in (*own, *portless):
-        if entry.marker == "@revoked" and entry.key == key.asbytes():
+        if entry.marker == "@revoked" and entry.key in (key.asbytes(), signed_by):
             raise WrongHostKey(f"{hop} shows a host key that was revoked: {shown}", f"see {entry.place}")
+    authority = next((one for one in (*own, *portless) if (one.marker, one.key) == (_AUTHORITY, signed_by)), None)
+    if certificate is not None and authority is not None:
+        if problem := certificate.problem(_name_of(hop)):
+            what = f"the certificate of the host key of {hop}, signed by the authority in {authority.place}, {problem}"
+            raise WrongHostKey(what, "have its host key signed anew, for the name by which it is dialled")
+        return
     if any(entry.key == key.asbytes() for entry in (*own, *portless) if not entry.marker):
         return
     known = [entry for entry in own if not entry.marker]
@@ -70,6 +85,12 @@ def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
     options.notify(f"accepted the new host key of {hop}: {shown}; it is in {hop.known_hosts[0]} now")
 
 
+def _name_of(hop: Hop) -> str:
+    """The name for which a certificate must be: without the port."""
+    port = f"]:{hop.port}"
+    return hop.trusted_as[1 : -len(port)] if hop.trusted_as.endswith(port) else hop.trusted_as
+
+
 def _refuse_changed(hop: Hop, shown: str, known: _Known) -> None:
     digest = base64.b64encode(hashlib.sha256(known.key).digest()).decode().rstrip("=")
     file = known.place.rpartition(":")[0]
@@ -84,7 +105,7 @@ def _append(hop: Hop, line: str) -> None:
     path = Path(hop.known_hosts[0])
     try:
         with _appending:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "r+") as file:
                 before = file.read()

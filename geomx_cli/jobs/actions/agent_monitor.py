@@ -9,7 +9,7 @@ from geomx_cli.plan import Plan
 
 __all__ = ["STOP_LIMIT", "AgentMonitor", "lost"]
 
-STOP_LIMIT = 8.0  # seconds for an agent to end its processes after a stop request
+STOP_LIMIT = 8.0  # seconds for an agent, beyond the grace of its processes, to end its part after a stop request
 _QUIET = 5.0  # seconds after which a silent agent is reported
 
 
@@ -26,7 +26,7 @@ class AgentMonitor:
     """
 
     def __init__(self, plan: Plan, pool: AgentPool, view: View) -> None:
-        self.stop_limit = STOP_LIMIT
+        self.stop_limit = float(plan.spec.options["grace"]) + STOP_LIMIT
         self._job = plan.job
         self._silence = float(plan.spec.options["silence"])
         self._pool = pool
@@ -40,19 +40,21 @@ class AgentMonitor:
         """
         absence, quiet = self._pool.absence(host), min(self._pool.silence(host), awake)
         silent = quiet > self._silence
-        late = stopping is not None and stopping > self.stop_limit
+        late = stopping is not None and (
+            stopping > self.stop_limit or min(stopping, max(absence, quiet)) > STOP_LIMIT
+        )
         self._report_silence(host, quiet)
         if absence:
             if silent or late:
                 return self.unreachable(host)
             if stopping is not None and host not in self._awaited:
                 self._awaited.add(host)
-                left = self.stop_limit - stopping
+                left = STOP_LIMIT - min(stopping, absence)
                 self._view.warn(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
         elif silent:
             return lost(host, f"hangs: it has not answered for {self._silence:g} s")
         elif late:
-            return lost(host, f"did not stop within {self.stop_limit:g} s")
+            return lost(host, f"did not stop within {stopping:.0f} s")
         return None
 
     def unreachable(self, host: str) -> Failure:

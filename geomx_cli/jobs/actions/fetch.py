@@ -15,10 +15,12 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable
+from geomx_cli.core.events import MAX_COUNT
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.lock import locked_folder
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.process_name import file_name
+from geomx_cli.core.units import format_bytes
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.jobs.actions.channel_input import ChannelInput
@@ -159,7 +161,8 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
 def is_safe(name: str) -> bool:
     """Whether a file name from a host stays below the folder that it is put into, and can be printed."""
     parts = name.split("/")
-    return name.isprintable() and len(name.encode()) <= _LONGEST and not {"", ".", ".."}.intersection(parts)
+    printable = name.isprintable() and "\N{REPLACEMENT CHARACTER}" not in name  # see `plain`
+    return printable and len(name.encode()) <= _LONGEST and not {"", ".", ".."}.intersection(parts)
 
 
 class _Refused(Exception):
@@ -192,7 +195,7 @@ class _Transfer:
             raise CheckFailed(what) from None
         good, bad = [], []
         for listed in found.files[:_MOST_FILES]:
-            if listed.process in self._own and is_safe(listed.name) and listed.size >= 0:
+            if listed.process in self._own and is_safe(listed.name) and 0 <= listed.size < MAX_COUNT:
                 good.append(listed)
             else:
                 bad.append(f"{listed.path!r} cannot be put below the folder of its process: it is left out")
@@ -213,6 +216,8 @@ class _Transfer:
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             raise _Refused("a file and a folder have this name") from None
         at = part.stat().st_size if part.exists() else 0
+        if problem := _no_room(part, listed.size, at):
+            raise _Refused(problem)
         if 0 < at <= listed.size:
             with suppress(_Changed):
                 return self._place(listed, part, target, at)
@@ -244,8 +249,8 @@ class _Transfer:
             answer = decode(self._input.line(), _Answer)
             if answer.problem or answer.size < at:
                 raise _Refused(answer.problem[:_SHOWN] or "it has become shorter")
-            if answer.size - at > shutil.disk_usage(path.parent).free:
-                raise OSError(errno.ENOSPC, f"no room for {answer.size - at} bytes", str(path))
+            if problem := _no_room(path, answer.size, at):
+                raise CheckFailed(f"{listed.path}: {problem}")
             digest, done = hashlib.sha256(), at
             with path.open("r+b" if at else "wb") as file:
                 while at > file.tell():
@@ -269,6 +274,14 @@ class _Transfer:
 
 class _Changed(Exception):
     """The bytes that are here are not the beginning of the host's file."""
+
+
+def _no_room(path: Path, size: int, at: int) -> str:
+    """Why a file of `size` bytes, of which `at` are here, cannot be put at `path`, or ""."""
+    room = shutil.disk_usage(path.parent).free
+    if size - at <= room:
+        return ""
+    return f"its host says that it has {format_bytes(size)}, and {path.parent} has room for {format_bytes(room)}"
 
 
 def _remove_empty(folder: Path) -> None:

@@ -95,12 +95,13 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             inventory = allocation.inventory
             connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
             reached = stack.enter_context(hosts.closing(connectors))
+            until_listening = stack.enter_context(ExitStack())  # holds what others may not take meanwhile
             lock = PortLock(view.warn)
-            stack.callback(lock.release)
+            until_listening.callback(lock.release)
             if options.chooses_ports:
                 with view.waiting("waiting for another launch to bind its ports"):
                     lock.acquire()
-            inventory = _checked(reached, inventory, spec, view)
+            inventory = _checked(reached, inventory, spec, view, until_listening)
             planned = plan(inventory, spec)
             progress = Progress.of(planned, began)
             if observer is not None:
@@ -115,7 +116,8 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease), view.warn)
             teed = _teed(view, directory, planned, stack) if options.tee else view
             watch = Watch(
-                planned, pool, progress, teed, observer=observer, on_listening=lock.release, warned=options.warned
+                planned, pool, progress, teed, observer=observer, on_listening=until_listening.close,
+                warned=options.warned,
             )
             handlers.enter_context(interrupts_to(pool.inbox, pool.interrupt))
             outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
@@ -181,11 +183,15 @@ def _lease(options: LaunchOptions, default: float) -> float:
     return default if options.lease is None else options.lease
 
 
-def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
-    """Return the resolved inventory. Raises HostUnreachable or CheckFailed if the job cannot start."""
+def _checked(
+    reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View, holding: ExitStack
+) -> Inventory:
+    """Return the resolved inventory, whose ports stay reserved until `holding` is closed. Raises HostUnreachable or
+    CheckFailed if the job cannot start.
+    """
     began = time.monotonic()
     with view.waiting(f"connecting to {counted(len(reached), 'host')}") as set_status:
-        report = preflight.examine(reached, inventory, spec, full=False, say=set_status)
+        report = preflight.examine(reached, inventory, spec, full=False, say=set_status, holding=holding)
     for check in report.checks:
         if check.level == "warning":
             view.warn(f"warning: {check.text} ({check.fix})")

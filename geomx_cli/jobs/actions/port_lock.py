@@ -8,7 +8,7 @@ from pathlib import Path
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.lock import try_lock
-from geomx_cli.core.private import make_private
+from geomx_cli.core.private import make_folders, make_private
 
 __all__ = ["PortLock"]
 
@@ -52,7 +52,7 @@ class PortLock:
 
 def _open(folder: Path) -> int:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folders(folder)
         make_private(folder)
         return os.open(folder / "ports.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

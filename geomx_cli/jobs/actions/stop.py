@@ -95,8 +95,9 @@ class StopReport:
         return DoneInPart(f"job {self.job} is only partially stopped: {'; '.join(problems)}", hint)
 
 
-def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
-    """End `job` on all its hosts, or only `party`; SIGKILL follows `grace` seconds after SIGTERM.
+def stop(job: KnownJob, *, party: str = "", grace: float | None = None) -> StopReport:
+    """End `job` on all its hosts, or only `party`; SIGKILL follows `grace` seconds after SIGTERM, by default the job's.
+    Schedulers and servers are ended after the workers of all hosts.
 
     Idempotent, also after a launch or an agent was killed. For a job that is known to have ended on all its hosts, no
     host is contacted. If all hosts answered and no other process follows the job, state.json records how it ended.
@@ -108,10 +109,15 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
         raise UsageError(f"job {job.id} has no party {party!r}", nearest(party, parties))
     if (state := job.state) is not None and state.clean:
         return StopReport(job.id, (), party=party, ended=state.state)
+    grace = float(job.plan.spec.options["grace"]) if grace is None else grace
     names = dict.fromkeys(process.host for process in planned if not party or process.party == party)
     with closing(job.open_hosts(names)) as hosts:
         follower = _follower(job)
+        first: Mapping[str, HostStop] = {}
+        if len(names) > 1:  # the agent of a single host orders its processes itself
+            first = {one.host: one for one in _stop_all(job, hosts, party, grace, workers_first=True).hosts}
         report = _stop_all(job, hosts, party, grace)
+        report = replace(report, hosts=tuple(_with_first(one, first.get(one.host)) for one in report.hosts))
         if party:
             return report
         if _end(_follower(job) or follower) and any(one.agent == "was not running" for one in report.hosts):
@@ -138,9 +144,23 @@ def _lasts(who: ProcessId, limit: float) -> bool:
     return processes.exists(who)
 
 
-def _stop_all(job: KnownJob, hosts: Mapping[str, Connector], party: str, grace: float) -> StopReport:
-    found = everywhere(lambda host: _stop(job, host, party, grace), hosts.values())
+def _stop_all(
+    job: KnownJob, hosts: Mapping[str, Connector], party: str, grace: float, *, workers_first: bool = False
+) -> StopReport:
+    found = everywhere(lambda host: _stop(job, host, party, grace, workers_first=workers_first), hosts.values())
     return StopReport(job.id, tuple(found), party=party)
+
+
+def _with_first(report: HostStop, first: HostStop | None) -> HostStop:
+    """The report of a host with the outcome of its workers, which were stopped first; the rest ended after that."""
+    if first is None or first.processes is None or report.processes is None:
+        return report
+
+    def fate(before: str, after: str) -> str:
+        return before if before in _DID else "stopped" if (before, after) == ("goes on", "had ended") else after
+
+    found = {name: fate(first.processes.get(name, ""), after) for name, after in report.processes.items()}
+    return replace(report, processes=found, agent=fate(first.agent, report.agent), others=report.others + first.others)
 
 
 def _follower(job: KnownJob) -> ProcessId | None:
@@ -161,12 +181,14 @@ def _end(who: ProcessId | None) -> bool:
     return True
 
 
-def _stop(job: KnownJob, host: Connector, party: str, grace: float) -> HostStop:
+def _stop(job: KnownJob, host: Connector, party: str, grace: float, *, workers_first: bool) -> HostStop:
     argv = module_command(
         host.python, "geomx_cli.agent", "stop", job.directory_on(host.name), "--grace", f"{grace:g}"
     )
     if party:
         argv += ["--party", party]
+    if workers_first:
+        argv.append("--workers-first")
     try:
         done = host.run(argv, limit=grace + _MARGIN)
     except (GeomxError, OSError) as error:

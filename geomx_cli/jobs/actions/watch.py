@@ -27,7 +27,7 @@ from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
-from geomx_cli.core.units import format_duration
+from geomx_cli.core.units import format_duration, some_of
 from geomx_cli.jobs.actions.agent_monitor import STOP_LIMIT, AgentMonitor, lost
 from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
 from geomx_cli.jobs.actions.inbox_messages import Broken, Gone, InboxMessage, Interrupt, Mended, Notice, Suspend
@@ -44,8 +44,10 @@ __all__ = ["Watch"]
 _TURN = 0.25
 _ASLEEP = 1.5  # seconds; a longer loop iteration means this machine was suspended (sleep, SIGSTOP)
 _LATE = 3.0  # seconds; the age of an older warning is told
-_GRACE = 2.0  # seconds for processes to end by themselves after a failure
+_FAILING = 2.0  # seconds for processes to end by themselves after a failure, before SIGTERM
+_SAVING = 3.0  # seconds until those that take longer to end are named
 _ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting for it
+_NAMED = 4
 _PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
 
 
@@ -79,7 +81,10 @@ class Watch:
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._pass_on: JsonObject = {}  # stop request issued by another process
-        self._linger = Linger()
+        self._grace = float(plan.spec.options["grace"])
+        self._holding = False  # schedulers and servers wait for the end of all workers
+        self._awaits_end = False  # the user knows of processes that have not ended yet
+        self._linger = Linger(float(plan.spec.options["silence"]))
         self._last_turn = self._awake_since = time.monotonic()
         self._outcome = Outcome()
 
@@ -158,11 +163,11 @@ class Watch:
                 self._progress.end(process, status, asked=asked)
             case Failed(fields, age):
                 self._fail(failure_of(fields, host, time.monotonic() - age))
-            case Stopping(who, patience):
-                self._on_stopped_elsewhere(who, patience)
+            case Stopping(who, grace):
+                self._on_stopped_elsewhere(who, grace)
             case Done(why, asked, left):
                 if asked:
-                    self._on_stopped_elsewhere(asked, 0)
+                    self._on_stopped_elsewhere(asked, self._grace)
                 self._end(host, why, left)
             case Replaced():
                 self._let_go("another geomx is attached to the job now")
@@ -209,8 +214,10 @@ class Watch:
             if (failure := self._monitor.check(host, awake, stopping)) is not None:
                 self._lose(failure)
         if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
-            self._pool.broadcast(self._pass_on)
+            self._pool.broadcast({**self._pass_on, "hold": self._holding})
             self._pass_on = {}
+        if stopping is not None:
+            self._check_workers(stopping)
         if self._stopping_since is None and awake > _ABSENT:
             self._check_absentee()
         if self._stopping_since is None and self._linger.is_over(self._progress, now, awake):
@@ -223,7 +230,7 @@ class Watch:
         for failure in failures_of(status, late, host, self._hosts):
             self._fail(failure)
 
-    def _on_stopped_elsewhere(self, who: str, patience: float) -> None:
+    def _on_stopped_elsewhere(self, who: str, grace: float) -> None:
         """Handle a stop that another process requested from an agent. Other hosts may see it before this notice
         arrives.
         """
@@ -231,9 +238,9 @@ class Watch:
             return
         self._outcome.interrupted, self._outcome.stopped_by = True, who
         self._view.warn(f"{who} ends the job")
-        self._monitor.stop_limit = patience + STOP_LIMIT
-        self._stopping_since = time.monotonic()
-        self._pass_on = {"type": "stop", "grace": 0, "patience": patience, "who": who}
+        self._grace, self._monitor.stop_limit = grace, grace + STOP_LIMIT
+        self._stopping_since, self._holding = time.monotonic(), True
+        self._pass_on = {"type": "stop", "grace": grace, "who": who}
 
     def _let_go(self, why: str) -> None:
         self._outcome.left = why
@@ -248,7 +255,7 @@ class Watch:
         self._failures.append(failure)
         if (found := self._first_cause()) is not None:
             self._progress.mark_first_failure(found)
-        self._stop(0 if not failure.process else _GRACE)
+        self._stop(0 if not failure.process else _FAILING)
 
     def _check_absentee(self) -> None:
         """Fail the job if a worker's script ended before the cluster was complete, as it never will be."""
@@ -273,10 +280,23 @@ class Watch:
         self._fail(failure)
         self._pool.give_up(failure.host)
 
-    def _stop(self, grace: float, who: str = "") -> None:
+    def _stop(self, delay: float, who: str = "", *, hold: bool = False) -> None:
         if self._stopping_since is None:
-            self._stopping_since = time.monotonic()
-        self._pool.broadcast({"type": "stop", "grace": grace, "who": who})
+            self._stopping_since, self._holding = time.monotonic(), hold
+        self._pool.broadcast({"type": "stop", "delay": delay, "who": who, "hold": self._holding})
+
+    def _check_workers(self, stopping: float) -> None:
+        """Let schedulers and servers end once no worker needs them, and name workers that take long to end."""
+        rows = [row for row in self._progress.rows.values() if row.process.role == "worker" and row.runs]
+        names = [row.process.name for row in rows if row.process.host in self._running]
+        if self._holding and not names:
+            self._holding = False
+            self._pool.broadcast({"type": "release"})
+        left = self._grace - stopping
+        if names and stopping > _SAVING and left > 1 and not self._awaits_end:
+            self._awaits_end = True
+            what = f"waiting for {some_of(names, _NAMED)} to save and end, for {left:.0f} s at most (--grace)"
+            self._view.note(f"{what}; Ctrl-C {'again ' if self._outcome.interrupted else 'twice '}kills at once")
 
     def _stop_lingering(self) -> None:
         rows = self._progress.rows
@@ -299,6 +319,6 @@ class Watch:
         if not self._outcome.interrupted:
             self._outcome.stopped_by, self._outcome.interrupted, self._progress.interrupted = by, True, True
             self._view.warn("stopping (press Ctrl-C again to kill at once)")
-            self._stop(0, by)
+            self._stop(0, by, hold=True)
         else:
             self._pool.broadcast({"type": "kill"})

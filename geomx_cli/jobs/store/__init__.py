@@ -20,7 +20,7 @@ from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.core.jobs_folder import jobs_folder
-from geomx_cli.core.private import make_private
+from geomx_cli.core.private import make_folders, make_private
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.store import job_state
 from geomx_cli.plan import Plan
@@ -46,7 +46,7 @@ class JobDirectory:
         """
         made = not self.path.exists()
         with self._writing():
-            self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
+            make_folders(self.path)
             self._refuse_others()
             make_private(self.path)
         self._remember()
@@ -63,7 +63,7 @@ class JobDirectory:
     def write_plan(self, plan: Plan, inventory: Inventory) -> None:
         """Write plan.json and inventory.json. Raises as `claimed` does."""
         with self._writing():
-            self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
+            make_folders(self.path)
             self._refuse_others()
             _write_new(self.path / "plan.json", json.dumps(plan.to_json(), indent=1))
             _write_new(self.path / "inventory.json", inventory.model_dump_json(indent=1))
@@ -96,7 +96,7 @@ class JobDirectory:
         entry = jobs_folder() / self.id
         if entry != self.path:
             with suppress(OSError):
-                entry.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+                make_folders(entry.parent)
                 entry.symlink_to(self.path)
 
     def _forget(self, *, folder: bool) -> None:

@@ -29,6 +29,7 @@ def host_specs(
             working_dir=working_dirs[host],
             lease=lease,
             silence=float(plan.spec.options["silence"]),
+            grace=float(plan.spec.options["grace"]),
             clock_ahead=inventory.host(host).clock_ahead,
             clear=clear,
             tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),

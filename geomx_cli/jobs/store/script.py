@@ -1,9 +1,10 @@
 """Checks before the start whether the user's script can run, as far as this machine can tell."""
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from geomx_cli.core.errors import InvalidSettings
@@ -13,7 +14,15 @@ from geomx_cli.inventory import Host, Inventory
 __all__ = ["check_script", "ignored_interpreter", "python_file", "with_interpreter"]
 
 _INTERPRETERS = ("python", "python3")  # resolved on each host
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "mpirun", "mpiexec", "horovodrun")
+_LAUNCHERS = {
+    "torchrun": "", "torch.distributed.run": "", "torch.distributed.launch": "", "mpirun": "", "mpiexec": "",
+    "horovodrun": "", "deepspeed": "", "composer": "", "accelerate-launch": "", "accelerate.commands.launch": "",
+    "accelerate": "launch", "lightning": "run", "fabric": "run", "colossalai": "run",
+}  # fmt: skip
+"""Programs and modules that start the ranks of a script, and the word after them that does, if one is needed."""
+_SHELLS = ("bash", "sh", "zsh", "dash")
+_BEFORE = ("exec", "then", "do", "else", "nohup", "time", "{", "!")
+"""Words of a shell before a command."""
 _BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
 
 
@@ -38,12 +47,32 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
 
 
 def _check_launcher(script: Sequence[str]) -> None:
-    """Raise InvalidSettings for a command that starts the ranks of a script itself."""
-    word = script[2] if len(script) > 2 and script[1] == "-m" else script[0]
-    if Path(word).name in _LAUNCHERS:
-        named = next((each for each in script if each.endswith(".py")), "SCRIPT.py")
-        hint = f"write: -- python {named}; launch sets RANK, WORLD_SIZE and the like in every worker"
-        raise InvalidSettings(f"{word} starts workers, and so does geomx launch", hint)
+    """Raise InvalidSettings for a command that starts the ranks of a script itself, also in a shell script here."""
+    shell = next((word for word in script if word.endswith(".sh")), "")
+    is_run = bool(shell) and (Path(script[0]).name in _SHELLS or script[0] == shell)
+    for command in (script, *(_commands(Path(shell)) if is_run else ())):
+        words = command[2:] if len(command) > 2 and command[1] == "-m" else command
+        if _LAUNCHERS.get(name := Path(words[0]).name) in ("", *words[1:2]):
+            named = next((each for each in command if each.endswith(".py")), "SCRIPT.py")
+            own = f"write: -- python {named}" if command is script else f"write in {shell}: python {named}"
+            hint = f"{own}; launch sets RANK, WORLD_SIZE and the like in every worker"
+            what = f"{name} {_LAUNCHERS[name]}".strip()
+            raise InvalidSettings(f"{what} starts workers, and so does geomx launch", hint)
+
+
+def _commands(shell: Path) -> Iterator[list[str]]:
+    """Yield the simple commands of a shell script, without variables before them; none if it cannot be read."""
+    try:
+        lines = shell.read_text(errors="replace").replace("\\\n", " ").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        for part in re.split(r"[;&|()]", "" if line.lstrip().startswith("#") else line):
+            words = part.split()
+            while words and (words[0] in _BEFORE or re.match(r"[A-Za-z_]\w*=", words[0])):
+                del words[0]
+            if words:
+                yield words
 
 
 def with_interpreter(script: Sequence[str], inventory: Inventory) -> Inventory:

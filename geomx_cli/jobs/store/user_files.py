@@ -38,8 +38,9 @@ class UserFiles:
 
 
 def pack(script: Sequence[str], paths: Sequence[Path]) -> UserFiles:
-    """Pack the script, which is the first word of its command that is a local file, and `paths`: files, and folders
-    with their contents except version control data and Python caches.
+    """Pack the script, which is the first word of its command that is a local file, or of a module (python -m) here its
+    top-level package, and `paths`: files, and folders with their contents except version control data and Python
+    caches.
 
     Links are followed. Paths below the current folder keep their relative position, so that a script finds them; others
     go to the top level under their own name. Raises InvalidSettings for a missing path, two paths with the same target,
@@ -51,7 +52,7 @@ def pack(script: Sequence[str], paths: Sequence[Path]) -> UserFiles:
     if named is not None:
         words[named] = _place(Path(named))
         places[words[named]] = Path(named).resolve()
-    for path in paths:
+    for path in (*_module(script), *paths):
         for place, source in _each(path):
             if places.setdefault(place, source) != source:
                 hint = "rename one of them, or start from a folder that has both below it"
@@ -63,6 +64,16 @@ def pack(script: Sequence[str], paths: Sequence[Path]) -> UserFiles:
             "put large data on the hosts beforehand, and name fewer paths with --sync",
         )
     return UserFiles({place: _read(source) for place, source in sorted(places.items())}, words)
+
+
+def _module(script: Sequence[str]) -> list[Path]:
+    """Return the file or the folder in the current one from which `python -m` takes the command's module."""
+    place = next((at for at, word in enumerate(script[:-1]) if word == "-m"), 0)
+    before = all(word.startswith("-") for word in script[1:place])
+    if not place or not before or not Path(script[0]).name.startswith("python"):
+        return []
+    top = script[place + 1].partition(".")[0]
+    return [path for path in (Path(top), Path(f"{top}.py")) if path.exists()][:1]
 
 
 def _is_file(word: str) -> bool:

@@ -16,6 +16,7 @@ __all__ = ["explain", "failure_fields"]
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>\w+(\.\w+)*)'")
 _NO_FILE = re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']+)'")
+_LOCAL_RANK = re.compile(r"required: .*--local[_-]rank")
 _MOST = 8  # names of processes in a message
 
 
@@ -106,6 +107,9 @@ def _usual(failure: Failure) -> str:
     """The default hint, for failures without a specific one."""
     if "out of memory" in failure.cause:
         return "put fewer workers on that host, or make batches smaller"
+    if any(_LOCAL_RANK.search(line) for line in failure.tail):
+        how = "write it behind the script's name, as --local_rank {local_rank}"
+        return f"it awaits --local_rank, which torch.distributed.launch used to give: {how}, or read LOCAL_RANK instead"
     if failure.cause.startswith("was killed"):
         return "find out who killed it (a user, or the system: dmesg) and launch again"
     if failure.cause.startswith("could not be started"):

@@ -37,7 +37,7 @@ class ProcessState:
     state: as last reported by the process, or how it ended. traffic: bytes so far. evaluations: test accuracy by round;
     validation_losses likewise.
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
-    algorithm's own metrics of its newest round. step, metrics: as its script has reported, and
+    algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: as its script has reported, and
     the validation loss; the newest of each.
     trains_since: by the job's clock, None before training. first_round: end of its first round, by `clock`, which
     is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
@@ -56,6 +56,7 @@ class ProcessState:
     waiting: float | None = None
     progress: float | None = None
     left_s: float | None = None
+    awaited: str = ""
     traffic: Traffic = field(default_factory=Traffic)
     datagrams: dict[str, int] = field(default_factory=dict)
     relayed: dict[str, int] = field(default_factory=dict)
@@ -138,7 +139,8 @@ class ProcessState:
         self.round = max(self.round, event.round)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
-        self._is_newest("telemetry", event)
+        if self._is_newest("telemetry", event):
+            self.awaited = event.awaited
         if event.state:
             self._enter(event.state, event)
         self._note_rate(event.samples_per_s, event, when + _TELEMETRY_LIVES)

@@ -15,7 +15,7 @@ from geomx_cli.observe.report.metric_curves import LOSS, metric_curve, metric_na
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.run_records import RunRecords
 from geomx_cli.observe.report.summary import Summary
-from geomx_cli.observe.report.timeline import Span, one_round
+from geomx_cli.observe.report.timeline import PHASES, Span, one_round
 
 __all__ = ["Bars", "Curves", "Figure", "Figures", "Matrix", "Series", "Timeline", "of"]
 
@@ -72,6 +72,12 @@ class Timeline:
     name: str
     title: str
     workers: Mapping[str, Sequence[Span]]
+
+    @property
+    def phases(self) -> Sequence[str]:
+        """Those of PHASES that occur."""
+        found = {span.phase for spans in self.workers.values() for span in spans}
+        return [phase for phase in PHASES if phase in found]
 
 
 @dataclass(frozen=True)
@@ -245,11 +251,11 @@ def _busy(group: RunGroup) -> Iterator[tuple[str, Mean]]:
 
 def _timeline(what: str, group: RunGroup) -> Timeline | str:
     run = group.runs[0]
-    workers = one_round(run)
+    shown = one_round(run)
     of_which = f", run {run.name}" if len(group.runs) > 1 else ""
-    if not workers:
+    if shown is None:
         return "the times of its rounds are not recorded"
-    return Timeline(f"timeline-{group.name}", f"One round of {what}, {group.label}{of_which}", workers)
+    return Timeline(f"timeline-{group.name}", f"{shown}: {what}, {group.label}{of_which}", shown.workers)
 
 
 def _matrix(what: str, group: RunGroup) -> Matrix | str:

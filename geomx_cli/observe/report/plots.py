@@ -21,6 +21,7 @@ DPI = 150
 MOST_MARKERS = 12
 _FEWEST_MARKS = 3
 _COVERED = 0.2  # of the axes, by a legend
+_FEWEST_PLACES = 6.0  # of bars on the x axis, so that one alone is no wider than one of several
 _NAMED = 8  # characters; above, the labels of several bars are tilted
 
 
@@ -145,7 +146,7 @@ def _mark(axis: Any, low: float, high: float) -> None:
 
 
 def _bars(plot: "Plot", figure: Bars, _: Page) -> None:
-    """Draw groups of bars, one group per series, with the bars in the same order."""
+    """Draw groups of bars, one group per series, with the bars in the same order. Hatches tell series apart."""
     place, ticks, labels = 0.0, [], []
     for series, bars in figure.bars.items():
         look = style(series.mode, series.number)
@@ -154,8 +155,9 @@ def _bars(plot: "Plot", figure: Bars, _: Page) -> None:
         values, sds = [mean.value for mean in means], [mean.sd or 0.0 for mean in means]
         error: dict[str, Any] = {"yerr": sds, "ecolor": "grey", "capsize": 3, "error_kw": {"elinewidth": 1}}
         drawn = plot.bar(
-            places, values, 0.85, color=look.colour, hatch=look.hatch, edgecolor="white", **(error if any(sds) else {})
-        )
+            places, values, 0.85, color=look.colour, hatch=look.hatch if len(figure.bars) > 1 else "",
+            edgecolor="white", **(error if any(sds) else {}),
+        )  # fmt: skip
         if len(bars) == 1:  # above the error bar
             plot.bar_label(drawn, [_number(mean.value) for mean in means], fontsize="small", padding=2)
         ticks.append(sum(places) / len(places))
@@ -167,6 +169,9 @@ def _bars(plot: "Plot", figure: Bars, _: Page) -> None:
     plot.grid(axis="y", alpha=0.3)
     plot.set_axisbelow(True)
     plot.margins(y=0.12)
+    low, high = plot.get_xlim()
+    if (more := _FEWEST_PLACES - (high - low)) > 0:
+        plot.set_xlim(low - more / 2, high + more / 2)
     if any(label for bars in figure.bars.values() for label, _ in bars):
         devices = ", ".join(label for label, _ in next(iter(figure.bars.values())))
         plot.set_xlabel(f"from left to right in each: {devices}", fontsize="x-small", wrap=True)
@@ -177,11 +182,11 @@ def _timeline(plot: "Plot", figure: Timeline, _: Page) -> None:
     for row, spans in enumerate(figure.workers.values()):
         for span in spans:
             plot.barh(row, span.end - span.begin, left=span.begin - begin, height=0.6, color=PHASE_COLOURS[span.phase])
-    for phase, colour in PHASE_COLOURS.items():
-        plot.barh(0, 0, color=colour, label=phase)
+    for phase in figure.phases:
+        plot.barh(0, 0, color=PHASE_COLOURS[phase], label=phase)
     plot.set_yticks(range(len(figure.workers)), list(figure.workers), fontsize="small")
     plot.invert_yaxis()
-    plot.set_xlabel("time (seconds)")
+    plot.set_xlabel("time since the round began (seconds)")
     plot.grid(axis="x", alpha=0.3)
     plot.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, frameon=False)
 

@@ -83,7 +83,7 @@ def _timeline(figure: Timeline, _: Axes) -> Iterator[str]:
             for place in range(round((span.begin - begin) * scale), round((span.end - begin) * scale) + 1):
                 line[place] = LETTERS[span.phase]
         yield f"{name:<{width}}  {''.join(line)}"
-    legend = ", ".join(f"{letter} {phase}" for phase, letter in LETTERS.items())
+    legend = ", ".join(f"{LETTERS[phase]} {phase}" for phase in figure.phases)
     yield f"{'':<{width}}  0 to {end - begin:.3g} seconds: {legend}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from geomx_cli.observe.report.record import RoundRecord, WorkerRecords
 from geomx_cli.observe.report.run_records import RunRecords
 
-__all__ = ["PHASES", "Span", "one_round"]
+__all__ = ["PHASES", "Round", "Span", "one_round"]
 
 PHASES = ("computes", "evaluates", "sends", "waits")
 MOST_ROUNDS = 200
@@ -24,22 +24,38 @@ class Span:
     phase: str
 
 
-def one_round(run: RunRecords) -> Mapping[str, Sequence[Span]]:
-    """Return each worker's activity during one round, in the middle of the run, of the worker with the fewest rounds;
-    if all have the same rounds, that is a common round. Empty if its times are not recorded.
+@dataclass(frozen=True)
+class Round:
+    """The activities of the workers, by name, during round `number`, counted from 1, of `rounds`; of the worker `of`,
+    if the workers do not have the same rounds, else that is "".
+    """
+
+    number: int
+    rounds: int
+    of: str
+    workers: Mapping[str, Sequence[Span]]
+
+    def __str__(self) -> str:
+        return f"Round {self.number} of {self.rounds}{f' of {self.of}' if self.of else ''}"
+
+
+def one_round(run: RunRecords) -> Round | None:
+    """Return a round in the middle of the run, of the worker with the fewest rounds; None if its times are not
+    recorded.
     """
     workers = {f"{host}/{name}": one for host, devices in run.workers.items() for name, one in devices.items()}
-    return dict(_round(run, workers))
-
-
-def _round(run: RunRecords, workers: Mapping[str, WorkerRecords]) -> Iterator[tuple[str, Sequence[Span]]]:
     fewest = min(len(worker.samples) for worker in workers.values())
     number = (fewest + 1) // 2
-    if not number:
-        return
-    starts = run.metadata.starts if run.metadata is not None else {}
     alike = all(len(worker.samples) == fewest for worker in workers.values())
     slowest = next(name for name, worker in workers.items() if len(worker.samples) == fewest)
+    spans = dict(_round(run, workers, slowest, number, alike=alike)) if number else {}
+    return Round(number, fewest, "" if alike else slowest, spans) if spans else None
+
+
+def _round(
+    run: RunRecords, workers: Mapping[str, WorkerRecords], slowest: str, number: int, *, alike: bool
+) -> Iterator[tuple[str, Sequence[Span]]]:
+    starts = run.metadata.starts if run.metadata is not None else {}
     begin, end = (_end(workers[slowest], index) + starts.get(slowest, 0.0) for index in (number - 1, number))
     for name, worker in workers.items():
         elapsed, start = worker.elapsed, starts.get(name, 0.0)

@@ -22,6 +22,8 @@ __all__ = ["PendingWait", "StragglerMonitor"]
 WARN, GIVE_UP, GIVE_UP_PARTY = 0.5, 0.9, 0.95
 """Parts of the option `patience`. A party's own server sees more than a root, so it goes first."""
 ANSWER = 1.0
+LATE, MOST_NAMES = 10.0, 5
+"""Seconds after which status says who is awaited, and names in that."""
 
 
 
@@ -38,7 +40,8 @@ class PendingWait:
 class StragglerMonitor:
     """Warns at half of the patience, and fails the job with PeerLost near its end. Used by the loop's thread only.
 
-    The clock restarts with any traffic on a link to the awaited members or behind it, so a slow link ends no job. It
+    The clock restarts with any traffic on a link to the awaited members or behind it, and while their training code
+    runs (Activity), so neither a slow link nor a long evaluation ends a job. It
     stops while one of those links is silent; the option `silence` covers that case.
 
     waits: returns the current waits for live members; deaths are detected elsewhere. A server whose members have all
@@ -49,12 +52,11 @@ class StragglerMonitor:
         self._node = node
         self._members = members
         self._waits = waits
-        self._limit = node.settings.number("patience")
         self._warned: set[PendingWait] = set()
 
     def begin(self) -> None:
         """Start the periodic check."""
-        self._node.loop.every(min(1.0, self._limit / 40), self._poll)
+        self._node.loop.every(min(1.0, self._node.patience / 40), self._poll)
 
     def stragglers(self) -> list[str]:
         """The processes that members wait for here; all training processes if no one is waiting yet."""
@@ -62,12 +64,18 @@ class StragglerMonitor:
             return self._members.names(wait.ranks)
         return self._members.names(self._members.training())
 
+    def awaited(self) -> str:
+        """Some of the processes that others have been waiting for here for a while, whatever the reason; "" for none.
+        """
+        late = (wait.ranks for wait in self._waits() if time.monotonic() - wait.began > LATE)
+        return ", ".join(self._members.names(frozenset[int]().union(*late))[:MOST_NAMES])
+
     def _poll(self) -> None:
         waits = set(self._waits())
         self._warned &= waits
         for wait in waits:
             moved = newest(link for rank in wait.ranks for link in self._members.links(rank))
-            part = (time.monotonic() - max(wait.began, moved)) / self._limit
+            part = (time.monotonic() - max(wait.began, moved)) / self._node.patience
             parties = all(self._members.is_party(rank) for rank in wait.ranks)
             if part >= (GIVE_UP_PARTY if parties else GIVE_UP):
                 self._find(wait, self._give_up)
@@ -101,7 +109,7 @@ class StragglerMonitor:
         self._node.events.write(WarningRaised(message=message))
 
     def _give_up(self, names: Sequence[str], message: str) -> None:
-        hint = f"is it stuck or out of step? --patience ({self._limit:g}s) is the limit for a round"
+        hint = f"is it stuck or out of step? --patience ({self._node.patience:g}s) is the limit for a round"
         self._node.fail(PeerLost(message, hint, peer=names[0]))
 
 

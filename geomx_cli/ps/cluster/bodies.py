@@ -12,15 +12,29 @@ import msgspec
 from geomx_cli.core.typed import to_type
 from geomx_cli.ps.net.wire import EVERY, MAX_REPORTED, BadMessage
 
-__all__ = ["Body", "checked_answer", "checked_request"]
+__all__ = [
+    "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_TEXT", "Body", "checked_answer", "checked_request",
+]  # fmt: skip
+
+MAX_PATIENCE = 1e9
+"""Seconds."""
 
 Body = dict[str, Any]
+
+MAX_TEXT = 4096
+"""Characters of a message or hint in a report of a failure, to which its readers may add some."""
+MAX_DECLARED = 256
+"""Tensors in one declaration."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
+_Text = Annotated[str, msgspec.Meta(max_length=2 * MAX_TEXT)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Number = bool | int | float
+_Setting = Annotated[str, msgspec.Meta(max_length=64)]
+MAX_COMPARED = 2048
+"""Tensors in a worker's row of a comparison."""
 
 
 class _Nothing(TypedDict):
@@ -55,13 +69,13 @@ class _Joined(TypedDict):
 
 
 class _Pending(TypedDict):
-    missing: str
+    missing: _Text
 
 
 class _Fail(TypedDict):
     process: _Name
-    message: str
-    hint: NotRequired[str]
+    message: _Text
+    hint: NotRequired[_Text]
 
 
 class _Cluster(TypedDict):
@@ -81,7 +95,11 @@ class _Layout(TypedDict):
 class _Declare(TypedDict):
     """tensors: name, elements, dtype, elements in a row, shard (see Tensor)."""
 
-    tensors: list[tuple[str, int, _Name, int, Annotated[int, msgspec.Meta(ge=EVERY, le=65_535)]]]
+    tensors: Annotated[
+        list[tuple[_Name, int, _Name, int, Annotated[int, msgspec.Meta(ge=EVERY, le=65_535)]]],
+        msgspec.Meta(max_length=MAX_DECLARED),
+    ]
+    by: _Name
 
 
 class _Placements(TypedDict):
@@ -114,6 +132,10 @@ class _Barrier(TypedDict):
     scope: Literal["party", "all"]
 
 
+class _Patience(TypedDict):
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_PATIENCE)]
+
+
 class _Store(TypedDict):
     """See KeyValues."""
 
@@ -136,6 +158,23 @@ class _Mode(TypedDict):
 
 class _Compression(TypedDict):
     spec: _Name
+
+
+class _Compare(TypedDict):
+    """A worker's row of ModelComparison. of: how many workers send one. layout: a checksum of the tensors' names, which
+    are sent with the first row. marks: a byte for each tensor; sketch: float32 numbers for each.
+    """
+
+    by: _Name
+    scope: Annotated[str, msgspec.Meta(max_length=64)]
+    step: _Count
+    of: _Rank
+    layout: _Count
+    names: Annotated[list[Annotated[str, msgspec.Meta(max_length=100)]], msgspec.Meta(max_length=MAX_COMPARED)]
+    marks: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED)]
+    sketch: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED * 20)]
+    settings: Annotated[dict[_Setting, float], msgspec.Meta(max_length=64)]
+    platform: Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class _Stragglers(TypedDict):
@@ -225,7 +264,8 @@ class _Overlay(TypedDict):
 _REQUESTS: Mapping[str, type] = {
     "join": _Join, "pending": _Pending, "fail": _Fail, "bye": _Nothing, "gone": _Nothing, "leave": _Nothing,
     "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare, "optimizer": _Optimizer,
-    "barrier": _Barrier, "mode": _Mode, "compression": _Compression, "state_open": _State, "state_read": _StateRead,
+    "barrier": _Barrier, "patience": _Patience, "mode": _Mode, "compression": _Compression, "compare": _Compare,
+    "state_open": _State, "state_read": _StateRead,
     "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite, "loss": _Loss,
     "datagrams_open": _DatagramsOpen, "datagrams": _Datagrams, "split": _Split, "overlay": _Overlay, "store": _Store,
 }  # fmt: skip

@@ -54,8 +54,8 @@ class NodeSettings:
     `rendezvous` is what they dial to form it and, for rank 0, what to bind. `peers` are the workers, or parties with
     local servers, that this process dials ("to:RANK") and that dial it ("from:RANK"), () for those of the delivery.
     `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `output_dir` is where a worker or
-    a root saves what is to be kept, "" for nowhere. `clock_ahead`: see JobClock. `options` holds the table of options
-    by name.
+    a root saves what is to be kept, "" for nowhere. `clock_ahead`: see JobClock.
+    supervised: an agent of `geomx launch` has started this process. `options` holds the table of options by name.
     """
 
     role: Role = "worker"
@@ -87,6 +87,7 @@ class NodeSettings:
     rendezvous: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
     clock_ahead: float = 0.0
+    supervised: bool = False
     options: Mapping[str, Value] = field(default_factory=dict)
 
     def pairs_of(self, own: int, usual: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

@@ -16,7 +16,7 @@ _NUMBER = re.compile(rb"-?\d{1,18}")
 
 MAX_HELD = 32 * 2**20
 """Bytes of names and values that one member may have stored; each counts OVERHEAD more."""
-OVERHEAD = 2048
+OVERHEAD = 256
 MAX_VALUE = 4 * 2**20
 MAX_ANSWER = 8 * 2**20
 """Bytes of values in one answer."""
@@ -24,7 +24,7 @@ MAX_WAITING = 256
 """Requests of one member that wait for values."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A request for values that are missing. `timer` answers it after its limit."""
 
@@ -39,7 +39,7 @@ class KeyValues:
 
     Requests name `keys` and what to do (`op`): "set" to `values`; "get" and "wait" for all of them, at most `seconds`;
     "add" `number` to an integer in decimal; "append" to what is there; "compare" and set, from the first of `values`
-    to the second; "check" whether all exist; "delete"; "count" those that begin with the key.
+    to the second; "check" whether all exist; "delete"; "count" all that are stored.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -51,7 +51,7 @@ class KeyValues:
             "set": self._set, "add": self._add, "append": self._append, "compare": self._compare,
             "check": lambda request: {"found": self._missing(request) == set()},
             "delete": lambda request: {"number": sum(self._remove(key) for key in request.body["keys"])},
-            "count": lambda request: {"number": sum(key.startswith(request.body["keys"][0]) for key in self._values)},
+            "count": lambda _: {"number": len(self._values)},
         }  # fmt: skip
 
     def serve(self, request: Request) -> None:
@@ -90,7 +90,8 @@ class KeyValues:
 
     def _wait(self, request: Request) -> None:
         missing = self._missing(request)
-        if not missing or not request.body["seconds"]:
+        seconds = request.body.get("seconds", 0.0)
+        if not missing or not seconds:
             self._answer(request, found=not missing)
             return
         if sum(other.request.link is request.link for other in self._waiting) >= MAX_WAITING:
@@ -101,7 +102,7 @@ class KeyValues:
             self._waiting.remove(waiting)
             self._answer(request, found=False)
 
-        waiting = _Waiting(missing, request, self._loop.call_later(request.body["seconds"], expire))
+        waiting = _Waiting(missing, request, self._loop.call_later(seconds, expire))
         self._waiting.append(waiting)
 
     def _answer(self, request: Request, *, found: bool) -> None:

@@ -1,8 +1,13 @@
 """Detects dead peers: both ends of a link send a heartbeat per second; silence causes a warning, then an error.
 
 A heartbeat carries the sender's clock and echoes the newest one received, so each end knows until when the link worked
-in both directions, however long a message was in flight. It also carries the time of the last progress behind the
-sender (a tensor, or credit for one), so a process waiting for a round knows that it is moving on a slow link elsewhere.
+in both directions, however long a message was in flight. It also carries the time of the last progress at or behind
+the sender: a tensor, credit for one, or training code that runs (`active`). So a process waiting for a round knows that
+it is moving on a slow link elsewhere, or that others are still computing.
+
+Python code that holds the interpreter's lock stops the loop, but not libzmq's thread, which answers the probes of
+sockets.py. So a peer that says nothing and answers these runs. If an agent supervises it, which also sees whether it
+computes, ends or is stopped, it is waited for; otherwise `silence` decides.
 """
 
 import time
@@ -30,6 +35,10 @@ REST = 1.0
 """Seconds in which messages of a connection that has ended may still be read."""
 NEWS = 3.0
 """Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
+SILENT = 2.0
+"""Seconds without a heartbeat after which a link is looked at more closely."""
+STALLED = 12.0
+"""Seconds in which nothing of what the system has acknowledged arrives at the peer: a proxy has lost it."""
 LATE = 2.0
 """Seconds that a beat of our own may be late before we have been stopped ourselves, or had no processor."""
 
@@ -38,7 +47,9 @@ class Liveness:
     """Monitors links from `watch` to `forget`. Used by the loop's thread only.
 
     `on_lost` is called once for a link that was silent for `silence` seconds, or whose peer closed it and did not
-    reconnect; the link is then forgotten. `interval`: seconds between heartbeats, at most BEAT.
+    reconnect; the link is then forgotten. `interval`: seconds between heartbeats, at most BEAT. active: when this
+    process itself last worked towards what others wait for (time.monotonic seconds). supervised: agents report when a
+    process ends, hangs or is stopped, so a closed connection may also be one that was reset on the way.
     """
 
     def __init__(
@@ -50,6 +61,8 @@ class Liveness:
         silence: float,
         interval: float,
         on_lost: Callable[[Link, PeerLost], None],
+        active: Callable[[], float],
+        supervised: bool,
     ) -> None:
         self._loop = loop
         self._process = process
@@ -57,6 +70,8 @@ class Liveness:
         self._silence = silence
         self._interval = min(BEAT, interval)
         self._on_lost = on_lost
+        self._active = active
+        self._supervised = supervised
         self._links: dict[Link, float] = {}  # when its silence began (monotonic), if reported; else 0
         self._leaving: set[Link] = set()
         self._last = 0.0
@@ -101,17 +116,25 @@ class Liveness:
 
     def _send_beats(self, now: float) -> None:
         """Report progress: to members below, anything that moved on any link; to peers above, what moved below."""
-        below = newest(link for link in self._links if not link.dialled)
-        anywhere = newest(self._links)
+        own = self._active()
+        below = max(own, newest(link for link in self._links if not link.dialled))
+        anywhere = max(own, newest(self._links))
         for link in self._links:
             moved = below if link.dialled else anywhere
             age = {"moved": max(0.0, now - moved)} if moved else {}
-            link.control("alive", {"clock": now, "echo": link.health.clock, "delay": link.health.echo_delay(), **age})
+            body = {"clock": now, "echo": link.health.clock, "delay": link.health.echo_delay(), **age}
+            if (tensors := link.lanes.connections.get("tensors")) is not None:
+                body |= {"acknowledged": tensors.acknowledged(), "taken": tensors.received()}
+            link.control("alive", body)
 
     def _check(self, link: Link, now: float) -> None:
         if link.health.echoed and now - link.health.echoed > UNSTEADY:
             link.health.unsteady = now
         silent = now - link.health.heard
+        if link.dialled and silent < SILENT:
+            self._check_tensors(link)
+        # from early on, as it takes some seconds to tell
+        runs = silent >= SILENT and link.health.runs(link.lanes.connections.get("control"))
         if self._links[link]:
             if silent < QUIET:
                 gap = link.health.heard - self._links[link]
@@ -120,14 +143,26 @@ class Liveness:
         elif silent >= min(QUIET, self._silence / 2):
             self._links[link] = link.health.heard
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
+            limited = f"for {self._silence:g} s at most (--silence)"
+            what = f"reconnecting, {limited}"
+            if runs:
+                what = f"it has not ended, and is waited for{'' if self._supervised else f', {limited}'}"
             self._warn(
                 f"no heartbeat from {link.name} on link {self._process} - {link.name} since {since} ({silent:.0f} s);"
-                f" reconnecting, for {self._silence:g} s at most (--silence)"
+                f" {what}"
             )
-        error = self._verdict(link, now)
+        error = None if runs and self._supervised else self._verdict(link, now)
         if error is not None:
             self.forget(link)
             self._on_lost(link, error)
+
+    def _check_tensors(self, link: Link) -> None:
+        """Dial a lane again whose bytes do not arrive at either end, though they are acknowledged."""
+        tensors = link.lanes.connections.get("tensors")
+        if tensors is not None and link.health.lost_bytes(tensors) > STALLED:
+            on = f"link {self._process} - {link.name}"
+            self._warn(f"what is sent on {on} is acknowledged and does not arrive; dialling again")
+            tensors.end()
 
     def _verdict(self, link: Link, now: float) -> PeerLost | None:
         """Why this peer is considered lost, or None."""
@@ -139,7 +174,8 @@ class Liveness:
         if link.health.heard > link.health.closed + REST:
             # It was an older connection: the system may reuse its descriptor before the close is reported.
             link.health.closed = 0.0
-        if link.health.closed and now - link.health.closed > (LEAVE if link in self._leaving else RETURN):
+        limit = LEAVE if link in self._leaving else self._silence if self._supervised else RETURN
+        if link.health.closed and now - link.health.closed > limit:
             what = f"{name} has been gone for {now - link.health.closed:.0f} s {where}: it closed the connection"
             return PeerLost(what, "it has died, or was ended; see its log", peer=name)
         return None

@@ -49,6 +49,7 @@ class MemberNode(Protocol):
     process: str
     settings: NodeSettings
     timeout: float
+    joining: float
     telemetry: Telemetry
     events: EventLog
     loop: Loop
@@ -95,10 +96,10 @@ class Membership:
             "workers": plane.workers,
             **facts,
         }
-        self._deadline = node.loop.call_later(node.timeout, self._expire)
+        self._deadline = node.loop.call_later(node.joining, self._expire)
         node.loop.call_later(QUIET * node.timeout, self._warn)
         node.loop.call_later(UNREACHED * node.timeout, self._give_up)
-        node.rpc.ask(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
+        node.rpc.ask(self.link, "join", body, self._joined, self._refused, limit=node.joining + 5)
 
     def servers(self) -> list[RosterEntry]:
         """The servers of the plane, by rank."""

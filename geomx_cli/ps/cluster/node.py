@@ -12,6 +12,7 @@ from typing import Any, Literal, ParamSpec
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Telemetry
+from geomx_cli.ps.cluster.bodies import MAX_TEXT
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.membership import Membership
@@ -32,6 +33,8 @@ _Given = ParamSpec("_Given")
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a body raises that is not as it should be."""
+UNLIMITED = 1e9
+"""Seconds."""
 LAST_WORDS, INTERRUPTED = 5.0, 1.0
 """Seconds that a node that fails waits for its schedulers to know why, as their connections may be cut just then; and
 one that is interrupted, as the others probably are. Agents give all that fail two."""
@@ -43,7 +46,9 @@ class Node:
     on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests. on_link: called for
     peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: called, before the
     node fails, for a peer that is considered dead. on_asked: see Transport. `members`: a scheduler's members, told when
-    it fails. listens: the bound endpoints. encoded: bytes before and after encoding, by plane.
+    it fails. active: see Liveness. listens: the bound endpoints. joining: seconds that others may take to join, without
+    a limit under an agent. patience: seconds that a round or barrier may take without progress, as a script may ask for
+    more than the option says. encoded: bytes before and after encoding, by plane.
     """
 
     def __init__(
@@ -58,11 +63,15 @@ class Node:
         on_lost: Callable[[Link], None] = lambda _: None,
         on_asked: Callable[[Link, Header], None] = lambda _, __: None,
         members: Callable[[], Iterable[Link]] = tuple,
+        active: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
         self.events = events
         self.loop = Loop()
         self.timeout = settings.number("timeout")
+        self.patience = settings.number("patience")
+        # An agent reports a process that ends before it has joined; until then its script may take any time.
+        self.joining = UNLIMITED if settings.supervised else self.timeout
         self.rpc = Rpc(self.loop, self.timeout)
         self.telemetry = Telemetry(state="starting")
         self.encoded: dict[Literal["lan", "wan"], tuple[int, int]] = {}
@@ -82,6 +91,7 @@ class Node:
         self.liveness = Liveness(
             self.loop, self.process, events,
             silence=settings.number("silence"), interval=settings.number("heartbeat"), on_lost=self._lose,
+            active=active, supervised=settings.supervised,
         )  # fmt: skip
         self.transport = Transport(
             self.loop,
@@ -163,6 +173,7 @@ class Node:
         """
         if self.error is not None:  # failing: the last message is already sent
             return
+        self.telemetry.state = "finished"
         self.shutdown.bye([*servers, *(membership.link for membership in self.memberships)])
 
     def fail(self, error: GeomxError) -> None:
@@ -171,7 +182,7 @@ class Node:
             return
         self.error = error
         origin = error.peer if isinstance(error, PeerLost) and error.peer else self.process
-        body = {"process": origin, "message": error.message, "hint": error.hint}
+        body = {"process": origin, "message": error.message[:MAX_TEXT], "hint": error.hint[:MAX_TEXT]}
         links = [*self._members(), *(membership.link for membership in self.memberships if not membership.over)]
         limit = INTERRUPTED if isinstance(error, Interrupted) else LAST_WORDS
         self.shutdown.fail(body, [link for link in links if link.name != origin], limit)

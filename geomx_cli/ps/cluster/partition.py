@@ -5,17 +5,24 @@ placement when the tensor is declared. Key names play no part, so no pattern of 
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.wire import DTYPE_NAMES, EVERY, ITEM_SIZES, MAX_ELEMENTS
+from geomx_cli.ps.net.wire import DTYPE_NAMES, EVERY, ITEM_SIZES, MAX_ELEMENTS, Header
 
 __all__ = ["LONGEST", "NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
-MAX_KEYS = 1_000_000
-MAX_SLICES, MAX_SLICES_OF_ALL = 100_000, 1_000_000
+MAX_SLICES, MAX_SLICES_OF_ALL = 16_384, 1_000_000
+"""Slices of a tensor, and of all: while a server cuts a tensor, it does nothing else."""
+OF_ONE, OF_PARTY = MAX_SLICES_OF_ALL // 4, MAX_SLICES_OF_ALL // 2
+"""Slices that one process may be the first to declare, and those of a party together: whoever declares without end
+leaves room to its party, and the party to others."""
 NEAR = 524_288
 """Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
 FAR, FAR_MIN = 262_144, 16_384
@@ -55,8 +62,7 @@ class Tensor:
         return f"{self.size} elements of {self.dtype} in rows of {self.row}{whose}"
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """Elements [offset, offset + length) of a tensor; owned by `root`, handled by `server` of the own plane."""
 
     offset: int
@@ -84,16 +90,19 @@ class Placement:
         row = self.tensor.row
         return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
 
-    def shapes(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """For each slice, by key and index: its root, offset and elements, its dtype's code, the elements in a row and
-        of the tensor, and the shard.
-        """
-        tensor, row = self.tensor, self.row or 1
-        dtype = DTYPE_NAMES.index(tensor.dtype)
-        return {
-            (self.key, index): (item.root, item.offset, item.length, dtype, row, tensor.size, tensor.shard)
-            for index, item in enumerate(self.slices)
-        }
+    @cached_property
+    def encoded(self) -> msgspec.Raw:
+        """Its entry in an answer (bodies.py), encoded once: every member declares the tensor, some again and again."""
+        return msgspec.Raw(msgspec.msgpack.encode((self.key, self.slices)))
+
+    def has(self, header: Header) -> bool:
+        """Whether the slice in a header of this key is one of the slices here."""
+        if header.slice >= len(self.slices):
+            return False
+        own, tensor = self.slices[header.slice], self.tensor
+        found = (header.root, header.offset, header.length, header.row, header.size, header.shard)
+        right = (own.root, own.offset, own.length, self.row or 1, tensor.size, tensor.shard)
+        return found == right and DTYPE_NAMES[header.dtype] == tensor.dtype
 
 
 class Partition:
@@ -111,15 +120,16 @@ class Partition:
         self._servers = servers
         self._load = [0] * servers
         self._placed: dict[str, Placement] = {}
-        self._slices = 0
+        self._slices = Counter[str]()
 
-    def declare(self, tensor: Tensor) -> Placement:
-        """The placement of `tensor` over the roots. Raises InvalidSettings if it was declared with another size, dtype
-        or shard.
+    def declare(self, tensor: Tensor, by: str = "", party: str = "") -> Placement:
+        """The placement of `tensor` over the roots. by: the process that declares it; party: the local server that
+        relays this, "" for none. Raises InvalidSettings if it was declared with another size, dtype or shard, or there
+        would be too many slices; that changes nothing.
         """
         known = self._placed.get(tensor.name)
         if known is None:
-            known = self._place(tensor)
+            known = self._place(tensor, by, party)
             self._placed[tensor.name] = known
         if known.tensor != tensor:
             raise InvalidSettings(
@@ -137,7 +147,7 @@ class Partition:
             chosen.append(server)
         return chosen
 
-    def _place(self, tensor: Tensor) -> Placement:
+    def _place(self, tensor: Tensor, by: str, party: str) -> Placement:
         if tensor.dtype not in DTYPE_NAMES:
             raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {', '.join(DTYPE_NAMES)}")
         if not 0 < tensor.row <= max(1, tensor.size) or tensor.size % tensor.row:
@@ -148,13 +158,15 @@ class Partition:
         # at least a whole row, unless that is long, or rows cannot be sent separately
         scale, far = self._scale, max(self._far, min(tensor.row, FAR))
         most = self._slice_elements or min(scale * far, max(FAR_MIN, tensor.row, scale * share))
-        if not 0 < tensor.size <= MAX_SLICES * most or len(self._placed) >= MAX_KEYS:
+        if not 0 < tensor.size <= MAX_SLICES * most:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements",
-                f"it must have at least one and at most {MAX_SLICES} slices; there may be {MAX_KEYS} keys",
+                f"it must have at least one and at most {MAX_SLICES} slices",
             )
         unit = tensor.row if tensor.row <= most else 1
-        cut = [(root, _cut(units, most // unit)) for root, units in self._divide(tensor, unit)]
+        divided = self._divide(tensor, unit)
+        self._check_count(tensor, by, party, sum(-(-units // (most // unit)) for _, units in divided))
+        cut = [(root, _cut(units, most // unit)) for root, units in divided]
         # in turn, so that all servers have work from the first slice on
         pieces = [
             (root, unit * lengths[turn])
@@ -162,17 +174,33 @@ class Partition:
             for root, lengths in cut
             if turn < len(lengths)
         ]
-        self._slices += len(pieces)
-        if self._slices > MAX_SLICES_OF_ALL:
-            raise InvalidSettings(f"key {tensor.name!r} would make {self._slices} slices", "set a larger slice size")
         offsets = itertools.accumulate((length for _, length in pieces), initial=0)
         slices = tuple(Slice(o, n, root, root) for o, (root, n) in zip(offsets, pieces, strict=False))
+        for server, units in divided:
+            self._load[server] += units * unit * ITEM_SIZES[tensor.dtype]
+        self._slices.update(dict.fromkeys({"", by, party}, len(slices)))
         return Placement(len(self._placed), tensor, slices)
 
-    def _divide(self, tensor: Tensor, unit: int) -> list[tuple[int, int]]:
-        """Give the tensor's units to the least loaded servers, so that their loads become as equal as they can.
+    def _check_count(self, tensor: Tensor, by: str, party: str, count: int) -> None:
+        """Raise InvalidSettings, which names who has declared most, if `count` slices are too many."""
+        limits = ((by, OF_ONE), (party, OF_PARTY), ("", MAX_SLICES_OF_ALL))
+        over = next(((who, most) for who, most in limits if self._slices[who] + count > most), None)
+        if over is None:
+            return
+        who, most = over
+        if not who:
+            who = max((other for other in self._slices if other), key=self._slices.__getitem__, default="")
+        first = f", {self._slices[who]} of them declared first by {who}" if who else ""
+        raise InvalidSettings(
+            f"key {tensor.name!r} has {tensor.size} elements, {count} slices, and other keys have"
+            f" {self._slices['']} already{first}; {most} is the limit",
+            "set a larger slice size, or find out what declares so many",
+        )
 
-        Returns (server, units), by server, and adds the bytes to the loads.
+    def _divide(self, tensor: Tensor, unit: int) -> list[tuple[int, int]]:
+        """Divide the tensor's units among the least loaded servers, so that their loads become as equal as they can.
+
+        Returns (server, units), by server.
         """
         weight, units = unit * ITEM_SIZES[tensor.dtype], tensor.size // unit
         order = sorted(range(self._servers), key=lambda server: self._load[server])
@@ -188,8 +216,6 @@ class Partition:
         shares = [max(0.0, level - self._load[server]) / weight for server in order[:count]]
         bounds = [round(end) for end in itertools.accumulate(shares)]
         found = [(order[index], end - start) for index, (start, end) in enumerate(itertools.pairwise([0, *bounds]))]
-        for server, given in found:
-            self._load[server] += given * weight
         return sorted((server, given) for server, given in found if given)
 
 

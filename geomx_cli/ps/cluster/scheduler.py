@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import RosterComplete
+from geomx_cli.core.process_name import party_of
 from geomx_cli.core.units import counted
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.membership import RosterEntry
 from geomx_cli.ps.cluster.node import Node
@@ -44,7 +46,7 @@ class Scheduler:
     """
 
     def __init__(self, settings: NodeSettings, plane: PlaneSettings, events: EventLog) -> None:
-        self._plane = plane
+        self._plane, self._global = plane, settings.role == "global_scheduler"
         self._entries: dict[Link, _Entry] = {}
         self._complete = False
         self.node = Node(
@@ -54,7 +56,7 @@ class Scheduler:
         endpoints = settings.bind or plane.to_listen()
         self.node.guard(endpoints)
         self.node.transport.listen(endpoints)
-        self.node.loop.call_later(self.node.timeout, self._expire)
+        self.node.loop.call_later(self.node.joining, self._expire)
         self.node.loop.every(PENDING_INTERVAL, self._notify_pending)
 
     def run(self) -> None:
@@ -73,6 +75,9 @@ class Scheduler:
         if request.topic == "join":
             self._join(request)
             return
+        if entry is None and request.topic == "fail" and request.body["process"] == request.link.name:
+            self._fail(request, None)  # its agent tells that it has ended, in its name
+            return
         if entry is None:
             raise BadMessage(f"{request.topic!r} from a process that has not joined")
         match request.topic:
@@ -83,11 +88,31 @@ class Scheduler:
                     self.node.goodbye()
             case "fail":
                 entry.gone = True
-                request.answer()
-                body = request.body
-                self.node.fail(PeerLost(body["message"], body.get("hint", ""), peer=body["process"]))
+                self._fail(request, entry.member)
             case topic:
                 raise BadMessage(f"unknown topic {topic!r}")
+
+    def _fail(self, request: Request, by: RosterEntry | None) -> None:
+        request.answer()
+        self.node.fail(self._reported(by, request.body))
+
+    def _reported(self, by: RosterEntry | None, body: Body) -> PeerLost:
+        """The failure that a member reports; by: None for the failed process itself, before it has joined.
+
+        A worker, as a local server is for the global plane, knows only its plane and its party: what it says of others
+        counts as its own failure. A server is told of others by its other plane.
+        """
+        peer, message, hint = body["process"], body["message"], body.get("hint", "")
+        if by is None:
+            return PeerLost(message, hint, peer=peer)
+        members = [item.member.process for item in self._entries.values()]
+        of_party = party_of(peer) == party_of(by.process)
+        if peer == by.process or by.role == "server" or (of_party and self._global):
+            return PeerLost(message, hint, peer=peer)
+        if peer in (*members, self.node.process) or "/" not in peer or of_party:
+            return PeerLost(f"{message} (reported by {by.process})", hint, peer=peer)
+        what = f"{by.process} reported that {peer} failed, of which it cannot know: {message}"
+        return PeerLost(what, f"see the log of {by.process}: another program may have its key", peer=by.process)
 
     def _join(self, request: Request) -> None:
         try:

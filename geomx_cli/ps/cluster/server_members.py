@@ -194,6 +194,10 @@ class ServerMembers:
         parties = [links[0].hello for rank, links in sorted(self._links.items()) if rank < CENTRAL]
         return [int(hello["workers"]) for hello in parties]
 
+    def workers(self) -> int:
+        """The number of training workers of the job, at a root."""
+        return sum(self.workers_by_party()) + self.central_workers()
+
     def counts_differ(self) -> bool:
         """Whether scripts in different parties are told different numbers of workers (rank scope "party")."""
         return not self._ranks_are_global and len(set(self.workers_by_party())) > 1

@@ -96,6 +96,8 @@ class Shutdown:
 
     def _parted(self, link: Link, _: Body | GeomxError) -> None:
         self._pending.discard(link)
+        if self._last_message == "bye" and link not in self.leaving:
+            self._liveness.forget(link)  # it may have ended while this process waits for others
         self._stop_when_over()
 
     def _stop_when_over(self) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import zmq
 
-from geomx_cli.ps.net.lanes import parse_identity
+from geomx_cli.ps.net.lanes import Lane, parse_identity
 from geomx_cli.ps.net.link import Link, LinkTransport
 from geomx_cli.ps.net.sockets import Socket
+from geomx_cli.ps.net.tcp import Connection
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_body
 
 __all__ = ["MAX_HELLO", "AcceptedLinks"]
@@ -37,8 +38,8 @@ class AcceptedLinks:
         self._on_closed = on_closed
         self.by_identity: dict[bytes, Link] = {}
         self._by_peer: dict[bytes, Link] = {}
-        self._by_descriptor: dict[int, Link] = {}  # of control lanes
-        self._descriptors: dict[Link, int] = {}
+        self._by_descriptor: dict[int, tuple[Link, Lane]] = {}
+        self._descriptors: dict[tuple[Link, Lane], int] = {}
 
     def accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
         """The link of a connection whose first message this is: its hello. Raises BadMessage."""
@@ -58,20 +59,24 @@ class AcceptedLinks:
         self.by_identity[identity] = link
         return link
 
-    def note(self, link: Link, descriptor: int) -> None:
-        """Record the connection of this link's control lane; it replaces an older one."""
-        before = self._descriptors.get(link)
+    def note(self, link: Link, lane: Lane, descriptor: int) -> None:
+        """Record the connection of a lane; it replaces an older one."""
+        before, key = self._descriptors.get((link, lane)), (link, lane)
         if before != descriptor:
             if before is not None:
                 self._by_descriptor.pop(before, None)
-            self._by_descriptor[descriptor], self._descriptors[link] = link, descriptor
+            self._by_descriptor[descriptor], self._descriptors[key] = key, descriptor
+            link.lanes.connections[lane] = Connection(descriptor)
 
     def closed(self, descriptor: int) -> None:
         """An accepted connection has ended."""
-        link = self._by_descriptor.pop(descriptor, None)
-        if link is not None:
-            del self._descriptors[link]
-            self._on_closed(link)
+        key = self._by_descriptor.pop(descriptor, None)
+        if key is not None:
+            link, lane = key
+            del self._descriptors[key]
+            link.lanes.connections.pop(lane, None)
+            if lane == "control":
+                self._on_closed(link)
 
 
 def _parse_hello(header: Header, payload: memoryview | None, owner: str | None) -> tuple[str, str, dict[str, Any]]:

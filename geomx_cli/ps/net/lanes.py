@@ -9,6 +9,7 @@ from typing import Any, Literal
 import zmq
 
 from geomx_cli.ps.net.sockets import Socket
+from geomx_cli.ps.net.tcp import Connection
 from geomx_cli.ps.net.wire import BadMessage, Header, Place, encode_body, encode_header
 
 __all__ = ["LANES", "Lane", "Lanes", "identities", "parse_identity"]
@@ -22,7 +23,7 @@ class Lanes:
     """Writes to the connections of one link.
 
     job: see Header. counters: counts "unreachable" peers. greeting: what this process says of itself in its hellos;
-    None if the peer dials.
+    None if the peer dials. connections: those that stand.
     """
 
     def __init__(self, job: int, counters: Counter[str], greeting: dict[str, Any] | None) -> None:
@@ -30,6 +31,7 @@ class Lanes:
         self._counters = counters
         self._greeting = greeting
         self._sockets: dict[Lane, tuple[Socket, bytes]] = {}
+        self.connections: dict[Lane, Connection] = {}
         self._hellos = 0
         self._greeted: dict[Lane, int] = {}  # the number of the latest hello, from whichever end dials
         self._connected: set[Lane] = set()
@@ -81,6 +83,7 @@ class Lanes:
 
     def down(self, lane: Lane) -> None:
         """This lane's connection has ended."""
+        self.connections.pop(lane, None)
         self._up.discard(lane)
         self._greeted.pop(lane, None)
 

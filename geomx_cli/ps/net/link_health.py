@@ -4,6 +4,7 @@ import math
 import time
 from typing import Any
 
+from geomx_cli.ps.net.tcp import Connection
 from geomx_cli.ps.net.wire import BadMessage, decode_body
 
 __all__ = ["QUIET", "LinkHealth"]
@@ -11,6 +12,10 @@ __all__ = ["QUIET", "LinkHealth"]
 QUIET = 5.0
 """Seconds without a message after which a link counts as silent."""
 MOST_SECONDS = 1e12
+UNPROBED = 6.0
+"""Seconds without a byte after which the peer's process does not run: its libzmq asks or answers every 2 s."""
+SLACK = 64
+"""Bytes by which the counts of both ends may differ: a kernel counts the handshake too."""
 AGEING, SHORTEST = 1.01, 1e-5
 """The shortest round trip grows by this factor with each heartbeat, so a longer route is noticed; its least seconds."""
 
@@ -22,14 +27,19 @@ class LinkHealth:
     have received, or when its connection was made. round_trip: the shortest time of a heartbeat and its echo on their
     way, in seconds, inf before the first; it ages (AGEING). unsteady: when our heartbeats last went unanswered for a
     while. closed: when the peer closed the connection, 0 if it has not. clock: the newest reading of the peer's own
-    clock.
+    clock. acknowledged, taken: bytes of the tensors' connection that the peer has got acknowledged, and has received.
     """
 
     def __init__(self) -> None:
         self.heard = time.monotonic()
         self.clock = self.echoed = self.closed = self.unsteady = 0.0
         self.round_trip = math.inf
+        self.acknowledged = self.taken = 0
         self._clock_received = 0.0
+        self._whole: tuple[object, int, int] = (None, 0, 0)
+        self._stalled_since = 0.0
+        self._silence: tuple[object, float] = (None, 0.0)
+        self._probe = (0, 0.0)  # bytes received on the control lane, and when they last became more
         self._known = False
         self._moved = self._moved_behind = self._whole_since = 0.0
 
@@ -56,8 +66,34 @@ class LinkHealth:
         self._clock_received = now
         if echo and delay >= 0:
             self.round_trip = min(AGEING * self.round_trip, max(SHORTEST, now - echo - delay))
+        self.acknowledged, self.taken = _count(body, "acknowledged"), _count(body, "taken")
         if moved >= 0:
             self._moved_behind = max(self._moved_behind, now - moved)
+
+    def runs(self, control: Connection | None) -> bool:
+        """Whether the peer's process runs, though it says nothing, as far as calls in this silence have observed: its
+        libzmq has just sent something. A connection within one host stands as long as the process, which its agent
+        watches.
+        """
+        if control is None:
+            return False
+        now, received = time.monotonic(), control.received()
+        if self._silence != (control, self.heard):
+            self._silence, self._probe = (control, self.heard), (received, 0.0)
+        elif received != self._probe[0]:
+            self._probe = (received, now)
+        return not control.counts or now - self._probe[1] < UNPROBED
+
+    def lost_bytes(self, tensors: Connection) -> float:
+        """Seconds for which bytes of this connection have been acknowledged that the receiving end, here or there, does
+        not get, though it gets nothing else either: a proxy has forgotten the connection. 0 if none are missing.
+        """
+        now, here = time.monotonic(), tensors.received()
+        there = self.taken
+        missing = max(tensors.acknowledged() - there, self.acknowledged - here) > SLACK
+        if not missing or not self.taken or self._whole != (tensors, here, there):
+            self._whole, self._stalled_since = (tensors, here, there), now
+        return now - self._stalled_since
 
     def echo_delay(self) -> float:
         """Seconds since the newest reading of the peer's clock, which the next heartbeat echoes, was received."""
@@ -76,6 +112,7 @@ class LinkHealth:
         now = time.monotonic()
         self.heard = min(now, self.heard + pause)
         self._whole_since = now if self._known else 0.0
+        self._stalled_since = now
         if self.closed:
             self.closed = min(now, self.closed + pause)
 
@@ -91,3 +128,11 @@ class LinkHealth:
         It is now while the link is silent, because what is lost then is retransmitted later.
         """
         return max(self._moved, self._moved_behind, self.whole_since())
+
+
+def _count(body: dict[str, Any], name: str) -> int:
+    """A number of bytes in a heartbeat; 0 if it has none. Raises BadMessage."""
+    count = body.get(name, 0)
+    if type(count) is not int or not 0 <= count < MOST_SECONDS:
+        raise BadMessage(f"a heartbeat that says {name} {count!r}"[:200])
+    return count

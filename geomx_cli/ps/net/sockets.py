@@ -10,8 +10,8 @@ a busy one the dialling end checks for acknowledgements. This does not involve t
 
 import contextlib
 import resource
-import socket
 import struct
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -23,7 +23,7 @@ from geomx_cli.ps.net.security import KeyRing, ZapAuthenticator
 from geomx_cli.ps.net.tcp import Connection
 from geomx_cli.ps.net.unknown_peers import MAX_SECONDS, UnknownPeers
 
-__all__ = ["UNANSWERED", "Socket", "Sockets"]
+__all__ = ["DEAF", "UNANSWERED", "Socket", "Sockets"]
 
 Socket = zmq.Socket[bytes]
 
@@ -35,6 +35,9 @@ UNANSWERED = 3.5
 """Seconds after which a connection is given up on which something waits to be acknowledged, and nothing is."""
 LOOK = 0.5  # seconds between checks for acknowledgements
 PROBE = 1  # seconds between probes of an idle connection
+PING, DEAF = 2.0, 12.0
+"""Seconds between questions to the peer's libzmq, and without a byte from it after which it is dialled again."""
+NEVER = 10**9  # milliseconds
 CONNECT_LIMIT = 8  # seconds; enough for the kernel to repeat a lost SYN, and for slow paths
 
 
@@ -60,6 +63,8 @@ class Sockets:
         self._authenticator: ZapAuthenticator | None = None
         self._report_accepted: Callable[[], None] = lambda: None
         self._dialled: dict[Socket, Connection] = {}
+        self._probed: set[Socket] = set()
+        self._polled = time.monotonic()
         loop.every(LOOK, self._poll)
 
     def listen(
@@ -94,15 +99,23 @@ class Sockets:
         endpoint: str,
         identity: bytes,
         read: Callable[[Socket], None],
-        on_connected: Callable[[], None],
+        on_connected: Callable[[Connection], None],
         on_closed: Callable[[bool], None],
+        *,
+        probed: bool,
     ) -> Socket:
         """A DEALER that connects to `endpoint`, retrying forever, so the peer may start later.
 
         on_connected: called for each new connection. on_closed: called when one has ended, with whether this end gave
-        it up.
+        it up. probed: libzmq asks the peer's libzmq for an answer every PING seconds, and the connection is given up
+        once nothing has been received for DEAF seconds, whatever a proxy on the way acknowledges. This says nothing
+        behind long messages.
         """
         dealer = self._make(zmq.DEALER, read)
+        if probed and endpoint.startswith("tcp:"):
+            dealer.set(zmq.HEARTBEAT_IVL, int(1000 * PING))
+            dealer.set(zmq.HEARTBEAT_TIMEOUT, NEVER)
+            self._probed.add(dealer)
         # IMMEDIATE is not set: libzmq (4.3.5) aborts if a connection then ends between two frames that are read. So
         # messages sent before the end of a connection is noticed are the first on the next one.
         dealer.set(zmq.CONNECT_TIMEOUT, 1000 * CONNECT_LIMIT)
@@ -112,13 +125,17 @@ class Sockets:
             dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
             dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
         _widen(dealer, endpoint)
-        self._watch_connection(dealer, endpoint.startswith("tcp:"), on_connected, on_closed)
+        self._watch_connection(dealer, on_connected, on_closed)
         dealer.connect(endpoint)
         return dealer
 
+    def awaits_hello(self, descriptor: int) -> bool:
+        """Whether no hello has been accepted on this accepted connection."""
+        self._report_accepted()  # its acceptance may be reported after its first message
+        return descriptor in self._unknown
+
     def known(self, descriptor: int) -> None:
         """The peer on this accepted connection has sent a hello that was accepted."""
-        self._report_accepted()  # its acceptance may be reported after its first message
         self._unknown.known(descriptor)
 
     def close(self, linger: float) -> None:
@@ -173,7 +190,7 @@ class Sockets:
             self._on_refused("key", "its key is not authorised here")
 
     def _watch_connection(
-        self, dealer: Socket, tcp: bool, on_connected: Callable[[], None], on_closed: Callable[[bool], None]
+        self, dealer: Socket, on_connected: Callable[[Connection], None], on_closed: Callable[[bool], None]
     ) -> None:
         events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         monitor = dealer.get_monitor_socket(events)
@@ -181,18 +198,24 @@ class Sockets:
         def changed() -> None:
             event, value = _event(monitor)
             if event == zmq.EVENT_CONNECTED:
-                if tcp and hasattr(socket, "TCP_INFO"):
-                    self._dialled[dealer] = Connection(value)
+                self._dialled[dealer] = Connection(value)
             elif event == zmq.EVENT_DISCONNECTED:
                 connection = self._dialled.pop(dealer, None)
                 on_closed(connection is not None and connection.ended)
-            else:
-                on_connected()
+            elif (connection := self._dialled.get(dealer)) is not None:
+                on_connected(connection)
 
         self._keep(monitor, changed)
 
     def _poll(self) -> None:
-        """Close connections on which nothing is acknowledged."""
+        """Close connections on which nothing is acknowledged, and probed ones that are not answered."""
+        now = time.monotonic()
+        pause, self._polled = now - self._polled - LOOK, now
+        for dealer in self._probed & self._dialled.keys():
+            if pause > LOOK:
+                self._dialled[dealer].excuse(pause)
+            if self._dialled[dealer].deaf() > DEAF:
+                self._dialled[dealer].end()
         ages = {connection: connection.unanswered() for connection in self._dialled.values()}
         dead = {connection.peer for connection, age in ages.items() if age > UNANSWERED}
         for connection, age in ages.items():

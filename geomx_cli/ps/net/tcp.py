@@ -21,18 +21,21 @@ have been received (u64).
 class Connection:
     """A connected descriptor owned by other code, which may close it at any time. Used by one thread.
 
-    `peer`: the remote address. `ended`: whether `end` was called.
+    `peer`: the remote address. `ended`: whether `end` was called. `counts`: whether the kernel tells its bytes, as of a
+    TCP connection.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._acked = -1
-        self._since = self._moved = time.monotonic()
+        self._since = self._moved = self._heard = time.monotonic()
+        self._received = -1
         self._ends: tuple[object, object] | None = None
         self.ended = False
         with contextlib.suppress(OSError), _borrowed(descriptor) as stream:
             self._ends = _ends(stream)
         self.peer = self._ends and self._ends[1]
+        self.counts = bool(self._info())
 
     def unanswered(self) -> float:
         """Seconds for which data has been pending without any acknowledgement, as far as calls have observed."""
@@ -48,8 +51,26 @@ class Connection:
 
     def received(self) -> int:
         """Bytes received over it; 0 if the kernel does not tell."""
+        return self._count(BYTES_RECEIVED)
+
+    def acknowledged(self) -> int:
+        """Bytes sent over it that the other end, or a proxy in its place, has acknowledged; 0 as `received`."""
+        return self._count(BYTES_ACKED)
+
+    def deaf(self) -> float:
+        """Seconds without a received byte, as far as calls have observed; 0 if the kernel does not tell."""
+        now, received = time.monotonic(), self.received()
+        if received != self._received or not received:
+            self._received, self._heard = received, now
+        return now - self._heard
+
+    def excuse(self, pause: float) -> None:
+        """This process did not run for `pause` seconds: they do not count."""
+        self._heard = min(time.monotonic(), self._heard + pause)
+
+    def _count(self, place: int) -> int:
         info = self._info()
-        return int(struct.unpack_from("Q", info, BYTES_RECEIVED)[0]) if len(info) >= BYTES_RECEIVED + 8 else 0
+        return int(struct.unpack_from("Q", info, place)[0]) if len(info) >= place + 8 else 0
 
     def _info(self) -> bytes:
         """The kernel's TCP_INFO; empty once the owner has closed the descriptor."""

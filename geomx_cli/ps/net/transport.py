@@ -25,6 +25,7 @@ from geomx_cli.ps.net.security import KeyRing
 from geomx_cli.ps.net.shaping import DelayLine, Shaper
 from geomx_cli.ps.net.sharing import Sharing
 from geomx_cli.ps.net.sockets import Socket, Sockets
+from geomx_cli.ps.net.tcp import Connection
 from geomx_cli.ps.net.traffic import traffic_of
 from geomx_cli.ps.net.wan_log import WanLog
 from geomx_cli.ps.net.wire import (
@@ -118,7 +119,7 @@ class Transport:
         for lane, identity in identities().items():
             dealer = self._sockets.dial(
                 endpoint, identity, partial(self._read_dealer, link),
-                partial(link.lanes.greet, lane), partial(self._disconnected, link, lane),
+                partial(self._connected, link, lane), partial(self._disconnected, link, lane), probed=lane == "control",
             )  # fmt: skip
             link.lanes.attach(lane, dealer, b"")
         return link
@@ -169,7 +170,7 @@ class Transport:
                 return
             link = self._receive(self._accepted.by_identity.get(identity.bytes), frames, router, identity)
             if link is not None and LANES[identity.bytes[-1] - 1] == "control":
-                self._accepted.note(link, identity.get(zmq.SRCFD))
+                self._accepted.note(link, "control", identity.get(zmq.SRCFD))
 
     def _read_dealer(self, link: Link, dealer: Socket) -> None:
         for _ in range(BATCH):
@@ -195,14 +196,20 @@ class Transport:
                 if (body is None) != (header.place == Place.NONE):
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
+                hello = identity is not None and header.kind == Kind.CONTROL and header.topic == "hello"
+                if hello and identity is not None and not self._sockets.awaits_hello(identity.get(zmq.SRCFD)):
+                    # what it lets be forgotten is not sent again, as nothing was lost
+                    raise BadMessage("a second hello on one connection")
                 if link is None and identity is not None:
                     link = self._accepted.accept(header, payload, socket, identity)
                 assert link is not None
                 if header.place == Place.SHARED_MEMORY and payload is not None:
                     payload = link.received_at(payload)
                 self._arrived(link, header, payload, len(frame) + (0 if payload is None else len(payload)))
-                if identity is not None and header.kind == Kind.CONTROL and header.topic == "hello":
-                    self._sockets.known(identity.get(zmq.SRCFD))
+                if hello and identity is not None:
+                    descriptor = identity.get(zmq.SRCFD)
+                    self._sockets.known(descriptor)
+                    self._accepted.note(link, LANES[identity.bytes[-1] - 1], descriptor)
         except BadMessage as error:
             self.warnings.refuse(link, "malformed", str(error))
         self._fusing.flush_due()
@@ -298,6 +305,10 @@ class Transport:
         lane = link.lanes.lane_of(number)
         if not link.dialled and lane is not None:
             link.resume(lane, partial(self._on_reconnect, link, lane))
+
+    def _connected(self, link: Link, lane: Lane, connection: Connection) -> None:
+        link.lanes.connections[lane] = connection
+        link.lanes.greet(lane)
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.lanes.down(lane)

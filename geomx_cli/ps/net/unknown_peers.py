@@ -46,6 +46,9 @@ class UnknownPeers:
             self._loop.call_later(LOOK, self._poll)
         self._unknown[descriptor] = unknown
 
+    def __contains__(self, descriptor: int) -> bool:
+        return descriptor in self._unknown
+
     def known(self, descriptor: int) -> None:
         """The connection has sent an accepted hello, or has ended."""
         self._unknown.pop(descriptor, None)

@@ -22,16 +22,13 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl
 
+from geomx_cli.core.bounded_http import LIMIT, MAX_HEAD, BoundedReader, BoundedThreads, Refusal
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._esync_state import MAX_SECONDS, StateServer
 
 __all__ = ["HttpServer", "serve"]
 
-MAX_HEAD = 16_384
 MAX_BODY = 1_024
-MAX_CONNECTIONS = 128
-LIMIT = 5.0
-"""Time limit in seconds for receiving a request, and again for sending the response."""
 
 Number = TypeVar("Number", int, float)
 Action = Callable[[float, Mapping[str, str]], bytes]
@@ -125,36 +122,13 @@ class _Service:
         return json.dumps(known).encode()
 
 
-class _Listener(socketserver.ThreadingTCPServer):
-    """One thread per connection, at most MAX_CONNECTIONS at a time; others wait to be accepted."""
-
-    daemon_threads = True
+class _Listener(BoundedThreads, socketserver.TCPServer):
     allow_reuse_address = True
-    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, family: int, address: Any, service: _Service) -> None:
         self.address_family = family
         self.service = service
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._free.acquire()
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no thread can be started
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-
-class _Refusal(Exception):
-    """A rejected request; its arguments are an HTTP status and a sentence."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -167,13 +141,13 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.rfile.close()
-        self.rfile = io.BufferedReader(_Bounded(self.connection), 1024)
+        self.rfile = io.BufferedReader(BoundedReader(self.connection, MAX_HEAD + MAX_BODY), 1024)
 
     def handle(self) -> None:
         self.command, self.requestline, self.request_version = "", "", self.default_request_version
         try:
             self.handle_one_request()
-        except _Refusal as refusal:
+        except Refusal as refusal:
             self.send_error(*refusal.args)
         except ConnectionError:
             pass  # the client has disconnected
@@ -188,22 +162,23 @@ class _Handler(BaseHTTPRequestHandler):
         server = cast(_Listener, self.server)
         path = self.path.partition("?")[0]
         if path not in server.service.routes:
-            raise _Refusal(HTTPStatus.NOT_FOUND, f"there is no such path, but {', '.join(server.service.routes)}")
+            raise Refusal(HTTPStatus.NOT_FOUND, f"there is no such path, but {', '.join(server.service.routes)}")
         method, action = server.service.routes[path]
         if method != self.command:
-            raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is for {method}")
+            raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is for {method}")
         body = self._body() if method == "POST" else b""
+        server.received(self.connection)
         try:
             self._send(HTTPStatus.OK, server.service.answer(action, body), "application/json")
         except InvalidSettings as error:
-            raise _Refusal(HTTPStatus.BAD_REQUEST, str(error)) from None
+            raise Refusal(HTTPStatus.BAD_REQUEST, str(error)) from None
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"[0-9]{1,18}", length):
-            raise _Refusal(HTTPStatus.LENGTH_REQUIRED, "the header Content-Length must say how long the body is")
+            raise Refusal(HTTPStatus.LENGTH_REQUIRED, "the header Content-Length must say how long the body is")
         if int(length) > MAX_BODY:
-            raise _Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body is at most {MAX_BODY} bytes")
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body is at most {MAX_BODY} bytes")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ConnectionError
@@ -215,10 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._send(HTTPStatus(code), content, "text/plain; charset=utf-8")
             self.connection.shutdown(socket.SHUT_WR)
-            rest = _Bounded(self.connection, 64 * MAX_HEAD)
+            rest = BoundedReader(self.connection, 64 * MAX_HEAD)
             while rest.read(MAX_HEAD):
                 pass
-        except (OSError, _Refusal):
+        except (OSError, Refusal):
             pass  # too much input, or the client has disconnected
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
@@ -231,32 +206,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a worker sends many requests per second."""
-
-
-class _Bounded(io.RawIOBase):
-    """Reads from a socket with a deadline of LIMIT seconds and at most `most` bytes. Raises _Refusal beyond."""
-
-    def __init__(self, connection: socket.socket, most: int = MAX_HEAD + MAX_BODY) -> None:
-        self._connection = connection
-        self._end = time.monotonic() + LIMIT
-        self._left = most
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        remaining = self._end - time.monotonic()
-        try:
-            if remaining <= 0:
-                raise TimeoutError
-            self._connection.settimeout(remaining)
-            count = self._connection.recv_into(buffer)
-        except TimeoutError:
-            raise _Refusal(HTTPStatus.REQUEST_TIMEOUT, f"the request did not end within {LIMIT:g} s") from None
-        self._left -= count
-        if self._left < 0:
-            raise _Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a head is at most {MAX_HEAD} bytes")
-        return count
 
 
 def _fields(body: bytes) -> dict[str, str]:

@@ -93,6 +93,9 @@ class ScriptSession(Protocol):
     def connect(self) -> "Client":
         """Join the job. Raises GeomxError on failure."""
 
+    def abort(self, error: BaseException) -> None:
+        """Report that the script has failed. Idempotent."""
+
     def warn(self, message: str, *, affects_result: bool = False) -> None:
         """Write a warning to the event log and to stderr; also before `connect`. affects_result: see
         WarningRaised.

@@ -180,7 +180,7 @@ def _save(
         "slices": {name: _slices(client.tensors[name].placement) for name in model.names},
         "options": dict(config.options),
     }
-    final_model.save(Path(client.settings.output_dir), model, own, about)
+    final_model.save(Path(client.settings.output_dir), model, own, about, client.events.warn)
 
 
 def _slices(placement: "Placement") -> dict[str, Any]:

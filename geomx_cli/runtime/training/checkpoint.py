@@ -1,15 +1,17 @@
 """Checkpoints: weights written to files during training, for evaluation or resuming."""
 
+import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from geomx_cli.core.atomic import open_atomic
-from geomx_cli.core.errors import InvalidSettings, TrainingFailed
+from geomx_cli.core.atomic import write_atomic
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
+from geomx_cli.runtime.training.last_save import save_at_last
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
@@ -42,17 +44,18 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Writes `{job_dir}/checkpoints/step-N.npz` periodically. Files are written atomically.
+    """Writes `FOLDER/checkpoints/step-N.npz` periodically. Files are written atomically.
 
     Each is a plain npz file: the weights by name and, as scalars, `seconds`, `samples` and `rounds`. For the training
-    thread only. Raises InvalidSettings if the process has no job directory.
+    thread only. `warn` is called if one cannot be written. Raises InvalidSettings without a folder.
     """
 
-    def __init__(self, job_dir: str, every: int) -> None:
-        if not job_dir:
-            raise InvalidSettings("there is no directory for the checkpoints", "set GEOMX_JOB_DIR to one")
-        self._directory = Path(job_dir, "checkpoints")
+    def __init__(self, folder: str, every: int, warn: Callable[[str], object]) -> None:
+        if not folder:
+            raise InvalidSettings("there is no folder for the checkpoints", "set GEOMX_OUTPUT_DIR to one")
+        self._folder = Path(folder)
         self._every = every
+        self._warn = warn
         self._written = 0
 
     def due(self, steps: int) -> bool:
@@ -60,14 +63,23 @@ class Checkpoints:
         return steps - self._written >= self._every
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, replacing an earlier one of this step. Raises TrainingFailed on failure."""
+        """Write a checkpoint, replacing an earlier one of this step; on failure only warn."""
         self._written = checkpoint.steps
-        path = self._directory / f"step-{checkpoint.steps}.npz"
-        about = {name: np.array(getattr(checkpoint, name)) for name in _ABOUT}
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with open_atomic(path) as file:
-                np.savez(file, **about, **checkpoint.weights)
+            _write(self._folder, checkpoint)
         except OSError as error:
-            hint = "make room there, or leave out --checkpoint-every"
-            raise TrainingFailed(f"cannot write {path}: {error.strerror}", hint) from None
+            what = f"no checkpoint of step {checkpoint.steps} in {self._folder}: {error.strerror}"
+            self._warn(f"{what}; the next one is due {self._every} steps later")
+
+    def write_last(self, checkpoint: Checkpoint) -> None:
+        """Write the last one; see save_at_last for a disk that is full, and the errors."""
+        save_at_last(self._folder, lambda folder: _write(folder, checkpoint), self._warn, "the last checkpoint")
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    about = {name: np.array(getattr(checkpoint, name)) for name in _ABOUT}
+    path = folder / "checkpoints" / f"step-{checkpoint.steps}.npz"
+    content = io.BytesIO()  # a ZipFile whose file cannot be written prints a traceback when it is collected
+    np.savez(content, **about, **checkpoint.weights)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content.getvalue())

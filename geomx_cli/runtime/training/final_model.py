@@ -22,26 +22,29 @@ from safetensors.numpy import save as as_safetensors
 
 from geomx_cli import __version__
 from geomx_cli.core.atomic import open_atomic
-from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.runtime.training.flat_views import flat_views
+from geomx_cli.runtime.training.last_save import save_at_last
 from geomx_cli.runtime.training.model import ModelAdapter
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.optim.optimizer import Optimizer
+    from geomx_cli.runtime.training.last_save import Warn
 
 __all__ = ["MANIFEST_VERSION", "save", "save_optimizer"]
 
 MANIFEST_VERSION = 1
 _OPTIMIZER = "optimizer.safetensors"
-_HINT = "make room there, or give the host another state_dir"
 
 
-def save(folder: Path, model: ModelAdapter, optimizer: "Optimizer | None", about: Mapping[str, Any]) -> None:
+def save(
+    folder: Path, model: ModelAdapter, optimizer: "Optimizer | None", about: Mapping[str, Any], warn: "Warn"
+) -> None:
     """Write the model, the state of this worker's own optimizer, which updates the vector of all weights as one slot,
     and the manifest with `about` in it.
 
-    Raises TrainingFailed if they cannot be written; then, or if the process is killed before all are, nothing changes.
+    For a disk that is full, and the errors, see save_at_last; then, or if the process is killed before all are written,
+    nothing changes.
     """
     weights = model.named_weights() | model.read_statistics()
     contents = {"model.safetensors": _serialized(weights)}
@@ -59,26 +62,25 @@ def save(folder: Path, model: ModelAdapter, optimizer: "Optimizer | None", about
             for name, content in contents.items()
         },
     }
-    _write(folder, {"manifest.json": json.dumps(manifest, indent=1).encode(), **contents})
+    contents = {"manifest.json": json.dumps(manifest, indent=1).encode(), **contents}
+    save_at_last(folder, lambda place: _write(place, contents), warn, "the model")
 
 
-def save_optimizer(folder: Path, optimizer: "Optimizer") -> None:
-    """Write the state of a root's optimizer; before the first update there is none. Raises as `save`."""
+def save_optimizer(folder: Path, optimizer: "Optimizer", warn: "Warn") -> None:
+    """Write the state of a root's optimizer, as `save` does; before the first update there is none."""
     if optimizer.updates:
-        _write(folder, {_OPTIMIZER: _serialized(optimizer.export_state(), optimizer)})
+        contents = {_OPTIMIZER: _serialized(optimizer.export_state(), optimizer)}
+        save_at_last(folder, lambda place: _write(place, contents), warn, "the optimizer's state")
 
 
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as files:  # renames them in reverse order, once all are written
-            for name, content in contents.items():
-                file = files.enter_context(open_atomic(folder / name))
-                file.write(content)
-                file.flush()  # a disk may turn out to be full only now
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise TrainingFailed(f"cannot save the model in {folder}: {error.strerror}", _HINT) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as files:  # renames them in reverse order, once all are written
+        for name, content in contents.items():
+            file = files.enter_context(open_atomic(folder / name))
+            file.write(content)
+            file.flush()  # a disk may turn out to be full only now
+            os.fsync(file.fileno())
 
 
 def _by_tensor(optimizer: "Optimizer", model: ModelAdapter) -> "dict[str, Array]":

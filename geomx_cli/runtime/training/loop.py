@@ -69,7 +69,8 @@ class Loop:
         factor = factor_of(config.text("slowdown"), process, client.settings.party, is_last)
         self._straggler = StragglerEmulation(factor) if factor > 1 else None
         every = config.checkpoint_every if self._rank == 0 else 0
-        self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
+        folder = client.settings.output_dir or client.settings.job_dir
+        self._checkpoints = Checkpoints(folder, every, client.events.warn) if every else None
         self._stop_vote = StopVote(client, priority=1)
         self._async_completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
@@ -235,7 +236,11 @@ class Loop:
         if not at_end and (shared := self._part.global_weights) is not None:
             weights = {name: part.reshape(weights[name].shape) for name, part in zip(weights, shared, strict=True)}
         weights |= self._model.read_statistics()
-        self._checkpoints.write(Checkpoint(steps, self.samples, self._part.rounds, self.seconds, weights))
+        checkpoint = Checkpoint(steps, self.samples, self._part.rounds, self.seconds, weights)
+        if at_end:
+            self._checkpoints.write_last(checkpoint)
+        else:
+            self._checkpoints.write(checkpoint)
 
     def _reason_to_stop(self) -> str:
         if self._rank != 0:

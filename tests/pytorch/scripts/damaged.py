@@ -1,5 +1,5 @@
 """Worker 1 has a sample with nan in its fifth step, which "skip" leaves out if the gradients show it; "divided", by
-fully_shard.
+fully_shard; "weights", in its weights instead.
 """
 
 import sys
@@ -17,7 +17,7 @@ if "divided" in sys.argv:
 optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 for step, (images, labels) in enumerate(batches(rank, 10), 1):
     if (rank, step) == (1, 5):
-        images[:] = float("nan")
+        (model.weight.data if "weights" in sys.argv else images)[:] = float("nan")
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     if "skip" not in sys.argv or all(bool(each.grad.isfinite().all()) for each in model.parameters()):

@@ -20,17 +20,18 @@ dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 is_gloo = dist.get_backend() != "geomx"
 assert size == 3
+PAIRS = [(giver, taker) for giver in range(3) for taker in range(3)]
 
 # all_to_all, and gradients through all_gather.
 for dtype in (torch.float32, torch.int64):
-    rows = [[torch.full((1 + giver * taker, 2), 10 * giver + taker, dtype=dtype) for taker in range(3)] for giver in range(3)]
-    expected = [rows[giver][rank] for giver in range(3)]
+    rows = {(giver, taker): torch.full((giver * taker, 2), 9 * giver + taker, dtype=dtype) for giver, taker in PAIRS}
+    given, expected = ([rows[pair] for pair in PAIRS if pair[side] == rank] for side in (0, 1))
     found = [torch.empty_like(part) for part in expected]
-    if not is_gloo:  # whose all_to_all is not there
-        dist.all_to_all(found, rows[rank])
+    if not is_gloo:  # which wants equal sizes here
+        dist.all_to_all(found, given)
         assert all(map(torch.equal, found, expected))
     output = torch.empty(sum(map(len, expected)), 2, dtype=dtype)
-    dist.all_to_all_single(output, torch.cat(rows[rank]), [*map(len, expected)], [*map(len, rows[rank])])
+    dist.all_to_all_single(output, torch.cat(given), [*map(len, expected)], [*map(len, given)])
     assert torch.equal(output, torch.cat(expected))
 output = torch.empty(3, dtype=torch.float64)
 work = dist.all_to_all_single(output, torch.arange(3.0, dtype=torch.float64) + 10 * rank, async_op=True)
@@ -163,14 +164,19 @@ if rank != 2 and not is_gloo:  # which closes all connections then
         raise AssertionError("a worker that is not there")
 dist.barrier()
 
-# A checkpoint that is saved while training goes on.
-folder = Path(sys.argv[1])
-saved = dcp.async_save({"plain": plain.clone()}, checkpoint_id=folder, **({} if is_gloo is False else {"process_group": dist.new_group()}))
-for _ in range(10):
-    dist.all_reduce(torch.ones(1))
-saved.result()
+# Checkpoints that are saved while training goes on, with gloo in a group of their own and one after another.
+saved, options = [], {"process_group": dist.new_group()} if is_gloo else {}
+for number in range(2):
+    folder = Path(sys.argv[1]) / str(number)
+    saved.append(dcp.async_save({"plain": plain + number}, checkpoint_id=folder, **options))
+    for _ in range(10):
+        dist.all_reduce(torch.ones(1))
+    if is_gloo:
+        saved[-1].result()
+for each in saved:
+    each.result()
 loaded = {"plain": torch.zeros_like(plain)}
 dcp.load(loaded, checkpoint_id=folder)
-assert torch.equal(loaded["plain"], plain)
+assert torch.equal(loaded["plain"], plain + 1)
 dist.barrier()
 print("all are right")

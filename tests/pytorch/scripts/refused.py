@@ -42,7 +42,7 @@ with refused("a tensor of layout sparse_coo"):
     dist.broadcast(torch.eye(3).to_sparse(), 0)
 with refused("a tensor of layout sparse_csr"):
     dist.all_reduce(torch.eye(3).to_sparse_csr())
-with refused("a value of 5000000 bytes under 'large'"):
+with refused("a value of 5000000 bytes in the store, at most 4194304: '0//large'"):
     dist.distributed_c10d._get_default_store().set("large", "x" * 5_000_000)
 with refused("ReduceOp.PREMUL_SUM is not supported"):
     dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(0.5))

@@ -126,6 +126,32 @@ def actor_and_critic() -> None:
     check("actor and critic", models, alone)
 
 
+def one_model_with_two_optimizers() -> None:
+    """Which are wrapped together."""
+
+    def train(model: Any, optimizers: Any, ranks: list[int]) -> None:
+        for step in STEPS:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            losses = [nn.functional.cross_entropy(model(step[rank][0]), step[rank][1]) for rank in ranks]
+            (sum(losses) / len(ranks)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    def halves(model: Any) -> list[Any]:
+        rest = [model.last.weight, model.last.bias, model.unused]
+        return [torch.optim.SGD(model.first.parameters(), lr=0.1), torch.optim.Adam(rest, lr=0.01)]
+
+    torch.manual_seed(30 + RANK)
+    model = Layers(FEATURES, CLASSES)
+    given = halves(model)
+    assert geomx.wrap(model, given) is given
+    alone = copy.deepcopy(model)
+    train(model, given, [RANK])
+    train(alone, halves(alone), list(range(COUNT)))
+    check("two optimizers", [model], [alone])
+
+
 def refusals() -> None:
     model = Layers(2, 2)
     wrapped = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -146,6 +172,7 @@ def refusals() -> None:
 joint_losses()
 adversaries()
 actor_and_critic()
+one_model_with_two_optimizers()
 refusals()
 geomx.finish()
 save(nn.Module(), **finals)

@@ -4,8 +4,8 @@
 import { get, make, svg } from "./dom.js";
 import { size } from "./format.js";
 
-const STATES = ["starting", "waiting", "training", "evaluating", "serving", "saving", "finished", "ended", "stopped", "failed", "lost"];
-const COLOURS = { saving: "serving", finished: "over", ended: "over", stopped: "over", failed: "bad", lost: "bad" };
+const STATES = ["starting", "waiting", "training", "evaluating", "serving", "saving", "failing", "finished", "ended", "stopped", "failed", "lost"];
+const COLOURS = { saving: "serving", failing: "bad", finished: "over", ended: "over", stopped: "over", failed: "bad", lost: "bad" };
 const DARK = ["starting", "waiting", "evaluating"];
 const LETTERS = { worker: "W", server: "S", scheduler: "C", global_server: "G", global_scheduler: "K" };
 const ROLES = { W: "worker", S: "server", G: "global server", C: "scheduler", K: "global scheduler" };

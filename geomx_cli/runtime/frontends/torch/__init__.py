@@ -1,9 +1,11 @@
 """The front end for PyTorch: a script's optimizer made distributed, and models for the bundled job."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
+    from geomx_cli.runtime.frontends.torch.model_watch import ModelWatch
     from geomx_cli.runtime.training.architecture import Shape
     from geomx_cli.runtime.training.network import Network
 
@@ -44,6 +46,7 @@ def attach(module: Any, session: "ScriptSession") -> None:
         from geomx_cli.runtime.frontends.torch import step_watch
 
         step_watch.watch(module, session)
+        module.register_optimizer_step_pre_hook(_Comparison(session).before_step)
         return
     from geomx_cli.runtime.frontends.torch import distributed
 
@@ -51,3 +54,25 @@ def attach(module: Any, session: "ScriptSession") -> None:
         distributed.register_saving(module, session)
         return
     distributed.register(module, session)
+
+
+class _Comparison:
+    """Hooks a ModelWatch, which needs PyTorch, into all optimizers of this process; this is called while PyTorch is
+    being imported.
+    """
+
+    def __init__(self, session: "ScriptSession") -> None:
+        self._session = session
+        self._process = os.getpid()
+        self._watch: ModelWatch | None = None
+
+    def before_step(self, optimizer: Any, *_: Any) -> None:
+        """Hook of all optimizers."""
+        store = self._session.store
+        if store is None or self._session.num_all_workers == 1 or os.getpid() != self._process:
+            return
+        from geomx_cli.runtime.frontends.torch.model_watch import ModelWatch, Watchable
+
+        if isinstance(store, Watchable):
+            self._watch = self._watch or ModelWatch()
+            self._watch.before_step(store, optimizer)

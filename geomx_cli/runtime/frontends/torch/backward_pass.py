@@ -1,13 +1,15 @@
 """The backward pass in progress, in which several wrapped optimizers may get gradients."""
 
+import sys
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["BackwardPass", "Participant", "check_no_pass", "current_pass"]
+__all__ = ["BackwardPass", "Participant", "call_at_end", "check_no_pass", "current_pass"]
 
 
 class Participant(Protocol):
@@ -30,6 +32,17 @@ def current_pass(begun: int | None) -> int:
         hint = "a pass that has failed cannot be repeated; checkpoint activations with use_reentrant=False"
         raise InvalidSettings(what, hint)
     return current
+
+
+def call_at_end(callback: Callable[[], None]) -> None:
+    """Have autograd call this at the end of the backward pass in progress. Raises InvalidSettings under compiled
+    autograd, which would never call it.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if getattr(compiled, "in_compiled_autograd_region", False):
+        what = "compiled autograd (torch._dynamo.config.compiled_autograd) does not tell when a backward pass has ended"
+        raise InvalidSettings(f"{what}, so its gradients cannot be exchanged", "leave it off; torch.compile may stay")
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def check_no_pass() -> None:
@@ -58,7 +71,7 @@ class BackwardPass:
         with self._lock:
             if current != self._task:
                 self._task, self._participants = current, []
-                torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+                call_at_end(self._at_end)
             self._participants.append(participant)
 
     def _at_end(self) -> None:

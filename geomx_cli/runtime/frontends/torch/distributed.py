@@ -1,13 +1,13 @@
 """Makes torch.distributed use the job's servers, in scripts written for torchrun."""
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch import load
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
@@ -19,7 +19,6 @@ _ALL = (
     "under geomx launch a group has all workers or one, and a device mesh one dimension of more than one;"
     " to divide models within each party, launch with --reduce torch --shards N and use geomx_cli.torch.wrap"
 )
-_LAUNCH = "geomx launch -- python train.py starts a process for each worker, as torchrun does: start none in the script"
 
 
 def register(c10d: Any, session: "ScriptSession") -> None:
@@ -40,21 +39,26 @@ def register(c10d: Any, session: "ScriptSession") -> None:
 
 def register_saving(saver: Any, session: "ScriptSession") -> None:
     """Give torch.distributed.checkpoint.async_save a group of its own, as it saves in a thread while training goes on:
-    collectives of one group have one order.
+    collectives of one group have one order. So a save also waits for the one before it.
     """
     original = saver.async_save
     groups: dict[object, Any] = {}
+    latest: list[Any] = []
 
     @functools.wraps(original)
     def async_save(*args: Any, process_group: Any = None, no_dist: bool = False, **options: Any) -> Any:
         from geomx_cli.runtime.frontends.torch.group_store import GroupStore
 
-        if process_group is None and not no_dist and isinstance(session.store, GroupStore):
-            distributed = sys.modules["torch.distributed"]
-            if (world := distributed.group.WORLD) not in groups:
-                groups[world] = distributed.new_group()
-            process_group = groups[world]
-        return original(*args, process_group=process_group, no_dist=no_dist, **options)
+        if process_group is not None or no_dist or not isinstance(session.store, GroupStore):
+            return original(*args, process_group=process_group, no_dist=no_dist, **options)
+        distributed = sys.modules["torch.distributed"]
+        if (world := distributed.group.WORLD) not in groups:
+            groups[world] = distributed.new_group()
+        while latest:
+            latest.pop().exception()
+        saving = original(*args, process_group=groups[world], **options)
+        latest.append(getattr(saving, "upload_completion", saving))
+        return saving
 
     saver.async_save = async_save
 
@@ -96,10 +100,11 @@ class _Groups:
     ) -> None:  # fmt: skip
         """Make the default group of all training workers, whatever the backend; `geomx launch` has chosen their ranks.
 
-        Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's;
-        `timeout` is that of the group's store; other arguments have no effect. Raises InvalidSettings for an algorithm
-        whose workers do not take steps together, and GeomxError if the job has failed. Ends the process in a master
-        worker that does not train.
+        Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's. A
+        `timeout` (timedelta) is that of the group's store, and holds for collective operations where it is longer than
+        the job's patience; other arguments have no effect. Raises InvalidSettings for an algorithm whose workers do not
+        take steps together, and GeomxError if the job has failed. Ends the process in a master worker that does not
+        train.
         """
         from geomx_cli.runtime.frontends.torch.job_store import JobStore
 
@@ -109,6 +114,7 @@ class _Groups:
             if given not in (-1, None, ours[name]):
                 what = f"init_process_group({name}={given}), and in this job it is {ours[name]}"
                 raise InvalidSettings(what, f"leave {name} out, or take it from the variable {name.upper()}")
+        joined.be_patient(timeout)
         store = JobStore(joined.control, f"c10d/{self._begun}/")  # the same number in all workers
         self._begun += 1
         store.set_timeout(timeout or self._c10d.default_pg_timeout)
@@ -121,6 +127,7 @@ class _Groups:
         if ranks is not None and len(ranks) != 1 and sorted(ranks) != list(range(self._store.num_all_workers)):
             what = f"torch.distributed.new_group for the ranks {list(ranks)}"
             raise InvalidSettings(what, _ALL)
+        self._store.be_patient(timeout)
         ranks = ranks if ranks is not None and len(ranks) == 1 else None
         return self._new(ranks, timeout, _backend(self._c10d, self._store), *args, **options)
 
@@ -136,14 +143,16 @@ class _Groups:
             group.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     def _join(self) -> "GroupStore":
-        if os.environ.get("GEOMX_SCRIPT_PROCESS", str(os.getpid())) != str(os.getpid()):
-            raise InvalidSettings("init_process_group in a process that the script has started", _LAUNCH)
+        try:
+            load.check_process("init_process_group")
+        except InvalidSettings as error:
+            self._session.abort(error)  # for the user, whatever the process that started this one makes of it
+            raise
         if self._session.store is not None:
             what = "init_process_group after geomx_cli.torch.init: this worker has joined the job already"
             if self._c10d.is_initialized():  # by PartyGroup.publish
                 raise InvalidSettings(what, "leave it out: init has made the group of the party's workers")
             raise InvalidSettings(what, "use either DistributedDataParallel, or geomx_cli.torch.wrap")
-        from geomx_cli.runtime.frontends.torch import load
         from geomx_cli.runtime.frontends.torch.group_store import GroupStore
 
         self._session.attach()
@@ -166,6 +175,7 @@ class _Groups:
             follow_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
             buffer_broadcast.replace_buffer_broadcast(parallel, self._session)
             _replace_built_in_hooks(parallel)
+            store.note_models(parallel)
         else:
             local_gradients.keep_local(parallel, store)
         return store

@@ -36,7 +36,8 @@ def warn(client: "Client", message: str) -> None:
 
 
 class GradientCheck:
-    """Warns, once, in the worker whose gradients bring nan or infinity to the weights of all. For the training thread.
+    """Warns, once, in the worker whose gradients bring nan or infinity to the weights of all, as a batch does, or the
+    worker's own weights. For the training thread.
 
     Looks at the first small tensor: a backward pass takes what is not finite from where it begins to the input. Where
     GradScaler skips the step the weights stay finite, and nothing is said. where: whose the gradients are.
@@ -45,24 +46,39 @@ class GradientCheck:
     def __init__(self, warn: Callable[[str], None], trained: Mapping[str, Any], where: str = "here") -> None:
         self._warn = warn
         self._where = where
+        self._trained = trained
         self._name = next((name for name, tensor in trained.items() if local(tensor).numel() <= _FEW), "")
         self._parameter = trained.get(self._name)
         self._suspected = 0  # the round of gradients that are not finite here, while the weights were
+        self._received_sound = True  # the last means: what is not finite here later began here
         self._looks = True
 
     def contributes(self, parameter: Any, gradient: Any, round_: int) -> None:
         """The elements of a parameter's gradient, detached, before it becomes the mean."""
-        if parameter is self._parameter and self._looks and not is_finite(gradient) and self._is_sound():
+        if parameter is not self._parameter or not self._looks or is_finite(gradient):
+            return
+        if not (spoiled := self._spoiled()):
             self._suspected = round_
+        elif self._received_sound:
+            self._say(f"parameter {spoiled} has elements that are not finite {self._where} in step {round_}")
+
+    def received(self, parameter: Any, mean: Any) -> None:
+        """The elements of a parameter's mean gradient, detached."""
+        if parameter is self._parameter and self._looks:
+            self._received_sound = is_finite(mean)
 
     def stepped(self) -> None:
         """The optimizer has taken the step with the means, or another skipped it."""
         suspected, self._suspected = self._suspected, 0
-        if suspected and not self._is_sound():
-            self._looks = False
-            where = f"the gradient of {self._name} has elements that are not finite {self._where} in step {suspected}"
-            self._warn(not_finite(where, "all workers' weights"))
+        if suspected and self._spoiled():
+            where = f"the gradient of {self._name} has elements that are not finite {self._where}"
+            self._say(f"{where} in step {suspected}")
+
+    def _say(self, where: str) -> None:
+        self._looks = False
+        self._warn(not_finite(where, "all workers' weights"))
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-    def _is_sound(self) -> bool:
-        return is_finite(local(self._parameter))
+    def _spoiled(self) -> str:
+        """The first tensor whose weights are not finite; "" for none."""
+        return next((name for name, tensor in self._trained.items() if not is_finite(local(tensor))), "")

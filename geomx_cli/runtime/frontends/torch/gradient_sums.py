@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from geomx_cli.core.futures import after, pass_on
+from geomx_cli.runtime.frontends.torch.backward_pass import call_at_end
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.lanes import Lane
 from geomx_cli.runtime.frontends.torch.made_calls import PASS
@@ -31,13 +32,14 @@ class GradientSums:
 
     A tensor's key tells its position in the pass, so that a codec's residual belongs to one bucket. The end of the
     pass waits for all of them, and raises the client's error itself: an error that PyTorch's C++ code raised would have
-    lost its type, and its wait cannot be interrupted.
+    lost its type, and its wait cannot be interrupted. passes: that have begun a sum.
     """
 
     def __init__(self, rounds: "GroupRounds | LoneRounds", check: "BatchCheck") -> None:
         self._rounds = rounds
         self._check = check
         self._lock = threading.Lock()
+        self.passes = 0
         self._pass = -1
         self._position = 0
         self._begun: list[PendingWork] = []
@@ -96,8 +98,9 @@ class GradientSums:
         with self._lock:
             if current != self._pass:
                 self._pass, self._position = current, 0
+                self.passes += 1
                 self._begun, self._agreed = [], self._rounds.agree(PASS)
-                torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+                call_at_end(self._at_end)
                 actions, self._actions = self._actions, []
                 for action in actions:
                     action()

@@ -40,8 +40,8 @@ __all__ = ["GradientSynchroniser", "set_gradient"]
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed. step: the
-    optimizer's, to be taken with the result.
+    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed, and elements:
+    its memory, which gets the sum. step: the optimizer's, to be taken with the result.
     """
 
     key: str
@@ -52,6 +52,7 @@ class _Slot:
     exchange: "PendingExchange | None" = None
     begun: bool = False
     gradient: SentGradient | None = None
+    elements: "Array | None" = None
     step: LateStep | None = None
 
 
@@ -146,6 +147,7 @@ class GradientSynchroniser(Synchroniser):
             if slot.parameter.ndim > 1:
                 self._end_notes()
         self._finite.contributes(slot.parameter, torch.from_numpy(elements), self.rounds)
+        slot.elements = elements
         slot.exchange = self._client.exchange(slot.key, elements, elements, priority=slot.priority)
 
     def _end_notes(self) -> None:
@@ -195,6 +197,9 @@ class GradientSynchroniser(Synchroniser):
                 return
             exchange.done.result()
             workers = self._vote.result().unfinished
+            if slot.elements is not None:
+                self._finite.received(slot.parameter, torch.from_numpy(slot.elements))
+                slot.elements = None
             parameter, gradient, step = slot.parameter, slot.gradient and slot.gradient.tensor, slot.step
             slot.exchange, slot.begun, slot.gradient, slot.step = None, False, None, None
             self._late.pop(slot.key, None)

@@ -1,14 +1,21 @@
 """The part in the job of a script that uses torch.distributed."""
 
+import functools
+import weakref
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.cluster.bodies import MAX_PATIENCE
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
+from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
 from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
 from geomx_cli.runtime.frontends.torch.store import Store
+from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -26,6 +33,7 @@ class GroupStore(Store):
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
         super().__init__(client, session)
         self._groups: list[GeomxProcessGroup] = []  # of all workers
+        self._models: list[weakref.ref[Any]] = []
         self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
 
     @property
@@ -49,6 +57,13 @@ class GroupStore(Store):
         """See ScriptStore; elements that the script has given to collective operations, and rounds of optimizers."""
         return super().calls + sum(group.exchanged for group in self._groups)
 
+    def be_patient(self, timeout: timedelta | None) -> None:
+        """Let collective operations take as long without progress as the script allows, if that is more than the job's
+        limit.
+        """
+        if timeout is not None:
+            self._client.control.be_patient(min(timeout.total_seconds(), MAX_PATIENCE))
+
     def new_group(self, store: Any, _rank: int, size: int, *_: Any) -> GeomxProcessGroup:
         """A process group of `size` workers: all, which make the same ones in the same order, or this one alone. store:
         a store for its values.
@@ -71,10 +86,57 @@ class GroupStore(Store):
             what = "geomx_cli.torch.wrap of a model without DistributedDataParallel, beside init_process_group"
             raise InvalidSettings(what, "wrap what DistributedDataParallel returns; or leave init_process_group out")
 
+    @property
+    def passes(self) -> int:
+        """See Watchable."""
+        return sum(group.passes for group in self._groups)
+
+    def note_models(self, parallel: Any) -> None:
+        """Note what DistributedDataParallel (the class `parallel`) wraps from now on."""
+        original = parallel.__init__
+
+        @functools.wraps(original)
+        def build(model: Any, *args: Any, **options: Any) -> None:
+            original(model, *args, **options)
+            self._models.append(weakref.ref(model))
+
+        parallel.__init__ = build
+
+    def compared(self, optimizer: Any) -> Compared | None:
+        """See Watchable: the parameters of DistributedDataParallel, also those that are not exchanged since they were
+        frozen when it was built.
+        """
+        updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
+        found: dict[str, Any] = {}
+        for number, model in enumerate(filter(None, (reference() for reference in self._models))):
+            if not self._is_together(model):
+                continue
+            own = comparable(model.module, dict(model.module.named_parameters()))
+            for name, tensor in own.items():
+                if id(tensor) in updated and name not in model.parameters_to_ignore and _is_whole(tensor):
+                    updated.discard(id(tensor))
+                    found[f"{number}/{name}" if name in found else name] = tensor
+        return Compared(self._client, "", self.num_all_workers, found) if found else None
+
+    def _is_together(self, model: Any) -> bool:
+        """Whether all workers exchange the gradients of a DistributedDataParallel. Where synchronised layers are the
+        only exchange of its last pass, that was one within no_sync, as in local SGD.
+        """
+        group = model.process_group
+        if not isinstance(group, GeomxProcessGroup) or group.size() != self.num_all_workers:
+            return False
+        return model.require_forward_param_sync or not any(
+            isinstance(layer, torch.nn.SyncBatchNorm) for layer in model.modules()
+        )
+
     def settle(self) -> None:
         """See ScriptStore."""
         super().settle()
         self._client.settle()
-        for group in self._groups:
-            if isinstance(group.rounds, GroupRounds):
-                group.rounds.made.leave_behind()
+        rounds = [group.rounds for group in self._groups if isinstance(group.rounds, GroupRounds)]
+        for told in [each.made.leave_behind() for each in rounds]:
+            told.result()
+
+
+def _is_whole(tensor: Any) -> bool:
+    return not is_divided(tensor) and tensor.is_floating_point() and tensor.numel() > 0 and not tensor.is_meta

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import Store
 
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.cluster.key_values import MAX_VALUE
+
 if TYPE_CHECKING:
     from geomx_cli.ps.cluster.bodies import Body
     from geomx_cli.ps.control_client import ControlClient
 
 __all__ = ["JobStore", "tcp_store"]
 
+_KEY = 900
 _AT_ONCE = 256
 """Keys in one request."""
 _stores: list["JobStore"] = []
@@ -76,7 +80,7 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
         return bool(self._ask("delete", [key])["number"])
 
     def num_keys(self) -> int:
-        """How many keys of this store have a value."""
+        """How many keys have a value, with those of the job's other stores."""
         return int(self._ask("count", [""])["number"])
 
     def has_extended_api(self) -> bool:
@@ -104,8 +108,16 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
         return found
 
     def _ask(self, op: str, keys: Sequence[str], **fields: Any) -> "Body":
+        _check("key", keys[0], max(map(len, keys), default=0), _KEY)
+        _check("value", keys[0], max(map(len, fields.get("values", ())), default=0), MAX_VALUE)
         body = {"op": op, "keys": [self._prefix + key for key in keys], **fields}
         return self._control.ask("store", body, fields.get("seconds", 0.0)).result()
+
+
+def _check(what: str, key: str, size: int, limit: int) -> None:
+    if size > limit:
+        text = f"a {what} of {size} bytes in the store, at most {limit}: {key[:40]!r}"
+        raise InvalidSettings(text, "give what is large to a collective operation, as broadcast")
 
 
 def _bytes(value: str | bytes) -> bytes:

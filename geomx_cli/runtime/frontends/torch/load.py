@@ -1,6 +1,7 @@
 """Imports PyTorch, lazily: other modules of this package import it at their top."""
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,23 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
     from geomx_cli.runtime.script import Session
 
-__all__ = ["joined", "leave_unless_training", "load_torch", "new_store"]
+__all__ = ["check_process", "joined", "leave_unless_training", "load_torch", "new_store"]
 
+_LAUNCH = (
+    "geomx launch -- python train.py starts a process for each worker, as torchrun does: start none in the script; what"
+    ' processes that import it are not to do belongs under if __name__ == "__main__"'
+)
 _MASTER_ENDS = "this master worker does not train, and ends here; the worker of global rank 0 sets the weights"
+
+
+def check_process(call: str) -> None:
+    """Raise InvalidSettings in any process but the worker's own, as a DataLoader's: it is no member of the job."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and (loader := data.get_worker_info()) is not None:
+        what = f"{call} in worker process {loader.id} of a DataLoader, which is no worker of the job"
+        raise InvalidSettings(what, "call it in the script before the loader begins, and give the data set the rank")
+    if os.environ.get("GEOMX_SCRIPT_PROCESS", str(os.getpid())) != str(os.getpid()):
+        raise InvalidSettings(f"{call} in a process that the script has started", _LAUNCH)
 
 
 def load_torch() -> Any:

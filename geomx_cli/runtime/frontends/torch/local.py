@@ -13,6 +13,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.finite import is_finite, not_finite, warn
+from geomx_cli.runtime.frontends.torch.held_weights import HeldWeights
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
@@ -41,6 +42,7 @@ class LocalRounds:
         self.count = 0
         self.ended = False
         self._part = part
+        self._held = HeldWeights(state.optimizer, state.trained, client.settings.text("algo"))
         self._vote = StopVote(client, -len(state.trained), f"{state.prefix}{STOP}")
         self._watch = Stopwatch()
         self._exchanging = False
@@ -49,6 +51,7 @@ class LocalRounds:
 
     def advance(self, samples: int) -> None:
         """The optimizer has taken a step, with so many samples. A round that is due ends here."""
+        self._held.check()
         if self._part.after_step(samples, self._watch):
             self._begin(steps_left=sys.maxsize)
         if self._exchanging and self._part.must_wait:

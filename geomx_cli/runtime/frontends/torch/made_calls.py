@@ -38,10 +38,10 @@ class MadeCalls:
         self._texts[self._count] = call
         self._texts.pop(self._count - _KEPT, None)
 
-    def leave_behind(self) -> None:
+    def leave_behind(self) -> "Future[Body]":
         """The script has ended: tell the others, which may wait for a call of it."""
         line = f"{self._rank} {self._count} {self._passes} {self._texts.get(self._count, '')}\n"
-        self._control.ask("store", {"op": "append", "keys": [self._key], "values": [line.encode()]}).result()
+        return self._control.ask("store", {"op": "append", "keys": [self._key], "values": [line.encode()]})
 
     def missing(self) -> "Future[None]":
         """A future that fails: another worker has ended, and does not take part in a call of this one."""

@@ -36,7 +36,7 @@ class ModelState:
     def __init__(self, model: Any, optimizer: Any, prefix: str = "") -> None:
         self.prefix = prefix
         self.model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         updated = {id(item): None for item in self._in_groups()}
         self._updated = [id(item) for item in self._in_groups()]
         self._known = {id(item) for item in model.parameters()}
@@ -91,7 +91,7 @@ class ModelState:
         return next((name for name, item in self.model.named_parameters() if id(item) not in self._known), "")
 
     def _in_groups(self) -> "Iterator[Any]":
-        return (item for group in self._optimizer.param_groups for item in group["params"])
+        return (item for group in self.optimizer.param_groups for item in group["params"])
 
     def begin(self, broadcast: Broadcast, whole: Broadcast | None = None) -> None:
         """Copy all tensors from the worker that provides the initial values, which then are the values of the keys of
@@ -151,8 +151,8 @@ class ModelState:
             for kind, group in (("trained", self.trained), ("not trained", self.others))
             for name, tensor in group.items()
         }
-        groups = [len(group["params"]) for group in self._optimizer.param_groups]
-        optimizer = [type(self._optimizer).__name__, groups, len(self._optimizer.state)]
+        groups = [len(group["params"]) for group in self.optimizer.param_groups]
+        optimizer = [type(self.optimizer).__name__, groups, len(self.optimizer.state)]
         return {"tensors": tensors, "optimizer": optimizer}
 
 

@@ -63,6 +63,11 @@ class GeomxProcessGroup(GroupCopies):
         gathered = self.rounds.gather(digest, "batches")
         return None if self.rank() else gathered
 
+    @property
+    def passes(self) -> int:
+        """Backward passes that have begun a sum."""
+        return self._passes.passes
+
     def in_next_pass(self, action: Callable[[], None]) -> None:
         """Call `action` in the next backward pass that sums something, before the first sum."""
         self._passes.in_next_pass(action)
@@ -211,6 +216,7 @@ class GeomxProcessGroup(GroupCopies):
             self._values.set(f"{name}/{self.rank()}", "")
             told = self._within(f"{name}/end", seconds)
             late = "worker 0" if told is None else told.decode()
+            self._values.delete_key(f"{name}/{self.rank()}")
         else:
             end, missing = time.monotonic() + seconds, []
             for rank in range(1, self.size()):
@@ -220,6 +226,7 @@ class GeomxProcessGroup(GroupCopies):
                         break
             late = f"worker{'s' * (len(missing) > 1)} {' and '.join(missing)}" if missing else ""
             self._values.set(f"{name}/end", late)
+            self._values.delete_key(f"monitored/{self._monitored - 1}/end")  # which all have read
         if late:
             raise RuntimeError(f"{late} did not reach monitored_barrier within {seconds:g} s")
 

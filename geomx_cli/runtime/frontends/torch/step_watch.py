@@ -57,7 +57,8 @@ class _StepWatch:
             )
         is_wrapped = wrapping is not None and wrapping.is_wrapped(optimizer)
         is_local = is_wrapped and wrapping is not None and not wrapping.exchanges_gradients
-        is_together = begun > 0 and (wrapping is not None or begun >= _LARGE or begun >= _trained(optimizer))
+        counts_rounds = wrapping is not None and wrapping.wraps
+        is_together = begun > 0 and (counts_rounds or begun >= _LARGE or begun >= _trained(optimizer))
         self._steps = 0 if is_local or is_together else self._steps + 1
         if self._steps >= _STEPS:
             self._warn(f"{_ALONE} {_BY_BACKWARD if is_wrapped else _TOGETHER}")

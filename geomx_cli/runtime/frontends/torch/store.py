@@ -47,5 +47,8 @@ class Store(BaseStore, WrappingStore):
     def _gather(self, name: str, digest: "Array") -> "Future[Array] | None":
         return to_first_worker(self._client, name, digest)
 
+    def _comparing(self) -> "tuple[Client | None, int]":
+        return self._client, self.num_all_workers
+
     def _finish(self, wrapped: Sequence[Synchroniser]) -> None:
         finish_rounds(wrapped)

@@ -14,10 +14,12 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
+from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
+    from geomx_cli.ps.client import Client
     from geomx_cli.runtime.frontends import ScriptSession
 
 __all__ = ["WrappingStore", "finish_rounds", "innermost"]
@@ -82,6 +84,26 @@ class WrappingStore(ABC):
         """Whether each step of a wrapped optimizer needs a round; else most are this worker's own."""
         return plugins.algorithms()[str(self.option("algo"))].exchanges == "gradients"
 
+    @property
+    def passes(self) -> int:
+        """See Watchable."""
+        return self.calls
+
+    def compared(self, optimizer: Any) -> Compared | None:
+        """See Watchable: nothing between the rounds of an algorithm with local steps, or where parties train
+        separately.
+        """
+        state = next((state for state in self._states if state.optimizer is optimizer), None)
+        about = plugins.algorithms()[str(self.option("algo"))]
+        client, workers = self._comparing()
+        if state is None or client is None or self.finished or about.asynchronous or not self.exchanges_gradients:
+            return None
+        return Compared(client, state.prefix, workers, comparable(state.model, state.trained))
+
+    @abstractmethod
+    def _comparing(self) -> "tuple[Client | None, int]":
+        """With what this worker sends sketches of its tensors, if it does, and how many send those of the same ones."""
+
     def is_wrapped(self, optimizer: Any) -> bool:
         """Whether `wrap` got this optimizer."""
         return optimizer in self._optimizers
@@ -93,7 +115,10 @@ class WrappingStore(ABC):
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See geomx_cli.torch.wrap."""
-        optimizer = innermost(optimizer)
+        for each in optimizer if isinstance(optimizer, list | tuple) else (optimizer,):
+            self._wrap(model, innermost(each), buffers)
+
+    def _wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         if self.finished:
             raise InvalidSettings("this worker has finished", "wrap all optimizers before geomx.finish")
         if not hasattr(model, "named_parameters") or not hasattr(optimizer, "param_groups"):

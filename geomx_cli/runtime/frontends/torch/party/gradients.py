@@ -80,6 +80,9 @@ class PartyGradients(PartySynchroniser):
         for bucket in arriving:
             self.group.wait(bucket.work)
             self.sums.store(bucket, workers)
+            for slot in bucket.slots:
+                if slot.parameter is not None and slot.parameter.grad is not None:
+                    self._finite.received(slot.parameter, slot.parameter.grad.detach())
 
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: in the leader, after all of its party's workers have finished."""

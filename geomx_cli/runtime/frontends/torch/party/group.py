@@ -5,7 +5,7 @@ import copy
 import inspect
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch import distributed
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.ps.net import addresses
+from geomx_cli.runtime.frontends.torch.party.activity import GroupActivity
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -35,21 +36,31 @@ class PartyGroup:
     rank, size: of this worker, among its party's. leads: whether it exchanges with the servers, as rank 0 does. It is
     no group of torch.distributed's own functions. Call `form` before all other methods. What fails later is raised as
     PeerLost, as the connections to a worker that ends are closed; a worker that hangs is noticed after the option
-    `patience`. For the training thread, but for `wait`.
+    `patience`, counted from when code of any of them last ran (`activity`). on_failure: called before a PeerLost is
+    raised; on_stuck: see GroupActivity. For the training thread, but for `wait`.
     """
 
-    def __init__(self, settings: "Settings") -> None:
+    def __init__(
+        self, settings: "Settings", on_failure: Callable[[GeomxError], object] = lambda _: None,
+        on_stuck: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         assert settings.rank is not None
         self.rank, self.size = settings.rank, settings.group_size
         self.leads = self.rank == 0
         self._peer = "" if self.leads else f"{settings.party}/worker:0"  # to which this worker is connected
         self._settings = settings
+        self._on_failure = on_failure
         self._patience = timedelta(seconds=settings.number("patience"))
         self._client: Client | None = None
         # The leader first waits as long for the servers and the other parties.
         self._limit = settings.number("timeout") * (1 if self.leads else 2)
+        if settings.supervised:  # an agent tells if one ends before it has joined
+            self._limit = _FOREVER.total_seconds()
+        limit = timedelta(seconds=self._limit)
         with self._connecting():
-            self._store = distributed.PrefixStore(settings.job, _store(settings, timedelta(seconds=self._limit)))
+            self._store = distributed.PrefixStore(settings.job, _store(settings, limit, leads=self.leads))
+            own = distributed.PrefixStore(settings.job, _store(settings, limit, leads=False))
+        self.activity = GroupActivity(settings, own, on_stuck)
         self._gloo: Any = None
         self._nccl: Any = None
         self._parts: list[PartyGroup] = []
@@ -73,6 +84,7 @@ class PartyGroup:
 
         They need Python to drop tensors, which aborts the process while the interpreter shuts down.
         """
+        self.activity.stop()
         for group in (*self._parts, self):
             group._gloo = None
 
@@ -142,9 +154,12 @@ class PartyGroup:
         """
         options = distributed.AllreduceOptions()
         options.reduceOp = distributed.ReduceOp.SUM
-        options.timeout = _FOREVER if patient else self._patience
+        options.timeout = _FOREVER if patient or self._settings.supervised else self._patience
         with self._translated():
-            return self._of(tensor).allreduce([tensor], options)
+            work = self._of(tensor).allreduce([tensor], options)
+        if not patient:
+            self.activity.pending(work)
+        return work
 
     def send(self, tensor: Any, source: int = 0) -> Any:
         """Begin to copy a contiguous tensor from the worker of rank `source` to all; wait for what is returned."""
@@ -216,7 +231,9 @@ class PartyGroup:
         who = peer or f"another worker of party {party}"
         closed = any(words in str(error) for words in _CLOSED)
         what = "has ended" if closed else f"has ended, or is out of step: {_first_line(error)}"
-        return PeerLost(f"{who} {what}", "see its log", peer=peer or f"{party}/worker")
+        failure = PeerLost(f"{who} {what}", "see its log", peer=peer or f"{party}/worker")
+        self._on_failure(failure)
+        return failure
 
 
 class Gathered:
@@ -232,12 +249,11 @@ class Gathered:
         return [int(value) for value in self._table]
 
 
-def _store(settings: "Settings", limit: timedelta) -> Any:
+def _store(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:
     """The store in which the workers find each other's addresses; rank 0 listens, at the planned address only."""
     if settings.group_size == 1:
         return distributed.HashStore()
     host, port = _place(settings.rendezvous[0])
-    leads = settings.rank == 0
     listener = None
     if leads:
         own = _place(settings.rendezvous[-1])

@@ -25,8 +25,8 @@ class GroupedStore(WrappingStore):
     def __init__(self, session: "Session", settings: "Settings") -> None:
         super().__init__(session)
         self._settings = settings
-        self._group = PartyGroup(settings)
-        self._client: Client | None = session.connect_in_group(settings)
+        self._group = PartyGroup(settings, session.note_failure, session.end)
+        self._client: Client | None = session.connect_in_group(settings, self._group.activity.last)
         self._group.form(self._client)
 
     @property

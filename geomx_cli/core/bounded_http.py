@@ -1,0 +1,101 @@
+"""HTTP listeners that strangers may reach: bounds on their connections, and on the time and bytes of a request."""
+
+import io
+import socket
+import socketserver
+import threading
+import time
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+
+__all__ = ["LIMIT", "MAX_HEAD", "BoundedReader", "BoundedThreads", "Refusal"]
+
+MAX_HEAD = 16_384
+LIMIT = 5.0
+"""Time limit in seconds for receiving a request, and again for sending the response."""
+
+
+class Refusal(Exception):
+    """A rejected request; its arguments are an HTTP status and a sentence."""
+
+
+class BoundedThreads(socketserver.ThreadingMixIn):
+    """For a TCPServer: one thread per connection, at most `most` at a time.
+
+    If there are as many, the connection that has been sending its request for longest is closed for a new one: one that
+    trickles makes room for one that asks. `received` must be called when a request is complete.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+    most = 128
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        self._free = threading.BoundedSemaphore(self.most)
+        self._lock = threading.Lock()
+        self._receiving: dict[Any, None] = {}
+        super().__init__(*args, **named)
+
+    def received(self, request: Any) -> None:
+        """The request on this connection is complete: it is answered, whoever comes."""
+        with self._lock:
+            self._receiving.pop(request, None)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See BaseServer.process_request."""
+        if not self._free.acquire(blocking=False):
+            self._close_oldest()
+            self._free.acquire()
+        with self._lock:
+            self._receiving[request] = None
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._end(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """See ThreadingMixIn.process_request_thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._end(request)
+
+    def _end(self, request: Any) -> None:
+        self.received(request)
+        self._free.release()
+
+    def _close_oldest(self) -> None:
+        with self._lock, suppress(OSError):
+            if (oldest := next(iter(self._receiving), None)) is not None:
+                del self._receiving[oldest]
+                oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+
+
+class BoundedReader(io.RawIOBase):
+    """Reads from a socket with a deadline of LIMIT seconds and at most `most` bytes. Raises Refusal beyond."""
+
+    def __init__(self, connection: socket.socket, most: int = MAX_HEAD) -> None:
+        self._connection = connection
+        self._end = time.monotonic() + LIMIT
+        self._left = most
+
+    def readable(self) -> bool:
+        """See RawIOBase.readable."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See RawIOBase.readinto."""
+        remaining = self._end - time.monotonic()
+        try:
+            if remaining <= 0:
+                raise TimeoutError
+            self._connection.settimeout(remaining)
+            count = self._connection.recv_into(buffer)
+        except TimeoutError:
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, f"the request did not end within {LIMIT:g} s") from None
+        self._left -= count
+        if self._left < 0:
+            raise Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a head is at most {MAX_HEAD} bytes")
+        return count

@@ -1,0 +1,230 @@
+"""Has the job notice if workers train different models: each sends a sketch of its own, which the servers compare."""
+
+import math
+import platform
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from geomx_cli.ps.cluster.bodies import MAX_COMPARED
+from geomx_cli.ps.model_comparison import HALF, LATE, SUMS, TRAINED
+from geomx_cli.runtime.frontends.torch.tensor_parts import local
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
+    from geomx_cli.ps.client import Client
+
+__all__ = ["CheckTimes", "Compared", "ModelWatch", "comparable", "sketch"]
+
+_FIRST = 3
+"""Steps, from the first on, in which the models are compared in any case."""
+_SHARE = 0.005
+"""Of a step, that comparisons may take on average, beyond the first ones."""
+_FREE = 0.5
+"""Seconds of a job that the first ones may take."""
+_PERIOD = 30.0
+"""Seconds, at least, between two comparisons of a long job."""
+_PROGRESS = 8
+"""Comparisons at least, while the number of steps doubles, if they are not closer than the period."""
+_SETTINGS = 64
+"""Hyper-parameters that are told, and the characters of each."""
+_OPTIMIZERS = 16
+"""Optimizers of a script that are watched."""
+_MISSES = 100
+"""Steps of an optimizer that trains nothing to compare, after which it is not looked at any more."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What all workers should have alike when an optimizer begins a step: tensors by name.
+
+    client: that of a worker which sends. scope: of the names. of: how many workers send.
+    """
+
+    client: "Client"
+    scope: str
+    of: int
+    tensors: Mapping[str, Any]
+
+
+class CheckTimes:
+    """The steps in which the models are compared: the first ones, then multiples of a power of two.
+
+    Each worker chooses the power by its own clock. As all multiples of a higher power are multiples of a lower one too,
+    workers that choose differently still meet, without a message.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = 0.0
+        self._cost = self._spent = 0.0  # seconds of a comparison, and of all so far
+        self.step = 0
+
+    def begin_step(self) -> bool:
+        """Whether to compare in this step."""
+        now = self._clock()
+        self.step += 1
+        if self.step == 1:
+            self._began = now
+        if self.step <= _FIRST:
+            return True
+        taken = max(1e-9, (now - self._began) / (self.step - 1))
+        by_progress = math.floor(math.log2(max(1, self.step // _PROGRESS)))
+        by_time = math.ceil(math.log2(_PERIOD / taken))
+        dear = self._cost / (_SHARE * taken) if self._spent > _FREE else 1.0
+        by_cost = math.ceil(math.log2(max(1.0, dear)))
+        return self.step % (1 << max(0, by_cost, min(by_progress, by_time))) == 0
+
+    def took(self, seconds: float) -> None:
+        """A comparison has taken so long."""
+        self._cost = seconds if self.step < _FIRST else (self._cost + seconds) / 2
+        self._spent += seconds
+
+
+@runtime_checkable
+class Watchable(Protocol):
+    """A script's store, as a ModelWatch sees it. passes: backward passes that have exchanged gradients."""
+
+    @property
+    def passes(self) -> int:
+        """See the class."""
+
+    def compared(self, optimizer: Any) -> Compared | None:
+        """What is equal in all workers when this optimizer begins a step; None for nothing."""
+
+
+class ModelWatch:
+    """Sends sketches of what optimizers are about to update. For the training thread.
+
+    Steps begin with equal models in all workers of a synchronous job, whatever was done to the weights since the last
+    step. Steps with nothing but a worker's own gradients are left out, as those of local SGD: they differ on purpose.
+    """
+
+    def __init__(self) -> None:
+        self._watched: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
+        self._misses: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._count = 0
+
+    def before_step(self, store: Watchable, optimizer: Any) -> None:
+        """The optimizer begins a step. Raises the client's error after the job has failed."""
+        watched = self._watched.get(optimizer)
+        if watched is None:
+            misses = self._misses.get(optimizer, 0)
+            if misses == _MISSES or self._count == _OPTIMIZERS:
+                return
+            if store.compared(optimizer) is None:
+                self._misses[optimizer] = misses + 1
+                return
+            watched = self._watched[optimizer] = _Watched(self._count)
+            self._count += 1
+        passes, watched.passes = store.passes - watched.passes, store.passes
+        if not watched.times.begin_step() or not passes:
+            return
+        began = time.monotonic()
+        if (compared := store.compared(optimizer)) is not None:
+            compared.client.control.compare(watched.row(optimizer, compared))
+        watched.times.took(time.monotonic() - began)
+
+
+class _Watched:
+    """An optimizer, and which of its tensors were trained in its first step."""
+
+    def __init__(self, number: int) -> None:
+        self.times = CheckTimes()
+        self.passes = 0
+        self._number = number
+        self._layout = -1
+        self._first: set[str] = set()
+
+    def row(self, optimizer: Any, compared: Compared) -> dict[str, Any]:
+        """See ControlClient.compare."""
+        names, tensors = list(compared.tensors), list(compared.tensors.values())
+        layout = zlib.crc32("\n".join(names).encode())
+        if self._layout == -1:
+            self._first = {name for name, tensor in compared.tensors.items() if tensor.requires_grad}
+        is_new, self._layout = layout != self._layout, layout
+        marks = [
+            TRAINED * tensor.requires_grad + LATE * (tensor.requires_grad and name not in self._first)
+            + HALF * (tensor.element_size() < 4) for name, tensor in compared.tensors.items()
+        ]  # fmt: skip
+        names, found, sums = _merged([name[:100] for name in names], np.array(marks, np.uint8), sketch(tensors))
+        return {
+            "scope": f"{compared.scope}{self._number}", "step": self.times.step, "of": compared.of, "layout": layout,
+            "names": names if is_new else [], "marks": found.tobytes(), "sketch": sums.tobytes(),
+            "settings": dict(_settings(optimizer)), "platform": _platform(tensors[0]),
+        }  # fmt: skip
+
+
+def comparable(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a model's trained tensors that only optimizers change: not embeddings that a forward pass normalises,
+    in each worker the rows of its own batch.
+    """
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    normalised = {
+        id(item.weight) for item in model.modules() if isinstance(item, kinds) and item.max_norm is not None
+    }
+    return {name: tensor for name, tensor in tensors.items() if id(tensor) not in normalised}
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+def sketch(tensors: Sequence[Any]) -> "Array":
+    """Sums of parts of each tensor's elements, and their norm: of shape (tensors, SUMS + 1), float32.
+
+    Differences between tensors are about as large in it as they are. Only these numbers leave a GPU.
+    """
+    rows: list[Any] = []
+    for tensor in tensors:
+        flat = local(tensor).reshape(-1)
+        kind = torch.float64 if flat.dtype == torch.float64 else torch.float32
+        whole = flat.numel() // SUMS * SUMS
+        sums = flat[:whole].view(SUMS, -1).sum(1, dtype=kind)
+        rest = flat[whole:].sum(dtype=kind)
+        row = torch.cat([sums, torch.linalg.vector_norm(flat, dtype=kind).reshape(1)])
+        row[0] += rest
+        rows.append(row.to(rows[0]) if rows else row)
+    found: Array = torch.stack(rows).to("cpu", torch.float32).numpy()
+    return found
+
+
+def _merged(names: Sequence[str], marks: "Array", sums: "Array") -> tuple[list[str], "Array", "Array"]:
+    """As many tensors as are compared: of more, neighbours count as one, under the name of the first."""
+    every = -(-len(names) // MAX_COMPARED)
+    if every == 1:
+        return list(names), marks, sums
+    starts = np.arange(0, len(names), every)
+    norms = np.sqrt(np.add.reduceat(sums[:, SUMS:] ** 2, starts))
+    merged = np.concatenate([np.add.reduceat(sums[:, :SUMS], starts), norms], axis=1)
+    return list(names[::every]), np.bitwise_or.reduceat(marks, starts), merged
+
+
+def _settings(optimizer: Any) -> Iterator[tuple[str, float]]:
+    """The numbers among an optimizer's hyper-parameters, and how many steps its state is old. They explain a
+    difference; by themselves they are none.
+    """
+    groups, left = optimizer.param_groups, _SETTINGS
+    state = next((item for item in optimizer.state.values() if isinstance(item, dict)), {})
+    own = {"the optimizer's number of steps": state.get("step")}
+    for number, group in enumerate([own, *groups]):
+        for key, value in group.items():
+            if left and key != "params" and (numeric := _number(value)) is not None:
+                left -= 1
+                yield f"{key} of group {number - 1}"[:_SETTINGS] if number and len(groups) > 1 else str(key), numeric
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_cuda:
+        value = value.item()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _platform(tensor: Any) -> str:
+    """What decides how an optimizer's arithmetic is rounded."""
+    device = torch.cuda.get_device_name(tensor.device) if tensor.is_cuda else torch.backends.cpu.get_cpu_capability()
+    return f"{torch.__version__} {platform.machine()} {device} {torch.get_num_threads()}"[:200]

@@ -1,0 +1,167 @@
+"""What ssh_config may say of a host, with real sshd processes; and what sshd asks for beyond a key."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sshd import Person, Sshd, make_key
+
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.options import defaults
+from geomx_cli.hosts import with_addresses
+from geomx_cli.hosts.ssh.config import hop
+from geomx_cli.hosts.ssh.connector import SshConnector
+from geomx_cli.inventory import Host, Ssh
+from geomx_cli.plan.this_machine import this_machine
+
+Machines = Callable[..., Sshd]
+
+
+def configured(person: Person, machine: Sshd, *lines: str, known: bool = True) -> SshConnector:
+    """A host of which the inventory says nothing, and ssh_config these lines."""
+    place = [f"HostName {machine.address}", f"Port {machine.port}"]
+    place += [f"UserKnownHostsFile {person.known_hosts}"] * known
+    person.config.write_text("\n  ".join(["Host it", *lines, *place]) + "\n")
+    return SshConnector(machine.name, Ssh(address="it"), "python3", options=person.options())
+
+
+def works(host: SshConnector) -> bool:
+    with closing(host):
+        return host.run(["echo", "in"], limit=60).output == b"in\n"
+
+
+def refused(host: SshConnector) -> str:
+    with closing(host), pytest.raises(GeomxError) as caught:
+        host.run(["true"], limit=60)
+    return str(caught.value)
+
+
+def sign(authority: Path, public: Path, *options: str) -> None:
+    """Make PUBLIC's certificate, beside it."""
+    command = ["ssh-keygen", "-q", "-s", str(authority), "-I", "test", *options, str(public)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The socket of an ssh-agent that the environment does not name."""
+    place = tmp_path / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL)
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    while agent_has(place, "-l").returncode != 1:
+        assert process.poll() is None
+    yield place
+    process.kill()
+    process.wait()
+
+
+def agent_has(place: Path, *words: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run ssh-add with an agent."""
+    return subprocess.run(["ssh-add", *words], check=False, capture_output=True, env={"SSH_AUTH_SOCK": str(place)})
+
+
+def test_files_and_places_that_ssh_config_names(
+    machines: Machines, person: Person, tmp_path: Path, agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    monkeypatch.setenv("GX_HOME", str(person.home))
+    machine = machines()
+    person.knows(machine)
+    assert works(configured(person, machine, "IdentityFile /nowhere", f"IdentityFile {person.key}"))
+    said = refused(configured(person, machine, "IdentityFile /nowhere"))
+    assert "there is no key to try; ~/.ssh/config names /nowhere, which does not exist" in said
+    tokens = ["IdentityFile ${GX_HOME}/.ssh/id_ed25519", 'UserKnownHostsFile "${GX_HOME}/.ssh/known_hosts"']
+    assert works(configured(person, machine, *tokens, known=False))
+    said = refused(configured(person, machine, "IdentityFile ${GX_NOBODY}/key"))
+    assert "identityfile for it in" in said and "has ${GX_NOBODY}, which is not set" in said
+    found = hop(Ssh(address="it", port=7, user="me"), configured(person, machine, "IdentityAgent %n-%p-%r-%%")._options)
+    assert found.agent == "it-7-me-%"
+    assert "has the token %T" in refused(configured(person, machine, "CertificateFile /x/%T"))
+    assert "there is no key" in refused(configured(person, machine, f"IdentityAgent {agent}"))
+    agent_has(agent, "-q", str(person.key))
+    assert works(configured(person, machine, f"IdentityAgent {agent}"))
+    assert works(configured(person, machine, f"IdentityAgent {agent}", f"IdentityFile {person.key}.pub"))
+    assert "there is no key" in refused(configured(person, machine, "IdentityAgent none"))
+    monkeypatch.setenv("GX_AGENT", str(agent))
+    assert works(configured(person, machine, "IdentityAgent $GX_AGENT"))
+
+
+def test_certificates_of_users_and_hosts(machines: Machines, person: Person, tmp_path: Path, agent: Path) -> None:
+    authority, key = make_key(tmp_path / "ca"), make_key(tmp_path / "key")
+    sign(authority, Path(f"{key}.pub"), "-n", Sshd(tmp_path / "x", "x", person).ssh().user)
+    certificate = (tmp_path / "key-cert.pub").rename(tmp_path / "elsewhere.pub")
+    host_key = tmp_path / "machines/alpha/host_key"
+    settings = [f"TrustedUserCAKeys {authority}.pub", f"HostCertificate {host_key}-cert.pub"]
+    machine = machines(settings=settings)
+    machine.vanish()
+    sign(authority, Path(f"{host_key}.pub"), "-h", "-n", "127.0.0.1,other")
+    machine.start()
+    place = f"[127.0.0.1]:{machine.port}"
+    person.known_hosts.write_text(f"@cert-authority {place} {authority.with_suffix('.pub').read_text()}")
+    named = [f"IdentityFile {key}", f"CertificateFile {certificate}"]
+    assert works(configured(person, machine, *named))
+    agent_has(agent, "-q", str(key))
+    assert works(configured(person, machine, f"IdentityAgent {agent}", f"CertificateFile {certificate}"))
+    assert "SSH authentication failed" in refused(configured(person, machine, named[0]))
+    for options, problem in (
+        (["-h", "-n", "omega"], "is for omega"), (["-h", "-V", "20200101:20210101"], "has expired"),
+        (["-h", "-V", "20990101:21000101"], "is not valid yet"),
+    ):  # fmt: skip
+        machine.vanish()
+        sign(authority, Path(f"{host_key}.pub"), *options)
+        machine.start()
+        assert problem in refused(configured(person, machine, *named))
+    other = make_key(tmp_path / "other").with_suffix(".pub").read_text()
+    person.known_hosts.write_text(f"@cert-authority {place} {other}")
+    assert "host key of" in refused(configured(person, machine, *named))
+    person.known_hosts.write_text(f"{place} {machine.host_key}\n@cert-authority {place} {other}")
+    assert works(configured(person, machine, f"IdentityFile {person.key}"))
+
+
+def test_a_command_of_match_exec_runs_once(machines: Machines, person: Person, tmp_path: Path) -> None:
+    machine, count = machines(), tmp_path / "count"
+    person.knows(machine)
+    host = configured(person, machine)
+    exists = f'Match exec "echo %h >> {count}; test %h = it"\n  IdentityFile {person.key}\n'
+    person.config.write_text(exists + person.config.read_text())
+    assert host.address == "127.0.0.1" and works(host) and works(host)
+    assert count.read_text() == "it\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["MaxAuthTries 2"], "it closed the connection after 2 of 4 keys: more than its MaxAuthTries (name its key"),
+        (
+            ["AuthenticationMethods publickey,password", "PasswordAuthentication yes"],
+            "it accepts the last one and wants a second factor: password (geomx gives none",
+        ),
+        (["PubkeyAuthentication no", "PasswordAuthentication yes"], "it takes no keys, but password, which geomx"),
+    ],
+    ids=["too many keys", "second factor", "no keys"],
+)
+def test_where_no_key_helps_none_is_to_be_copied(
+    machines: Machines, person: Person, tmp_path: Path, settings: list[str], words: str
+) -> None:
+    machine = machines(settings=settings)
+    person.knows(machine)
+    wrong = [make_key(tmp_path / f"wrong{number}") for number in range(3)] if "MaxAuthTries 2" in settings else []
+    said = refused(configured(person, machine, *(f"IdentityFile {key}" for key in [*wrong, person.key])))
+    assert words in said and "ssh-copy-id" not in said
+
+
+def test_a_proxy_command_concerns_its_host_alone(sites: list[Sshd], person: Person) -> None:
+    text = person.config.read_text()
+    person.config.write_text(f"Host beta\n  ProxyCommand nc %h %p\nHost gamma\n  ProxyCommand none\n{text}")
+    options = person.options()
+    hosts = [Host(name=name, parties=("A",), access=Ssh(address=name)) for name in ("alpha", "beta", "gamma")]
+    inventory = this_machine(defaults(), range(20_000, 20_100))
+    found = with_addresses(inventory.model_copy(update={"hosts": tuple(hosts)}), options)
+    assert [host.address for host in found.hosts] == ["127.0.0.1"] * 3
+    for name in ("alpha", "gamma"):
+        assert works(SshConnector(name, Ssh(address=name), "python3", options=options))
+    beta = SshConnector("beta", Ssh(address="beta"), "python3", options=options)
+    said = refused(beta)
+    assert "ProxyCommand for beta, which is not supported" in said and "ssh -fNL 2222:localhost:22 beta" in said

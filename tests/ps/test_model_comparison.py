@@ -1,0 +1,129 @@
+"""Models that workers train, as the servers compare them: differences are said, and nothing else is."""
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.cluster.bodies import checked_request
+from geomx_cli.ps.model_comparison import HALF, LATE, SUMS, TRAINED, ModelComparison
+from geomx_cli.ps.net.wire import BadMessage
+
+NAMES = ["first.weight", "first.bias", "last.weight"]
+RANDOM = np.random.default_rng(1)
+MODEL = np.abs(RANDOM.normal(size=(len(NAMES), SUMS + 1))).astype(np.float32)
+
+
+class Job:
+    """A comparison, and what it has said."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self.said: list[str] = []
+        self.workers = workers
+        self.comparison = ModelComparison(lambda message, hint: self.said.append(f"{message}; {hint}"), lambda: workers)
+
+    def row(self, rank: int, sketch: Any, step: int = 5, marks: bytes = bytes([TRAINED] * 3), **changes: Any) -> None:
+        """Take a row of worker `rank`, through the checks of requests."""
+        body = {
+            "by": f"A/worker:{rank}", "scope": "0", "step": step, "of": self.workers, "names": NAMES,
+            "layout": zlib.crc32(repr(NAMES).encode()), "marks": marks,
+            "sketch": np.asarray(sketch, np.float32).tobytes(), "settings": {}, "platform": "p", **changes,
+        }  # fmt: skip
+        self.comparison.take(checked_request("compare", body))
+
+
+def changed(by: float, tensor: int = 2) -> Any:
+    """The model with a tensor that differs by this share of its norm."""
+    other = MODEL.copy()
+    other[tensor, :SUMS] += by * MODEL[tensor, SUMS] / np.sqrt(SUMS)
+    return other
+
+
+def test_the_difference_of_a_pair_names_tensor_workers_step_and_rate() -> None:
+    """And is said once."""
+    job = Job()
+    for step in (5, 6):
+        job.row(0, MODEL, step, settings={"momentum": 0.9, "lr": 0.1})
+        job.row(1, changed(0.1), step, settings={"momentum": 0.8, "lr": 0.05})
+    (said,) = job.said
+    assert "after 4 steps last.weight differs between workers A/worker:0 and A/worker:1" in said
+    assert "lr is 0.1 in A/worker:0 and 0.05 in A/worker:1" in said
+
+
+def test_the_odd_worker_is_named_whoever_comes_first() -> None:
+    """The rows of all are awaited."""
+    job = Job(workers=4)
+    for rank in range(4):
+        assert not job.said
+        job.row(rank, changed(0.1, tensor=0) if rank == 0 else MODEL, marks=bytes([TRAINED | LATE] * 3))
+    (said,) = job.said
+    assert "first.weight of A/worker:0 is not that of the other workers" in said
+    assert "first.weight was frozen in the first step" in said
+
+
+def test_elements_that_are_not_finite() -> None:
+    """Named where they are; no difference if they are in all workers."""
+    spoiled = MODEL.copy()
+    spoiled[1] = np.nan
+    job = Job()
+    for rank in range(2):
+        job.row(rank, spoiled, step=4)
+    for rank, sketch in enumerate((MODEL, spoiled)):
+        job.row(rank, sketch, step=5)
+    (said,) = job.said
+    assert "after 4 steps" in said and "first.bias has elements that are not finite in A/worker:1" in said
+
+
+@pytest.mark.parametrize(
+    ("sketch", "changes"),
+    [
+        (changed(1e-4), {}),
+        (changed(5e-3), {"platform": "another"}),
+        (changed(3e-2), {"platform": "another", "marks": bytes([TRAINED | HALF] * 3)}),
+        (changed(0.5), {"marks": bytes([TRAINED, TRAINED, 0])}),
+        (changed(0.5), {"layout": 7}),
+        (changed(0.5), {"scope": "1"}),
+        (changed(0.5), {"step": 6}),
+        (MODEL, {"settings": {"lr": 0.05}}),
+    ],
+    ids=["rounding", "hardware", "hardware-16-bits", "frozen", "names", "scope", "step", "settings"],
+)
+def test_what_is_no_difference(sketch: Any, changes: dict[str, Any]) -> None:
+    """Rounding, tensors that nobody trains, and what is not of the same model and step."""
+    job = Job()
+    job.row(0, MODEL, marks=changes.get("marks", bytes([TRAINED] * 3)), settings={"lr": 0.1})
+    job.row(1, sketch, **changes)
+    job.comparison.close()
+    assert not job.said
+
+
+def test_workers_that_choose_other_steps_meet_in_common_ones() -> None:
+    """Steps in which not all compare are closed by later ones, or by the end."""
+    job = Job(workers=3)
+    for step in (2, 4, 6, 8, 10, 12):
+        job.row(0, MODEL, step)
+        if step % 4 == 0:
+            job.row(1, changed(0.1 * (step == 12)), step)
+    assert not job.said
+    job.comparison.close()
+    assert "after 11 steps" in job.said[0]
+
+
+def test_rows_of_a_member_that_lies_are_bounded_and_refused() -> None:
+    """Memory does not grow with the numbers of scopes, steps and names that it sends."""
+    job = Job()
+    for number in range(300):
+        job.row(0, MODEL, step=number, of=65_535)
+        job.row(0, MODEL, scope=f"s{number}", of=65_535)
+        job.row(number, MODEL, step=999, of=65_535)
+    scopes = job.comparison._scopes
+    assert len(scopes) == 64 and all(len(steps) <= 4 for steps in scopes.values())
+    assert all(len(rows) <= 2 for steps in scopes.values() for rows in steps.values())
+    with pytest.raises(InvalidSettings, match="15 numbers for 2 tensors"):
+        job.row(0, MODEL, marks=bytes(2), names=[])
+    for wrong in ({"of": 1 << 20}, {"names": ["n"] * 3000}, {"marks": bytes(4096)}, {"step": -1}, {"scope": 3}):
+        with pytest.raises(BadMessage):
+            job.row(0, MODEL, **wrong)
+    assert not job.said

@@ -1,0 +1,233 @@
+"""Sketches of the models that workers train: mistakes are found in them, and correct scripts are not warned of."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from workers import Workers
+
+from geomx_cli.ps.cluster.bodies import MAX_COMPARED, checked_request
+from geomx_cli.ps.model_comparison import SUMS, ModelComparison
+from geomx_cli.runtime.frontends.torch.model_watch import CheckTimes, Compared, ModelWatch, comparable, sketch
+
+
+class Member:
+    """A worker of a job in this process: its model, and what it sends. See Watchable."""
+
+    def __init__(self, comparison: ModelComparison, rank: int, workers: int, build: Callable[[int], Any]) -> None:
+        torch.manual_seed(1)
+        self.model, self.optimizer = build(rank)
+        self.passes = 0
+        self.watch = ModelWatch()
+        self.control = self
+        self._comparison, self._rank, self._workers = comparison, rank, workers
+
+    def compare(self, row: dict[str, Any]) -> None:
+        """See ControlClient."""
+        self._comparison.take(checked_request("compare", {**row, "by": f"A/worker:{self._rank}"}))
+
+    def compared(self, optimizer: Any) -> Compared | None:
+        """See Watchable."""
+        tensors = comparable(self.model, dict(self.model.named_parameters()))
+        return Compared(self, "", self._workers, tensors)  # type: ignore[arg-type]
+
+
+def train(
+    build: Callable[[int], Any], steps: int = 40, workers: int = 2,
+    before: Callable[[Member, int, int], None] | None = None,
+    exchanges: Callable[[int], bool] = lambda step: True,
+) -> list[str]:  # fmt: skip
+    """Train together, and return what is said. before: called for each worker and step, before its backward pass."""
+    said: list[str] = []
+    comparison = ModelComparison(lambda message, hint: said.append(f"{message}; {hint}"), lambda: workers)
+    members = [Member(comparison, rank, workers, build) for rank in range(workers)]
+    fixed = {id(item) for member in members for item in member.model.parameters() if not item.requires_grad}
+    for step in range(1, steps + 1):
+        for rank, member in enumerate(members):
+            if before is not None:
+                before(member, rank, step)
+            torch.manual_seed(100 * step + rank)
+            member.optimizer.zero_grad()
+            member.model(torch.randn(4, 8)).square().mean().backward()
+        for same in zip(*(member.model.parameters() for member in members), strict=True):
+            if exchanges(step) and id(same[0]) not in fixed and same[0].grad is not None:
+                mean = torch.stack([item.grad for item in same]).mean(0)
+                for item in same:
+                    item.grad = mean.clone()
+        for member in members:
+            member.passes += exchanges(step)
+            member.watch.before_step(member, member.optimizer)
+            member.optimizer.step()
+    comparison.close()
+    return said
+
+
+def layers(rank: int, rate: float = 3e-3, kind: Any = torch.optim.AdamW) -> tuple[Any, Any]:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+    return model, kind(model.parameters(), lr=rate)
+
+
+def half_frozen(rank: int) -> tuple[Any, Any]:
+    model, optimizer = layers(rank)
+    model[0].requires_grad_(False)
+    return model, optimizer
+
+
+def unfreeze(member: Member, rank: int, step: int) -> None:
+    if step == 10:
+        member.model[0].requires_grad_(True)
+
+
+def copy_back(member: Member, rank: int, step: int) -> None:
+    if (rank, step) == (1, 21):
+        member.model[3].weight.data.mul_(0.9)
+
+
+def load_older(member: Member, rank: int, step: int) -> None:
+    if (rank, step) == (1, 20):
+        older = torch.optim.AdamW(member.model.parameters(), lr=3e-3)
+        member.optimizer.load_state_dict(older.state_dict())
+
+
+def lower_rate(member: Member, rank: int, step: int) -> None:
+    if (rank, step) == (1, 12):
+        member.optimizer.param_groups[0]["lr"] = 1e-3
+
+
+def spoil(member: Member, rank: int, step: int) -> None:
+    if (rank, step) == (1, 5):
+        member.model[3].bias.data[0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("build", "before", "said"),
+    [
+        (half_frozen, unfreeze, ["after 10 steps 0.weight and 0.bias differ", "0.weight was frozen in the first step"]),
+        (layers, copy_back, ["after 21 steps 3.weight differs between workers A/worker:0 and A/worker:1"]),
+        (layers, load_older, ["differ between", "number of steps is 21 in A/worker:0 and 2 in A/worker:1"]),
+        (layers, lower_rate, ["after 12 steps", "lr is 0.003 in A/worker:0 and 0.001 in A/worker:1"]),
+        (layers, spoil, ["after 4 steps 3.bias differs", "elements that are not finite in A/worker:1"]),
+    ],
+    ids=["unfrozen", "copied-back", "older-optimizer", "rate", "nan"],
+)
+def test_mistakes_are_named(build: Any, before: Any, said: Sequence[str]) -> None:
+    """The first tensor, the workers, the step, and where it is known the reason."""
+    (found,) = train(build, before=before)
+    assert all(part in found for part in said), found
+
+
+def embedding(rank: int) -> tuple[Any, Any]:
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Embedding(50, 8, max_norm=0.5), nn.Linear(8, 3)
+
+        def forward(self, values: Any) -> Any:
+            return self.last(self.table((values * 50).long().abs() % 50))
+
+    model = Lookup()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def frozen_differs(rank: int) -> tuple[Any, Any]:
+    model, optimizer = half_frozen(rank)
+    model[0].weight.data.add_(rank)
+    return model, optimizer
+
+
+def other_rounding(member: Member, rank: int, step: int) -> None:
+    with torch.no_grad():
+        for parameter in member.model.parameters():
+            parameter.mul_(1 + 1e-7 * rank)
+
+
+def swap_for_evaluation(member: Member, rank: int, step: int) -> None:
+    """One worker evaluates an average of its weights, and goes on with the weights."""
+    if rank == 0:
+        before = [parameter.clone() for parameter in member.model.parameters()]
+        for parameter, own in zip(member.model.parameters(), before, strict=True):
+            parameter.data.mul_(0.5)
+            parameter.data.copy_(own)
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (layers, {"workers": 3}),
+        (lambda rank: layers(rank, kind=torch.optim.SGD, rate=0.1), {"before": other_rounding, "steps": 200}),
+        (layers, {"before": swap_for_evaluation}),
+        (layers, {"exchanges": lambda step: False}),
+        (frozen_differs, {}),
+        (embedding, {}),
+        (lambda rank: layers(0, kind=lambda given, lr: torch.optim.SGD(
+            [{"params": [item], "rank": rank} for item in given], lr=lr)), {}),
+    ],
+    ids=["batch-norm", "rounding", "swapped", "local-steps", "frozen", "max-norm", "own-settings"],
+)  # fmt: skip
+def test_correct_scripts_are_not_warned_of(build: Any, options: dict[str, Any]) -> None:
+    """Buffers, frozen tensors, local steps, rounding and rows that a forward pass normalises may differ."""
+    assert train(build, **options) == []
+
+
+def test_times_meet_and_cost_little() -> None:
+    """Workers with other clocks choose common steps; the first ones, then at most every half minute."""
+    chosen = []
+    for taken in (0.07, 0.11):
+        now = [0.0]
+        times = CheckTimes(lambda now=now: now[0])  # type: ignore[misc]
+        steps, spent = set(), 0.0
+        for step in range(1, 20_001):
+            if times.begin_step():
+                steps.add(step)
+                times.took(0.02)
+                spent += 0.02
+            now[0] += taken
+        last = sorted(steps)[-3:]
+        assert spent < 0.005 * now[0] and {1, 2, 3} <= steps
+        assert all(30 <= (after - before) * taken < 61 for before, after in itertools.pairwise(last))
+        chosen.append(steps)
+    common = sorted(chosen[0] & chosen[1])
+    assert max((after - before) * 0.11 for before, after in itertools.pairwise(common)) < 121
+
+
+def test_a_sketch_is_as_different_as_tensors_are() -> None:
+    """Of all dtypes and sizes; of more tensors than are compared, neighbours count as one."""
+    torch.manual_seed(2)
+    for size in (1, 3, 1000, 100_003):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            tensor = torch.randn(size, dtype=dtype)
+            other = tensor + 0.1 * torch.randn(size, dtype=dtype)
+            one, two = sketch([tensor, other])
+            assert np.isclose(one[SUMS], float(tensor.double().norm()), rtol=1e-2)
+            apart = np.linalg.norm((one - two)[:SUMS]) / float((other - tensor).double().norm())
+            assert 0.2 < apart < 3
+    many = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(MAX_COMPARED + 1)])
+    rows: list[Any] = []
+    member = Member(ModelComparison(print, lambda: 1), 0, 2, lambda rank: (many, torch.optim.SGD(many, lr=1)))
+    member.compare = rows.append  # type: ignore[method-assign]
+    member.passes = 1
+    member.watch.before_step(member, member.optimizer)
+    checked_request("compare", {**rows[0], "by": "w"})
+    assert len(rows[0]["names"]) == 1025 and rows[0]["names"][1] == "2"
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["marked", "strict"])
+def test_a_job_whose_workers_train_different_models(workers: Workers, strict: bool) -> None:
+    """DistributedDataParallel, one of whose layers was unfrozen late: the result is marked, or the job ends."""
+    workers.start_planned("unfrozen.py", strict=strict)
+    said = "workers train different models: after 11 steps 0.weight and 0.bias differ between workers"
+    if strict:
+        assert set(workers.cluster.wait(90).values()) != {0}
+        assert said in workers.cluster.output("central-global_server-0")
+        assert "RESULT" not in workers.cluster.outputs()
+    else:
+        workers.finish()
+        log = (workers.cluster.directory / "events" / "central-global_server-0.jsonl").read_text()
+        events = [json.loads(line) for line in log.splitlines()]
+        (marked,) = [event["message"] for event in events if event.get("affects_result")]
+        assert said in marked and "A/worker:0 and B/worker:0" in marked
