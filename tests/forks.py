@@ -261,7 +261,8 @@ def _import_torch() -> None:
     for name in TORCH:
         importlib.import_module(name)
     for item in pkgutil.walk_packages(importlib.import_module(FRONTEND).__path__, f"{FRONTEND}."):
-        importlib.import_module(item.name)
+        if not item.name.startswith(f"{FRONTEND}.trainers."):  # they import frameworks that are not here
+            importlib.import_module(item.name)
 
 
 def _enter(namespace: str) -> None:
