@@ -252,9 +252,14 @@ def _import_ours() -> None:
     for name in PLUGINS:
         for item in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
             importlib.import_module(item.name)
-    for name in ("fp16", "topk:0.1"):  # numba, and the compiled kernels: 0.4 s of each process that encodes
-        codec = importlib.import_module("geomx_cli.ps.aggregation.codec").parse_codec(name)
-        codec.prepare()
+
+
+def _load_kernels() -> None:
+    """Load numba and the compiled kernels: 0.4 s of each process that encodes, and 100 MB, which no script is to have.
+    """
+    parse_codec = importlib.import_module("geomx_cli.ps.aggregation.codec").parse_codec
+    for name in ("fp16", "topk:0.1"):
+        parse_codec(name).prepare()
 
 
 def _import_torch() -> None:
@@ -278,6 +283,8 @@ def _main() -> None:
         warnings.simplefilter("ignore")
     else:
         _import_ours()
+        if imported == "geomx":
+            _load_kernels()
         if imported == "torch":
             _import_torch()
         if imported == "mxnet":

@@ -166,9 +166,14 @@ def _usual(values: Mapping[str, Value], in_file: Collection[str]) -> dict[str, V
 
 
 def _framework(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return PyTorch as the framework where it is installed and MXNet is not."""
-    is_torch = "framework" in values and find_spec("mxnet") is None and find_spec("torch") is not None
-    return {"framework": "torch"} if is_torch else {}
+    """Return the framework that is installed, if it is the only one."""
+    from geomx_cli.runtime import frontends
+
+    if "framework" not in values:
+        return {}
+    modules = filter(None, (frontends.find(name).framework for name in frontends.NAMES))
+    installed = [module for module in modules if find_spec(module) is not None]
+    return {"framework": installed[0]} if len(installed) == 1 else {}
 
 
 def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -97,7 +97,9 @@ class Layout:
             scope: RankScope = "global" if spec.options["rank_scope"] == "global" else "party"
             beside = node.group or len(self.planes[node.local].clients)
             own = values_for(node, beside, self.all_workers, scope, self._torchrun(node).get("LOCAL_RANK", "0"))
-            program, *arguments = fill(spec.command_on(node.host), own)
+            there = spec.command_on(node.host)  # whose paths on the host may have braces of their own
+            filled = zip(spec.script, fill(spec.script, own), there, strict=True)
+            program, *arguments = [ours if word == given else word for given, ours, word in filled]
             argv = (python if program in ("python", "python3") else program, *arguments)
             hook = str(PurePosixPath(node.host.package or _PACKAGE, "runtime", "hook"))
             env["PYTHONPATH"] = f"{hook}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook

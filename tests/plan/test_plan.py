@@ -13,6 +13,7 @@ import geomx_cli
 from geomx_cli.commands._plan_text import plan_text
 from geomx_cli.core import options
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
 from geomx_cli.inventory import Host, Inventory, Party, Ssh, WanLink, validated
 from geomx_cli.plan import JobSpec, Plan, plan
@@ -228,6 +229,17 @@ def test_each_worker_has_its_own_argument(given: dict[str, Any], worker: str, ar
     words = ("python", "train.py", "{rank}/{num_workers} {global_rank}/{num_all_workers} {party}", '{"rank": 1}{x}')
     found = make(replace(SPEC, script=words), **given).process(worker)
     assert found.argv == ("/py", "train.py", argument, '{"rank": 1}{x}')
+
+
+def test_a_path_on_a_host_may_have_braces() -> None:
+    """Only words of the user's command are filled in."""
+    values = defaults()
+    inventory = this_machine(values, range(9000, 9200), one_host=False)
+    far = {"access": Ssh(address="far"), "address": "10.0.0.1", "state_dir": "/{rank}", "python": "/{party}/py"}
+    hosts = [host.model_copy(update={**far, "sockets": "/tmp/gx"}) for host in inventory.hosts]
+    spec = replace(SPEC, options=values, script=("python", "train.py", "{rank}"), carried={"train.py": "train.py"})
+    argv = plan(inventory.with_hosts(hosts), spec).process("B/worker:1").argv
+    assert argv == ("/{party}/py", f"/{{rank}}/jobs/{spec.job}/files/train.py", "1")
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,6 @@ def test_what_a_worker_attempts_counts_for_nothing(cluster: Cluster, options: di
 def test_who_asks_without_end_hinders_nobody(cluster: Cluster, tmp_path: Path) -> None:
     said = attacked(cluster, "waste", {})
     assert "refused: key 'last' has 26000000000 elements" in said
-    events = (tmp_path / "events/A-server-0.jsonl").read_text()
-    assert "refused a message from A/worker:1: a second hello on one connection" in events
     for path in tmp_path.glob("events/*.jsonl"):
         assert not re.search(r"refused a message from (?!A/worker:1)", path.read_text())
 

@@ -43,6 +43,8 @@ __all__ = ["Transport"]
 
 Handler = Callable[[Link, Header, memoryview | None], None]
 
+AGAIN = "hello again"
+"""The topic of a hello on a connection on which one was accepted before, from when it is read."""
 BATCH = 64
 CREDIT_DELAY = 0.004
 
@@ -198,8 +200,7 @@ class Transport:
                 payload = None if body is None else body.buffer
                 hello = identity is not None and header.kind == Kind.CONTROL and header.topic == "hello"
                 if hello and identity is not None and not self._sockets.awaits_hello(identity.get(zmq.SRCFD)):
-                    # what it lets be forgotten is not sent again, as nothing was lost
-                    raise BadMessage("a second hello on one connection")
+                    header.topic = AGAIN
                 if link is None and identity is not None:
                     link = self._accepted.accept(header, payload, socket, identity)
                 assert link is not None
@@ -256,8 +257,8 @@ class Transport:
                 link.window.crossed(link.health.round_trip)
             case "memory" | "mapped" | "freed":
                 self.sharing.receive(link, header.topic, decode_body(payload) if payload is not None else {})
-            case "hello":
-                self._greeted(link, header.request, payload)
+            case "hello" | "hello again":
+                self._greeted(link, header.request, payload, again=header.topic == AGAIN)
             case "welcome":
                 self._welcomed(link, header.request)
             case "ready":
@@ -280,12 +281,16 @@ class Transport:
         if near and not (link.wide_area and self.wan):
             self.sharing.allow(link)
 
-    def _greeted(self, link: Link, number: int, payload: memoryview | None) -> None:
-        """The peer has dialled, for the first time or again."""
+    def _greeted(self, link: Link, number: int, payload: memoryview | None, *, again: bool) -> None:
+        """The peer has dialled, for the first time or again. With `again` it says so a second time on one connection,
+        as after one that ended before the first hello was sent, so nothing was lost; a peer that repeats hellos would
+        have what it waits for forgotten otherwise.
+        """
         lane = decode_body(payload).get("lane") if payload is not None else None
         if link.dialled or lane not in LANES:
             raise BadMessage("a hello of no lane, or from a peer that does not dial")
-        link.reset(lane)
+        if not again:
+            link.reset(lane)
         link.lanes.welcome(lane, number)
 
     def _welcomed(self, link: Link, number: int) -> None:
