@@ -43,6 +43,7 @@ def test_one_that_waits_does_not_run_and_one_that_looks_at_the_clock_does(monkey
     assert ran(glance, spans=200)
 
 
+@pytest.mark.processes
 def test_what_it_has_started_runs_for_it_if_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "SPAN", SPAN)
     for program, runs in (("import time; time.sleep(1000)", False), ("while True: pass", True)):
