@@ -60,14 +60,14 @@ test: $(VENV)/.test $(TORCH_VENV)/.test $(FRAMEWORKS_VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(STRUCTURE)
-	@echo "$(BIN)/python -m pytest, and beside it $(TORCH_BIN)/python -m pytest tests/pytorch"; \
-	 $(TORCH_BIN)/python -m pytest --numprocesses 2 tests/pytorch >$(TORCH_VENV)/tests.txt 2>&1 & torch=$$!; \
-	 trap 'kill $$torch' INT TERM; \
+	@echo "$(BIN)/python -m pytest, and beside it those of tests/pytorch and tests/frameworks"; \
+	 { $(TORCH_BIN)/python -m pytest --numprocesses 2 tests/pytorch; torch=$$?; \
+	   $(FRAMEWORKS_BIN)/python -m pytest --numprocesses 2 tests/frameworks && exit $$torch; \
+	 } >$(TORCH_VENV)/tests.txt 2>&1 & beside=$$!; \
+	 trap 'kill $$beside' INT TERM; \
 	 $(BIN)/python -m pytest; main=$$?; \
-	 wait $$torch; torch=$$?; \
-	 echo "$(TORCH_BIN)/python -m pytest tests/pytorch"; cat $(TORCH_VENV)/tests.txt; \
-	 exit $$((main || torch))
-	$(FRAMEWORKS_BIN)/python -m pytest --numprocesses 2 tests/frameworks
+	 wait $$beside; beside=$$?; cat $(TORCH_VENV)/tests.txt; \
+	 exit $$((main || beside))
 
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --outdir dist .
