@@ -121,13 +121,18 @@ class Launch:
         until(condition, limit, lambda: f"{self.process.poll()} {self.end()}")
 
     def wait_until_running(self, count: int = 8) -> "Launch":
-        """Wait until `count` processes have reported that they run, and their agents know it."""
+        """Wait until `count` processes have reported that they run, their agents know it, and launch holds no ports for
+        them any more.
+        """
 
         def known() -> int:
             contents = [json.loads(path.read_bytes()) for path in self.desk.state_files("status.json", self.id)]
             return sum("state" in one["newest"] for content in contents for one in content["processes"].values())
 
-        self.wait_for(lambda: known() >= count)
+        def holds_ports() -> bool:
+            return any(who.pid in self.pids() for who in processes.with_arguments("geomx_cli.probe"))
+
+        self.wait_for(lambda: known() >= count and not holds_ports())
         return self
 
     def finish(self, limit: float = 90) -> int:

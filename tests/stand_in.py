@@ -112,6 +112,7 @@ def train() -> None:
         say("round", num_iters=number, num_samples=samples, total_time=number * 0.5, loss=1 / number)
     say("telemetry", state="training", round=ROUNDS, bytes={"lan": [100, 200], "wan": [7, 9]}, progress=1.0)
     say("evaluation", round=ROUNDS, accuracy=ACCURACY)
+    say("telemetry", state="finished", round=ROUNDS, bytes={"lan": [100, 200], "wan": [7, 9]}, progress=1.0)
 
 
 def serve() -> None:

@@ -32,12 +32,12 @@ class Stage(IntEnum):
 class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
-    `grace`: seconds from the end of RUNNING until workers get SIGKILL; for others it is a second longer. SIGTERM comes
-    once for each process group: for workers at once, unless their script handles the job's failure
-    (`Child.handles_failure`); for schedulers and servers once no worker runs here, as workers may need them for the
-    round that they are in. `holding`: workers of other hosts do, too, until they have ended or the grace is over.
-    `why`: the reason of the stop; `terminated_at`: when SIGTERM was first due, by `clock`; `cut_off`: the workers that
-    got SIGKILL in this turn; `on_change` is called after each change of `stage`.
+    `grace`: seconds from the end of RUNNING until workers get SIGKILL, but not within a second of SIGTERM unless it is
+    shorter; for others it is a second longer. SIGTERM comes once for each process group: for workers at once, unless
+    their script handles the job's failure (`Child.handles_failure`); for schedulers and servers once no worker runs
+    here, as workers may need them for the round that they are in. `holding`: workers of other hosts do, too, until they
+    have ended or the grace is over. `why`: the reason of the stop; `terminated_at`: when SIGTERM was first due, by
+    `clock`; `cut_off`: the workers that got SIGKILL in this turn; `on_change` is called after each change of `stage`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Lifecycle:
         self._clock = clock
         self._on_change = on_change
         self._deadline = time.monotonic() + _CONNECT
-        self._stopped_at = 0.0
+        self._stopped_at = self._terminating_at = 0.0
         self._terminated: set[Child] = set()
         self._killed: set[Child] = set()
         self._delay = math.inf  # seconds that processes have to meet a failure of another
@@ -66,6 +66,10 @@ class Lifecycle:
         """Whether none of the job's processes runs, nor what SIGTERM has left of workers, or SIGKILL had no effect."""
         running = self.stage is Stage.WAITING or any(child.running for child in self._children)
         return self._gave_up or not (running or self._ending)
+
+    @property
+    def _cut_off_at(self) -> float:
+        return max(self._stopped_at + self.grace, self._terminating_at + min(self.grace, TERMINATE))
 
     def keep_waiting(self) -> None:
         """Restart the timeout for "start": the control machine waits for other hosts."""
@@ -103,15 +107,16 @@ class Lifecycle:
             case Stage.FAILING if now >= self._deadline:
                 self.terminated_at = self._clock.time()
                 self._enter(Stage.TERMINATING)
+                self._terminating_at = now
                 self._ran = [child for child in self._children if child.running and not child.task.serves]
                 self.check(now)
-            case Stage.TERMINATING if now >= self._stopped_at + self.grace + TERMINATE:
+            case Stage.TERMINATING if now >= self._cut_off_at + TERMINATE:
                 self.kill()
             case Stage.TERMINATING:
                 workers = [child for child in self._children if not child.task.serves]
                 self._terminate_workers(workers, now)
                 self._ending = [child for child in workers if child.running or self._has_left_others(child)]
-                if now >= self._stopped_at + self.grace:
+                if now >= self._cut_off_at:
                     self._cut_off()
                 if not self.holding and not self._ending:
                     self._terminate(self._children)
