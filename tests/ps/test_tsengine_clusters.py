@@ -224,10 +224,10 @@ def star(slow: str, hub: str, others: str) -> tuple[WanLink, ...]:
     )  # fmt: skip
 
 
-def check_star(cluster: Cluster, parties: list[list[int]], sender: str, *, optimizer: bool = True) -> None:
+def check_star(cluster: Cluster, parties: list[list[int]], sender: str) -> None:
     """The sums are right, and the hub gets a good part of the bytes of the one behind the slow link through others."""
     cluster.finish()
-    wanted = expected(parties, dict.fromkeys(range(3), SLOW_ROUNDS), optimizer=optimizer, sizes=SLOW_SIZES)
+    wanted = expected(parties, dict.fromkeys(range(3), SLOW_ROUNDS), optimizer=True, sizes=SLOW_SIZES)
     for arrays in found_in(cluster.directory).values():
         for got, want in zip(arrays, wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
@@ -252,17 +252,17 @@ def test_the_party_behind_a_slow_link_finds_a_relay_itself(cluster: Cluster, tmp
 
 
 def test_the_worker_behind_a_slow_link_finds_a_relay_itself(cluster: Cluster, tmp_path: Path) -> None:
-    """Links are emulated between parties, so the workers are given names as if each were one; so they set no optimizer,
-    which the root accepts from workers of the server's party only.
+    """Links are emulated between parties, so the workers are given names as if each were one, and the server one that
+    tells no party: a root accepts requests of workers of the server's party only.
     """
     values: dict[str, Value] = {
         "parties": 1, "workers": 3, "rank_scope": "global", "tsengine": "intra", "heartbeat": 0.2,
     }  # fmt: skip
-    cluster.environment = environment_of(tmp_path) | {"SERVER_OPTIMIZER": ""}
+    cluster.environment = environment_of(tmp_path)
     links = " ".join(link.text for link in star("X", "A", "YZ"))
-    cluster.each["A-server-0"] = {"GEOMX_LINKS": links}
+    cluster.each["A-server-0"] = {"GEOMX_PROCESS": "A", "GEOMX_LINKS": links}
     for rank, name in enumerate("XYZ"):
         own = {"GEOMX_PROCESS": f"{name}/worker:{rank}", "GEOMX_PARTY": name, "GEOMX_LINKS": links}
         cluster.each[f"A-worker-{rank}"] = own
     cluster.launch_planned(cluster.planned(SCRIPT[1:], values))
-    check_star(cluster, [[0, 1, 2]], "X-worker-0", optimizer=False)
+    check_star(cluster, [[0, 1, 2]], "X-worker-0")
