@@ -114,3 +114,15 @@ def test_models_that_are_exchanged(size: int, exchanged: int, is_told: bool) -> 
         session.store.calls += exchanged
         watch.after_step(optimizer)
     assert len(session.warnings) == is_told
+
+
+def test_a_model_of_which_more_is_trained_later_is_exchanged() -> None:
+    """What is unfrozen after DistributedDataParallel was built is told by its name, and the rest is exchanged."""
+    session, late = _Session(), torch.zeros(900)
+    watch = _StepWatch(session, os.getpid())  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([torch.zeros(51, requires_grad=True), late])
+    for step in range(100):
+        late.requires_grad_(step >= 10)
+        session.store.calls += 51
+        watch.after_step(optimizer)
+    assert not session.warnings

@@ -29,13 +29,15 @@ _ALONE = f"{_STEPS} optimizer steps, and nothing was exchanged: each worker trai
 class _StepWatch:
     """Warns once, after so many optimizer steps in a row during which nothing was exchanged, unless these are local
     steps on purpose; and of a step by which an optimizer that is not wrapped changes a wrapped model. In collective
-    operations a model, or its gradients, has at least as many elements as are trained; losses and counts have fewer.
+    operations a model, or its gradients, has at least as many elements as are trained, or as were before a layer was
+    unfrozen; losses and counts have fewer.
     """
 
     def __init__(self, session: "ScriptSession", process: int) -> None:
         self._session = session
         self._process = process
         self._calls = 0
+        self._enough = _LARGE
         self._steps = 0
         self._ended = False
 
@@ -58,7 +60,9 @@ class _StepWatch:
         is_wrapped = wrapping is not None and wrapping.is_wrapped(optimizer)
         is_local = is_wrapped and wrapping is not None and not wrapping.exchanges_gradients
         counts_rounds = wrapping is not None and wrapping.wraps
-        is_together = begun > 0 and (counts_rounds or begun >= _LARGE or begun >= _trained(optimizer))
+        is_together = begun > 0 and (counts_rounds or begun >= min(self._enough, _trained(optimizer)))
+        if is_together and not counts_rounds:
+            self._enough = min(self._enough, begun)
         self._steps = 0 if is_local or is_together else self._steps + 1
         if self._steps >= _STEPS:
             self._warn(f"{_ALONE} {_BY_BACKWARD if is_wrapped else _TOGETHER}")
