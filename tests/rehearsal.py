@@ -27,6 +27,7 @@ from geomx_cli.agent.host_spec import Task
 from geomx_cli.agent.outputs import folder_of
 from geomx_cli.commands.launch import launch as command
 from geomx_cli.core import events
+from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
@@ -71,7 +72,7 @@ class Rehearsal:
 
     def _start(self, task: Task, working_dir: str, imported: str, python: str) -> None:
         own = {name: text for name, text in self.environment.items() if not name.startswith(("DMLC_", "GEOMX_"))}
-        env = {**own, **task.env}
+        env = {**own, **task.env, "GEOMX_SUPERVISED": "1"}  # as under an agent: the limits of a launched job
         assert forks.can_be_forked(task.argv, env, python), f"{task.name} would behave otherwise if forked: {task.argv}"
         log = self.directory / "logs" / f"{task.file_name}.log"
         for folder in (log.parent, folder_of(task)):
@@ -109,6 +110,24 @@ class Rehearsal:
         self.errors = self.said + in_words(concluded.result)
         self.end()
         return 0
+
+    def failure(self, limit: float = 90) -> Failure:
+        """Wait for the job's end, which must be a failure; returns what launch would name, by what processes report."""
+        statuses = self.statuses(limit)
+        hosts: dict[str, str] = {}
+        found: list[Failure] = []
+        for host_spec in self._host_specs.values():
+            for task in host_spec.tasks:
+                hosts[task.name] = host_spec.host
+                tail = EventTail(self.directory / "events" / f"{task.file_name}.jsonl")
+                tail.read()
+                if (told := tail.failure) is not None:
+                    peer, hint = told.get("peer", ""), told.get("hint", "")
+                    peer = "" if peer == task.name else peer
+                    found.append(Failure(task.name, host_spec.host, told["message"], told["time"], hint, peer))
+        cause = first_cause(found, hosts, [name for name, status in statuses.items() if status == 0])
+        assert cause is not None, f"{statuses}\n{self.logs}"
+        return cause
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Each worker's final event."""

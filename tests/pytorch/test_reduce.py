@@ -144,8 +144,9 @@ def test_models_that_differ_within_a_party_are_refused(desk: Desk) -> None:
     job = rehearsed(desk, "breaks.py", "shape")
     workers = {name: status for name, status in job.statuses().items() if "worker" in name}
     assert all(workers.values()), (workers, job.logs)
-    log = (job.directory / "logs" / "A-worker-1.log").read_text()
-    assert "tensor weight is trained, float32 of shape (6, 12) here" in log, job.logs
+    cause = job.failure()
+    assert cause.process == "A/worker:1", cause
+    assert "tensor weight is trained, float32 of shape (6, 12) here" in cause.cause, cause
 
 
 def settings(size: int, limit: float = 1.0) -> Settings:

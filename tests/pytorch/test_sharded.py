@@ -88,8 +88,8 @@ def test_a_killed_worker_of_a_shard_fails_the_job_by_name(desk: Desk) -> None:
 
 def test_another_number_of_shards_than_the_job_s_is_refused(desk: Desk) -> None:
     job = rehearsed(desk, "sharded.py", "2", "mesh", options=("--parties", "1", *SHARDS))
-    assert any(job.statuses().values())
-    assert "parameter scale is divided into 1 shards, in a job with --shards 2" in job.logs, job.logs
+    cause = job.failure()
+    assert "parameter scale is divided into 1 shards, in a job with --shards 2" in cause.cause, (cause, job.logs)
 
 
 def test_only_what_ends_a_group_is_laid_to_another_worker() -> None:
