@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import TCPStore
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.ps.net import addresses
@@ -259,7 +260,7 @@ def _store(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:
         own = _place(settings.rendezvous[-1])
         family = socket.AF_INET6 if ":" in own[0] else socket.AF_INET
         listener = socket.create_server(own, family=family, backlog=1024, dualstack_ipv6=own[0] == "::").detach()
-    return distributed.TCPStore(
+    return TCPStore(  # not that of torch.distributed, in whose place scripts for torchrun get one over the servers
         host, port, settings.group_size, is_master=leads, timeout=limit, wait_for_workers=False,
         master_listen_fd=listener,
     )  # fmt: skip
