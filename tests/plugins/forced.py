@@ -5,7 +5,7 @@ RELAY_FAULT: "PROCESS POINT COUNT SIGNAL", as "A/server:0 taken 9 KILL": the pro
 it has taken so many contributions of peers ("taken"), or when the results of so many sums that contain such have come
 and were not passed on ("answered"). At the point "refused" it refuses that contribution instead. LOSES: the file in
 which a process notes that it has lost a refusal, its first one, and that again whenever it comes. LONGEST: seconds for
-which a relay waits for contributions at most.
+which a relay waits for contributions at most. DEAD: seconds of silence after which a relay is given up.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Literal
 
 from geomx_cli.core.options import Option, Value
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.delivery import _tsengine_relay, tsengine
+from geomx_cli.ps.delivery import _tsengine_neighbours, _tsengine_relay, tsengine
 from geomx_cli.ps.delivery._tsengine_delivery import TsEngine
 from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC
 from geomx_cli.ps.delivery._tsengine_relay import _Client
@@ -56,6 +56,7 @@ class Forced(TsEngine):
     def __init__(self, level: Literal["inter", "intra"]) -> None:
         super().__init__(level)
         _tsengine_relay.LONGEST = float(os.environ.get("LONGEST", _tsengine_relay.LONGEST))
+        _tsengine_neighbours.DEAD = float(os.environ.get("DEAD", _tsengine_neighbours.DEAD))
 
     def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
         """See TsEngine.receive."""

@@ -125,11 +125,11 @@ def test_a_stopped_relay_is_gone_around_and_nothing_counts_twice(
 def test_a_refusal_that_is_lost_with_a_connection_holds_up_nothing(
     cluster: Cluster, tmp_path: Path, level: str
 ) -> None:
-    """The sender asks the server once the link to the relay has a new connection."""
+    """The sender asks the server once the link to the relay has a new connection, not because the relay is silent."""
     relay, sender, lost = RELAYS[level], SENDERS[level], tmp_path / "lost"
     proxy, address = behind_proxy(level)
     each = {relay: address, sender: {"LOSES": str(lost)}}
-    launch(cluster, tmp_path, level, each, RELAY_FAULT=f"{relay} refused 20 -")
+    launch(cluster, tmp_path, level, each, RELAY_FAULT=f"{relay} refused 20 -", DEAD="1000")
     until(lost.exists, state=cluster.outputs)
     proxy.cut()
     cluster.finish()
