@@ -22,9 +22,7 @@ class Fixture:
         self.upstream = UpstreamClient()
         self.upstream.links, self.upstream.peers = [self.server], {1: self.peer}
         self.warnings: list[str] = []
-        self.relay = Relay(
-            self.upstream, self.up, lambda header: header.root, lambda _: True, self.warnings.append
-        )
+        self.relay = Relay(self.upstream, self.up, lambda header: header.root, lambda _: True, self.warnings.append)
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: object) -> None:
         self.upstream.send(self.upstream.links[server], header, payload, on_result)  # type: ignore[arg-type]
@@ -131,6 +129,16 @@ def test_a_place_is_free_again_when_the_result_has_come() -> None:
         result = Header(kind=Kind.RESULT, request=fixture.above.sent[-1], **about)  # type: ignore[arg-type]
         fixture.upstream.on_result(fixture.server, result, PAYLOAD)
     assert not fixture.refused and fixture.beside.sent == [7] * 298 and fixture.upstream.waiting == 1
+
+
+def test_what_waits_for_the_own_contribution_has_returned_its_credit() -> None:
+    """Otherwise it would hold up other slices of its sender."""
+    fixture = Fixture()
+    fixture.contribute(3, 1)
+    fixture.take(3, 2, alone=False)
+    assert fixture.relay._groups and not fixture.refused
+    fixture.peer.flush_credit()
+    assert [header.topic for header in fixture.beside.control] == ["credit"]
 
 
 def test_what_is_passed_on_does_not_wait_for_the_window() -> None:
