@@ -47,7 +47,7 @@ IMPORTED = (
 FRONTEND = "geomx_cli.runtime.frontends.torch"
 TORCH = (
     "torch._dynamo",  # the first optimizer would: half of all imports
-    "torch._dynamo.backends.debugging", "torch.distributed.checkpoint.state_dict", "geomx_cli.torch",
+    "torch._dynamo.backends.debugging", "geomx_cli.torch",
 )  # fmt: skip
 """What scripts for PyTorch import."""
 NAMES = (bool, int, float, complex, object)

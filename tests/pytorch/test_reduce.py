@@ -67,7 +67,7 @@ def test_several_models_in_one_pass(desk: Desk, parties: str, workers: str) -> N
     job = rehearsed(desk, "several.py", options=("--parties", parties, "--workers", workers))
     job.finish()
     first, second = (saved(desk.folder, rank) for rank in range(2))
-    assert len(first) == 3 and all(np.array_equal(first[name], second[name]) for name in first), first.keys()
+    assert len(first) == 4 and all(np.array_equal(first[name], second[name]) for name in first), first.keys()
 
 
 @pytest.mark.parametrize("algorithm", ["fsa", "hfa"])

@@ -63,7 +63,7 @@ class GroupActivity:
             while not self._ended.wait(_PERIOD):
                 ran, number = activity.last(), number + 1
                 self._store.set(self._own, f"{time.monotonic() - ran:.1f} {number}")
-                self._last = max(ran, *(self._of(key) for key in self._keys if key != self._own))
+                self._last = max([ran, *(self._of(key) for key in self._keys if key != self._own)])
                 while self._pending and self._pending[0][0].is_completed():
                     self._pending.popleft()
                 if self._pending and self._idle(self._pending[0][1]) > self._patience:
