@@ -142,7 +142,8 @@ def test_launches_and_doctors_at_the_same_time_take_other_ports(monkeypatch: pyt
         assert f"port {min(mine)}: another geomx launch or doctor" in said.what
         monkeypatch.setattr(preflight.report, "_OTHERS", 60.0)
         threading.Timer(0.5, first.close).start()
-        assert taken(ports[:5]) == mine
+        again = taken(ports[:5])
+        assert again <= {*ports[:5]} and len(again) == len(mine)
 
 
 def test_sites_that_reach_each_other(check: Callable[..., preflight.Report]) -> None:
