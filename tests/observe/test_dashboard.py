@@ -629,9 +629,9 @@ def test_a_dashboard_that_does_not_answer_is_noticed(browser: Browser) -> None:
         browser.value("const limit = AbortSignal.timeout.bind(AbortSignal)")
         browser.value("AbortSignal.timeout = milliseconds => limit(milliseconds / 100); 0")
         answers["/data"] = late
-        browser.wait_for("!document.getElementById('trouble').hidden", 10)
+        browser.wait_for("!document.getElementById('trouble').hidden", 60)
         may_answer.set()
-        browser.wait_for("document.getElementById('trouble').hidden", 10)
+        browser.wait_for("document.getElementById('trouble').hidden", 60)
 
 
 
