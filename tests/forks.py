@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,6 +245,32 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def _end_with(function: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> None:
+    """Run the function as if the interpreter ended after it: wait for threads, call what atexit has registered, flush.
+
+    The interpreter itself would then free every object, and so copy all memory that is shared with the fork server: two
+    thirds of the process's CPU time.
+    """
+    status = 0
+    try:
+        function(request)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(*sys.exc_info())
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status & 0xFF)
+
+
 def _import_ours() -> None:
     for name in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):  # Python 3.12 has no distutils
@@ -292,7 +318,7 @@ def _main() -> None:
     gc.freeze()
     with socket.socket(fileno=int(channel_number)) as channel:
         request = _serve(channel)
-    _become(request)
+    _end_with(_become, request)
 
 
 if __name__ == "__main__":
