@@ -30,7 +30,10 @@ from geomx_cli.agent import processes
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 GEOMX = (sys.executable, "-m", "geomx_cli")
-READING = {(verb,) for verb in ("compare", "draw", "fetch", "hosts", "init", "jobs", "status", "summarize")}
+# They start no process here.
+LIGHT = {
+    (verb,) for verb in ("compare", "draw", "fetch", "hosts", "init", "jobs", "logs", "status", "stop", "summarize")
+}
 MARK = "DESK_TEST"
 
 
@@ -52,9 +55,10 @@ def placed(environment: Mapping[str, str], folder: Path) -> Iterator[tuple[io.St
             os.chdir(before)
 
 
-def _in_this_process(
+def in_this_process(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path
 ) -> subprocess.CompletedProcess[str]:
+    """Run a command as its own process would, without the imports; what it starts is another matter."""
     with placed(environment, folder) as (out, err):
         status = cli.main(arguments)
     return subprocess.CompletedProcess([*GEOMX, *arguments], status, out.getvalue(), err.getvalue())
@@ -194,13 +198,13 @@ class Desk:
     def geomx(
         self, *arguments: str, cwd: Path | None = None, limit: float = 90, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; stderr as `without_progress`. One that only reads runs in this process, which has
+        """Run a command to its end; stderr as `without_progress`. A light one runs in this process, which has
         the imports done already, unless it would import others.
         """
         environment, folder = {**self.environment, **variables}, cwd or self.folder
         is_alone = threading.current_thread() is threading.main_thread() and environment["PYTHONPATH"] == str(ROOT)
-        if self.command == GEOMX and arguments[:1] in READING and is_alone:
-            done = _in_this_process(arguments, environment, folder)
+        if self.command == GEOMX and arguments[:1] in LIGHT and is_alone:
+            done = in_this_process(arguments, environment, folder)
         else:
             done = subprocess.run(
                 [*self.command, *arguments], env=environment, cwd=folder, text=True, capture_output=True, timeout=limit,

@@ -1,4 +1,4 @@
-"""The command line as a process: exit statuses, help, and the plan printed by a dry run."""
+"""The command line: exit statuses, help, and the plan printed by a dry run."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT
-from desk import without_progress
+from desk import in_this_process, without_progress
 
 from geomx_cli import cli
 from geomx_cli.commands._json import print_json
@@ -21,25 +21,18 @@ from geomx_cli.core.plugins import table
 from geomx_cli.jobs.store.user_modules import check_user_modules
 from geomx_cli.plan.this_machine import this_machine
 
-pytestmark = pytest.mark.processes
-
 STAND_IN = ROOT.joinpath("tests", "stand_in.py")
 
 
 def geomx(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command; stderr as `without_progress`."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        env={name: text for name, text in os.environ.items() if not name.startswith("GEOMX_")} | env,
-    )
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("GEOMX_")} | env
+    done = in_this_process(arguments, environment, Path.cwd())
     done.stderr = without_progress(done.stderr)
     return done
 
 
+@pytest.mark.processes
 def test_help_lists_the_commands_without_importing_them() -> None:
     code = (
         "import sys; from geomx_cli.cli import main; status = main(['--help']);"
@@ -252,6 +245,7 @@ def test_a_job_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.processes
 def test_a_data_directory_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     done = geomx("launch", "--job-dir", str(tmp_path / "job"), "--data-dir", str(tmp_path / "daat"))
     assert done.returncode == 3
@@ -458,6 +452,7 @@ def test_the_json_of_a_script_is_its_own_affair() -> None:
     assert geomx("launch", "--workers", "two", "--", "python", "train.py", "--json").stdout == ""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [["--help"], ["launch", "--dry-run"], ["launch", "--dry-run", "--json"]])
 def test_stdout_that_cannot_be_written(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "geomx_cli", *arguments]
@@ -530,6 +525,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("module", ["geomx_cli.cli", "click", "geomx_cli.core.errors"])
 def test_an_interrupt_while_modules_are_imported(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, check=False)
