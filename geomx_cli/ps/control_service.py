@@ -62,7 +62,7 @@ class ControlService:
             "compare": (self._on_compare, self._check_group),
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
         }
-        self._key_values = KeyValues(node.loop)
+        self._key_values = KeyValues(node.loop, lambda link: int(link.hello["workers"]))
         self._optimizer_states = OptimizerStateService(aggregator, node.settings.number("timeout"))
         planned = node.settings.num_all_workers  # of which members speak for others with `--reduce torch`
         self._comparison = ModelComparison(self._on_difference, lambda: max(planned, members.workers()))
