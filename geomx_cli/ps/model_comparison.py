@@ -19,7 +19,7 @@ TRAINED, LATE, HALF = 1, 2, 4
 _ALIKE, _UNLIKE, _UNLIKE_HALF = 1e-3, 1e-2, 5e-2
 """Differences, relative to a tensor's norm, that rounding explains: on equal platforms, else, and there of 16 bits."""
 _TINY = 1e-6
-_EQUAL, _SCHEDULED = 1e-3, 5e-2
+_EQUAL, _SCHEDULED = 1e-3, 0.3
 """Relative differences of hyper-parameters that mean nothing; of a rate whose schedule depends on a worker's data."""
 _OPEN = 64
 """Steps of a scope that wait for rows, which parties send some seconds late with `--reduce torch`."""

@@ -239,6 +239,22 @@ def test_a_schedule_that_lags_in_a_worker_that_has_skipped_a_step_is_no_differen
     assert "in step 1 initial_lr is 0.1 in A/worker:0 and 1.1 in A/worker:1" in said(other=1.0)
 
 
+def test_schedules_for_data_of_other_lengths_are_no_difference() -> None:
+    schedules: dict[int, Any] = {}
+
+    def build(rank: int) -> tuple[Any, Any]:
+        model, optimizer = layers(rank)
+        schedules[rank] = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=20 + rank)
+        return model, optimizer
+
+    def before(member: Member, rank: int, step: int) -> None:
+        member.local = {"in_step": True}
+        if step > 1:
+            schedules[rank].step()
+
+    assert train(build, before=before, steps=5) == []
+
+
 def test_times_meet_and_cost_little() -> None:
     """Workers with other clocks choose common steps; the first ones, then at most every half minute."""
     chosen = []

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +113,14 @@ class GradientSums:
             work.before_wait = self._on_wait
         return work
 
-    def _on_wait(self) -> None:
-        """The script waits for an operation; DistributedDataParallel may after `_at_end`."""
-        if in_pass() and self._is_open:
+    def _on_wait(self, done: "Future[None]") -> None:
+        """The script waits for an operation. That takes no longer, but ends if others have made other calls."""
+        if in_pass() and self._is_open:  # DistributedDataParallel may wait after `_at_end`
             self.note("a wait")
-            self._rounds.agree_in_pass(self._calls, ends=False).result()
+            agreed = self._rounds.agree_in_pass(list(self._calls), ends=False)
+            wait([done, agreed], return_when=FIRST_COMPLETED)
+            if agreed.done():
+                agreed.result()
 
     def _enter(self) -> int:
         """The next position in the pass."""

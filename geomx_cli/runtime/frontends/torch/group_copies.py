@@ -213,7 +213,7 @@ class GroupCopies(Refusals, ProcessGroup):  # type: ignore[misc, unused-ignore]
         return PendingWork(finished(None), tensors, lambda: None, self._next_lane())
 
     def _joined(self, works: Sequence[PendingWork], tensors: Sequence[Any]) -> PendingWork:
-        return works[0] if len(works) == 1 else joined(works, tensors, self._next_lane())
+        return works[0] if len(works) == 1 else self._passes.keep(joined(works, tensors, self._next_lane()))
 
     def _next_lane(self) -> Lane:
         return self._passes.next_lane() if in_pass() else self.rounds.next_lane()

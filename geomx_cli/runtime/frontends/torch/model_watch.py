@@ -158,6 +158,8 @@ class _Watched:
     def settings(self, optimizer: Any, compared: Compared) -> "Body":
         """The row of an optimizer's hyper-parameters; see ControlClient.compare."""
         known = {*optimizer.defaults, "initial_lr"}  # as schedules name it; other entries are the script's own
+        if any("max_momentum" in group for group in optimizer.param_groups):  # a schedule changes it in each step
+            known -= {"momentum", "betas"}
         found = [(name, number) for key, name, number in _settings(optimizer) if key in known]
         if not compared.in_step:
             scheduled = {name.removeprefix("initial_") for name, _ in found if name.startswith("initial_")}

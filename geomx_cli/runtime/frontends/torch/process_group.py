@@ -154,7 +154,7 @@ class GeomxProcessGroup(GroupCopies):
         def keep() -> None:
             output.detach().copy_(whole[first : first + output.numel()].view(output.shape))
 
-        return PendingWork(reduced.done, [output], keep, self._next_lane())
+        return self._passes.keep(PendingWork(reduced.done, [output], keep, self._next_lane()))
 
     def _reduce(self, call: str, tensor: Any, out: Any | None, operation: Any) -> PendingWork:
         """Reduce `tensor` over all workers, to `out` if given, which is `tensor` itself in all workers or in none."""
