@@ -80,7 +80,7 @@ def test_elements_that_are_not_finite() -> None:
 @pytest.mark.parametrize("damaged", [(3,), (0,), (0, 2, 3)])
 def test_workers_whose_weights_are_not_finite_are_named_and_no_others(damaged: tuple[int, ...]) -> None:
     spoiled = MODEL.copy()
-    spoiled[1, 2] = np.inf
+    spoiled[1, 2] = np.nan
     job = Job(workers=4)
     for rank in range(4):
         job.row(rank, spoiled if rank in damaged else MODEL)
