@@ -156,18 +156,22 @@ class GroupRounds:
         if room * self.workers <= _TABLE or kind != "table":
             table = np.zeros((self.workers, room), np.uint8)
             table[self.rank, :size] = data
-            exchange = self._exchange(f"{kind}/{room}", table.reshape(-1), table.reshape(-1))
+            # Ahead of gradients that wait to be sent: the end of a backward pass needs both.
+            first = int(kind != "table")
+            exchange = self._exchange(f"{kind}/{room}", table.reshape(-1), table.reshape(-1), priority=first)
             return after([self._complete(exchange, self.workers)], lambda: table[:, :size])
         rows = [self.broadcast(rank, data if rank == self.rank else None, size) for rank in range(self.workers)]
         return after(rows, lambda: np.stack([row.result() for row in rows]))
 
-    def _exchange(self, name: str, source: "Array | None", out: "Array") -> "PendingExchange":
+    def _exchange(
+        self, name: str, source: "Array | None", out: "Array", *, priority: int = 0
+    ) -> "PendingExchange":
         lane = self._lane().name
         key = f"c10d/{self._group}/{lane}/{name}" if lane else f"c10d/{self._group}/{name}"
         with self._lock:
             if key not in self._client.tensors:
                 self._client.declare([Tensor(key, out.size, str(out.dtype))])
-            return self._client.exchange(key, source, out)
+            return self._client.exchange(key, source, out, priority=priority)
 
     def _complete(self, exchange: "PendingExchange", contributions: int) -> "Future[None]":
         done: Future[None] = Future()
