@@ -5,13 +5,15 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
 from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches, follow_loaders
+from geomx_cli.runtime.frontends.torch.sparse_sums import SparseSum
 from geomx_cli.runtime.frontends.torch.step_watch import _StepWatch
 
 
@@ -101,6 +103,16 @@ def test_a_call_that_an_ended_worker_did_not_make(own: list[str], left: list[str
     with pytest.raises(TrainingFailed) as caught:
         made.missing().result()
     assert message in caught.value.message and hint in caught.value.hint
+
+
+@pytest.mark.parametrize("count", [-1, 7, 2**60])
+def test_a_worker_that_claims_more_elements_of_a_sparse_tensor_than_fit_is_named(count: int) -> None:
+    """Before memory for them is taken."""
+    own = SparseSum(torch.eye(6, 2).to_sparse(1))
+    counts = np.array([[2], [count]], "<i8").view(np.uint8)
+    with pytest.raises(InvalidSettings, match=f"worker 1 gives {count} elements .* has room for 6"):
+        own.elements(counts)
+    assert own.elements(np.array([[2], [6]], "<i8").view(np.uint8)).size == 6 * 16
 
 
 @pytest.mark.parametrize(
