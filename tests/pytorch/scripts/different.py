@@ -1,4 +1,4 @@
-"""Worker 1 does something else than the others: different.py rate|weights (with `wrap`) | nan|call|wait (with
+"""Worker 1 does something else than the others: different.py rate|weights (with `wrap`) | nan|call (with
 DistributedDataParallel).
 """
 
@@ -30,8 +30,8 @@ for step, (images, labels) in enumerate(batches(rank, 40), 1):
         model.module.bias.data[0] = float("nan")
     optimizer.zero_grad()
     output = model(images)
-    if rank == 1 and step == 5 and how in ("call", "wait"):
-        output.register_hook(lambda _: dist.all_reduce(torch.ones(3), async_op=how == "call") and None)
+    if (how, rank, step) == ("call", 1, 5):
+        output.register_hook(lambda _: dist.all_reduce(torch.ones(3)))
     torch.nn.functional.cross_entropy(output, labels).backward()
     optimizer.step()
 if how in ("rate", "weights"):
