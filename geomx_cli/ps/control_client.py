@@ -129,9 +129,11 @@ class ControlClient:
         answers = [self._worker.wait(future, self._limit, "an answer to 'declare'") for future in futures]
         return [placement for answer in answers for placement in answer["placements"]]
 
-    def compare(self, row: Body) -> None:
-        """Send a row to ModelComparison, in this worker's name; waits for nothing."""
-        self.ask("compare", {**row, "by": self._by})
+    def compare(self, row: Body, by: str = "") -> None:
+        """Send a row to ModelComparison; waits for nothing. by: the worker whose row it is, one of the group for which
+        this one speaks (`--reduce torch`); this one by default.
+        """
+        self.ask("compare", {**row, "by": by or self._by})
 
     def leave(self) -> None:
         """Tell the servers that this worker contributes no more."""

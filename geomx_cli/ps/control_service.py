@@ -59,12 +59,13 @@ class ControlService:
             "mode": (self._on_mode, self._check_master),
             "patience": (self._on_patience, _any_member),
             "optimizer": (self._on_optimizer, self._check_name),
-            "compare": (self._on_compare, self._check_name),
+            "compare": (self._on_compare, self._check_group),
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
         }
-        self._key_values = KeyValues(node.loop)
+        self._key_values = KeyValues(node.loop, lambda link: int(link.hello["workers"]))
         self._optimizer_states = OptimizerStateService(aggregator, node.settings.number("timeout"))
-        self._comparison = ModelComparison(self._on_difference, members.workers)
+        planned = node.settings.num_all_workers  # of which members speak for others with `--reduce torch`
+        self._comparison = ModelComparison(self._on_difference, lambda: max(planned, members.workers()))
 
     def take(self, request: Request) -> None:
         """Answer `request`, now or later; a malformed one is counted and refused."""
@@ -215,6 +216,12 @@ class ControlService:
         if not matches:
             what = f"{link.name} makes the request {request.topic!r} in the name of {by}"
             raise self._refusal(link, what, "each process makes requests in its own name")
+
+    def _check_group(self, request: Request) -> None:
+        """See `_check_name`; with `--reduce torch` a member speaks for its party's other workers."""
+        speaks = self._node.settings.options["reduce"] == "torch"
+        if not (speaks and party_of(request.body["by"]) == party_of(request.link.name)):
+            self._check_name(request)
 
     def _check_master(self, request: Request) -> None:
         """Check that a request is made by the master worker, or for a party that may have it. Raises InvalidSettings,

@@ -19,9 +19,11 @@ TRAINED, LATE, HALF = 1, 2, 4
 _ALIKE, _UNLIKE, _UNLIKE_HALF = 1e-3, 1e-2, 5e-2
 """Differences, relative to a tensor's norm, that rounding explains: on equal platforms, else, and there of 16 bits."""
 _TINY = 1e-6
-_OPEN = 4
-"""Steps of a scope that wait for rows."""
-_SCOPES = 64
+_EQUAL, _SCHEDULED = 1e-3, 0.3
+"""Relative differences of hyper-parameters that mean nothing; of a rate whose schedule depends on a worker's data."""
+_OPEN = 64
+"""Steps of a scope that wait for rows, which parties send some seconds late with `--reduce torch`."""
+_SCOPES = 128
 _HELD = 64 * 2**20
 """Bytes of all rows."""
 _NAMED = 3
@@ -29,13 +31,21 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class _Row:
-    """What one worker has sent of its model. sketch: of shape (tensors, SUMS + 1). settings: hyper-parameters."""
+    """What one worker has sent of its model. sketch: of shape (tensors, SUMS + 1). settings: hyper-parameters, which
+    have to be `alike` in all workers or only explain differences.
+    """
 
     layout: int
     marks: Array
     sketch: Array
     settings: Mapping[str, float]
     platform: str
+    alike: bool
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return self.sketch.nbytes + 200 * len(self.settings) + 1000
 
 
 class ModelComparison:
@@ -52,7 +62,7 @@ class ModelComparison:
         self._say = say
         self._workers = workers
         self._scopes: dict[str, dict[int, dict[str, _Row]]] = {}
-        self._names: dict[tuple[str, int], Sequence[str]] = {}
+        self._names: dict[tuple[str, str], tuple[int, Sequence[str]]] = {}  # by scope and worker, with their layout
         self._held = 0
         self._ended = False
 
@@ -68,20 +78,24 @@ class ModelComparison:
         if scope not in self._scopes and len(self._scopes) == _SCOPES:
             return
         steps = self._scopes.setdefault(scope, {})
-        if body["names"]:
-            self._names.setdefault((scope, body["layout"]), body["names"])
+        if body["names"] and ((scope, by) in self._names or len(self._names) < _SCOPES * self._workers()):
+            self._names[scope, by] = body["layout"], body["names"]
         if step not in steps and len(steps) == _OPEN and step < min(steps):
             return
         rows = steps.setdefault(step, {})
         if by in rows or len(rows) >= self._workers():
             return
-        rows[by] = _Row(body["layout"], marks, sketch.reshape(-1, SUMS + 1), body["settings"], body["platform"])
-        self._held += sketch.nbytes
+        table = sketch.reshape(-1, SUMS + 1)
+        rows[by] = _Row(body["layout"], marks, table, body["settings"], body["platform"], body["alike"])
+        self._held += rows[by].size
         if len(rows) >= body["of"]:
-            for earlier in [other for other in steps if other <= step]:
+            for earlier in sorted(other for other in steps if other <= step):
                 self._close(scope, earlier)
         while len(steps) > _OPEN or (steps and self._held > _HELD):
             self._close(scope, min(steps))
+        if self._ended:
+            self._scopes.clear()
+            self._names.clear()
 
     def close(self) -> None:
         """No row follows: compare those that are left."""
@@ -91,15 +105,21 @@ class ModelComparison:
 
     def _close(self, scope: str, step: int) -> None:
         rows = self._scopes[scope].pop(step)
-        self._held -= sum(row.sketch.nbytes for row in rows.values())
+        self._held -= sum(row.size for row in rows.values())
         layout, count = Counter(row.layout for row in rows.values()).most_common(1)[0]
         alike = {by: row for by, row in sorted(rows.items()) if row.layout == layout}
         if self._ended or count < 2 or len({row.marks.size for row in alike.values()}) > 1:
             return
-        found = _Difference.between(alike)
-        if found is not None:
-            self._ended = True
-            self._say(*found.told(alike, self._names.get((scope, layout), ()), step))
+        if (found := _Difference.between(alike)) is not None:
+            known = (self._names.get((scope, by), (-1, ())) for by in alike)
+            names = next((names for own, names in known if own == layout), ())
+            told = found.told(alike, names, step)
+        elif (message := _different_settings(alike, step)) is not None:
+            told = message, "does a configuration, a schedule or a loaded checkpoint differ between workers?"
+        else:
+            return
+        self._ended = True
+        self._say(*told)
 
 
 @dataclass(frozen=True)
@@ -123,7 +143,7 @@ class _Difference:
         if not (_apart(table, table[0], bound) & trained).any():  # as nearly always
             return None
         pair = len(table) == 2
-        apart = _apart(table, table[0] if pair else np.median(table, axis=0), bound) & trained
+        apart = _apart(table, table[0] if pair else _usual(table), bound) & trained
         names = list(rows)
         who = names if pair else [name for name, row in zip(names, apart, strict=True) if row.any()]
         tensors = [int(number) for number in np.flatnonzero(apart.any(axis=0))]
@@ -155,19 +175,51 @@ class _Difference:
         return message, hint
 
     def _examples(self, rows: Mapping[str, _Row]) -> tuple[str, str]:
-        """Two workers that differ."""
-        others = [name for name in rows if name not in self.workers]
-        one = next(iter(self.workers))
-        return (others[0], one) if others else (one, next(name for name in rows if name != one))
+        """Two workers that differ: one of them, and the one whose first tensor is the farthest from that."""
+        one, first = next(iter(self.workers)), self.tensors[0]
+        sketches = np.nan_to_num(np.stack([row.sketch[first] for row in rows.values()]).astype(np.float64))
+        far = dict(zip(rows, np.abs(sketches - sketches[list(rows).index(one)]).sum(axis=1), strict=True))
+        other = max((name for name in rows if name != one), key=far.__getitem__)
+        return (one, other) if len(self.workers) == len(rows) else (other, one)
+
+
+def _usual(table: Array) -> Array:
+    """The median over the workers (axis 0) of those whose elements of a tensor are finite; 0 where none's are."""
+    sound = np.isfinite(table).all(axis=2, keepdims=True)
+    given = np.where(sound, table, np.where(sound.any(axis=0), np.nan, 0.0))
+    usual: Array = np.nanmedian(given, axis=0)
+    return usual
 
 
 def _apart(table: Array, reference: Array, bound: Array) -> Array:
-    """Which tensors (axis 1) of which workers (axis 0) differ from the reference by more than rounding explains."""
-    sound, expected = np.isfinite(table).all(axis=2), np.isfinite(reference).all(axis=1)
+    """Which tensors (axis 1) of which workers (axis 0) differ from the reference by more than rounding explains, or
+    have elements that are not finite where others have none.
+    """
+    sound = np.isfinite(table).all(axis=2)
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.linalg.norm(table[..., :SUMS] - reference[..., :SUMS], axis=2)
         scale = np.maximum(table[..., SUMS], reference[..., SUMS])
-        return np.where(sound & expected, distance > bound * scale + _TINY, sound != expected)
+        far = (distance > bound * scale + _TINY) & np.isfinite(reference).all(axis=1)
+        return np.where(sound, far, sound.any(axis=0))
+
+
+def _different_settings(rows: Mapping[str, _Row], step: int) -> str | None:
+    """What is said of hyper-parameters that have to be alike and are not; None if there are none."""
+    if not all(row.alike for row in rows.values()):
+        return None
+    common = [name for name in next(iter(rows.values())).settings if all(name in row.settings for row in rows.values())]
+    for name in common:
+        scheduled = name.startswith("lr") and f"initial_{name}" in common
+        values = {by: row.settings[name] for by, row in rows.items()}
+        given = list(values.values())
+        usual = given[0] if len(given) == 2 else sorted(given)[len(given) // 2]
+        bound = _SCHEDULED if scheduled else _EQUAL
+        odd = [by for by, value in values.items() if abs(value - usual) > bound * max(abs(value), abs(usual))]
+        if odd:
+            other = next(by for by in values if by not in odd)
+            where = f"is {values[other]:g} in {other} and {values[odd[0]]:g} in {_listed(odd)}"
+            return f"workers train with different hyper-parameters: in step {step} {name} {where}"
+    return None
 
 
 def _unequal(

@@ -37,8 +37,8 @@ def loop() -> Any:
 
 @pytest.fixture
 def members(loop: Any) -> tuple[_Member, _Member]:
-    values = KeyValues(loop)
-    return _Member(values, "worker:0"), _Member(values, "worker:1")
+    values = KeyValues(loop, lambda link: 1 + (link.name == "B"))
+    return _Member(values, "worker:0"), _Member(values, "B")
 
 
 def test_values(members: tuple[_Member, _Member]) -> None:
@@ -97,4 +97,7 @@ def test_bounds(members: tuple[_Member, _Member], monkeypatch: pytest.MonkeyPatc
     one.ask("wait", "none", seconds=1.0)
     with pytest.raises(InvalidSettings, match="worker:0 wait"):
         one.ask("wait", "none", seconds=1.0)
-    assert other.ask("wait", "none", seconds=1.0) is None
+    for _ in range(4):  # a party of two workers
+        assert other.ask("wait", "none", seconds=1.0) is None
+    with pytest.raises(InvalidSettings, match="more than 4 requests of B wait"):
+        other.ask("wait", "none", seconds=1.0)

@@ -29,7 +29,8 @@ class Job:
         body = {
             "by": f"A/worker:{rank}", "scope": "0", "step": step, "of": self.workers, "names": NAMES,
             "layout": zlib.crc32(repr(NAMES).encode()), "marks": marks,
-            "sketch": np.asarray(sketch, np.float32).tobytes(), "settings": {}, "platform": "p", **changes,
+            "sketch": np.asarray(sketch, np.float32).tobytes(), "settings": {}, "platform": "p",
+            "alike": False, **changes,
         }  # fmt: skip
         self.comparison.take(checked_request("compare", body))
 
@@ -76,6 +77,55 @@ def test_elements_that_are_not_finite() -> None:
     assert "after 4 steps" in said and "first.bias has elements that are not finite in A/worker:1" in said
 
 
+@pytest.mark.parametrize("damaged", [(3,), (0,), (0, 2, 3)])
+def test_workers_whose_weights_are_not_finite_are_named_and_no_others(damaged: tuple[int, ...]) -> None:
+    spoiled = MODEL.copy()
+    spoiled[1, 2] = np.nan
+    job = Job(workers=4)
+    for rank in range(4):
+        job.row(rank, spoiled if rank in damaged else MODEL)
+    (said,) = job.said
+    names = [f"A/worker:{rank}" for rank in damaged]
+    listed = ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1]
+    assert f"first.bias of {listed} is not that of the other workers" in said
+    assert f"elements that are not finite in {listed}; " in said
+
+
+def test_the_values_of_two_workers_that_differ_are_told() -> None:
+    """Where half of the workers differ from the other half."""
+    job = Job(workers=4)
+    for rank in range(4):
+        job.row(rank, changed(0.1 * (rank > 1)), settings={"lr": 0.1 + rank // 2})
+    assert "lr is 0.1 in A/worker:0 and 1.1 in A/worker:" in job.said[0]
+
+
+def settings_said(*rows: dict[str, float], step: int = 1) -> list[str]:
+    """What is said of workers with local steps that have these hyper-parameters."""
+    job = Job(workers=len(rows))
+    for rank, settings in enumerate(rows):
+        job.row(rank, [], step, b"", names=[], settings=settings, alike=True)
+    return job.said
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"lr": 0.1}, {"lr": 0.05}], "in step 1 lr is 0.1 in A/worker:0 and 0.05 in A/worker:1; does a"),
+        ([{"lr": 0.05}, {"lr": 0.1}, {"lr": 0.1}], "lr is 0.1 in A/worker:1 and 0.05 in A/worker:0;"),
+        ([{"lr": 0.1, "betas[1]": 0.999}, {"lr": 0.1, "betas[1]": 0.99}], "betas[1] is 0.999 in"),
+        ([{"lr of group 1": 0.1, "initial_lr of group 1": 0.1}, {"lr of group 1": 0.1, "initial_lr of group 1": 0.2}],
+         "initial_lr of group 1 is 0.1 in A/worker:0 and 0.2 in A/worker:1"),
+        ([{"lr": 0.01, "initial_lr": 0.1}, {"lr": 0.1, "initial_lr": 0.1}], "lr is 0.01 in"),
+        ([{"lr": 0.0021, "initial_lr": 0.1}, {"lr": 0.002, "initial_lr": 0.1}], ""),  # schedules of 19 and 20 steps
+        ([{"initial_lr": 0.1}, {"lr": 0.2, "initial_lr": 0.1}], ""),  # the first has skipped a step
+        ([{"lr": 0.0}, {"lr": 0.0}], ""),
+    ],
+)  # fmt: skip
+def test_hyper_parameters_of_local_steps(rows: list[dict[str, float]], said: str) -> None:
+    found = settings_said(*rows)
+    assert len(found) == bool(said) and said in "".join(found)
+
+
 @pytest.mark.parametrize(
     ("sketch", "changes"),
     [
@@ -118,12 +168,15 @@ def test_rows_of_a_member_that_lies_are_bounded_and_refused() -> None:
         job.row(0, MODEL, step=number, of=65_535)
         job.row(0, MODEL, scope=f"s{number}", of=65_535)
         job.row(number, MODEL, step=999, of=65_535)
+        job.row(0, MODEL, step=1000, layout=number, of=65_535)
+    assert len(job.comparison._names) <= 2 * 128
     scopes = job.comparison._scopes
-    assert len(scopes) == 64 and all(len(steps) <= 4 for steps in scopes.values())
+    assert len(scopes) == 128 and all(len(steps) <= 64 for steps in scopes.values())
     assert all(len(rows) <= 2 for steps in scopes.values() for rows in steps.values())
     with pytest.raises(InvalidSettings, match="15 numbers for 2 tensors"):
         job.row(0, MODEL, marks=bytes(2), names=[])
-    for wrong in ({"of": 1 << 20}, {"names": ["n"] * 3000}, {"marks": bytes(4096)}, {"step": -1}, {"scope": 3}):
+    for wrong in ({"of": 1 << 20}, {"names": ["n"] * 3000}, {"marks": bytes(4096)}, {"step": -1}, {"scope": 3},
+                  {"settings": dict.fromkeys(map(str, range(257)), 0.0)}):  # fmt: skip
         with pytest.raises(BadMessage):
             job.row(0, MODEL, **wrong)
     assert not job.said

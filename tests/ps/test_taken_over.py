@@ -56,8 +56,8 @@ def attacked(
 def test_requests_in_the_name_of_another_are_refused(
     cluster: Cluster, tmp_path: Path, options: dict[str, str], other: str
 ) -> None:
-    said = attacked(cluster, "replace_optimizer read_optimizer_state", options, other)
-    assert said.count(f"in the name of {other} (each process makes requests in its own name)") == 2
+    said = attacked(cluster, "replace_optimizer read_optimizer_state compare_as", options, other)
+    assert said.count(f"in the name of {other} (each process makes requests in its own name)") == 3
     events = "".join(path.read_text() for path in tmp_path.glob("events/*server-0.jsonl"))
     assert "refused a message from A/worker:1: A/worker:1 makes the request" in events
 

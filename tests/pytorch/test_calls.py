@@ -5,13 +5,15 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
 from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches, follow_loaders
+from geomx_cli.runtime.frontends.torch.sparse_sums import SparseSum
 from geomx_cli.runtime.frontends.torch.step_watch import _StepWatch
 
 
@@ -33,7 +35,7 @@ class _Servers:
     """What ended workers have left at the servers."""
 
     def __init__(self, *lines: str) -> None:
-        self._values = [line.encode() for line in lines]
+        self._values = [line.encode() + b"\xff" * line.startswith("x") for line in lines]
 
     def ask(self, topic: str, body: dict[str, Any], seconds: float = 0.0) -> "Future[dict[str, Any]]":
         assert topic == "store" and body["op"] == "get"
@@ -89,7 +91,9 @@ def test_the_batch_that_is_trained_on() -> None:
             "worker 0's operation 2 is barrier, and workers 1 and 2 ended before it", "rank == 0",
         ),
         (["barrier"], [], "worker 0's operation 1 is barrier, and another worker ended before it", "rank == 0"),
-        (["barrier"], ["1 0 0 \n"], "and worker 1 ended before it, after none; backward passes: 0 and 0", "rank == 0"),
+        (
+            ["barrier"], ["\x1b[1m\n7\n", "1 0 0 \n", "x y z\n"],
+            "and worker 1 ended before it, after none; backward passes: 0 and 0", "rank == 0"),
     ],
 )  # fmt: skip
 def test_a_call_that_an_ended_worker_did_not_make(own: list[str], left: list[str], message: str, hint: str) -> None:
@@ -99,6 +103,16 @@ def test_a_call_that_an_ended_worker_did_not_make(own: list[str], left: list[str
     with pytest.raises(TrainingFailed) as caught:
         made.missing().result()
     assert message in caught.value.message and hint in caught.value.hint
+
+
+@pytest.mark.parametrize("count", [-1, 7, 2**60])
+def test_a_worker_that_claims_more_elements_of_a_sparse_tensor_than_fit_is_named(count: int) -> None:
+    """Before memory for them is taken."""
+    own = SparseSum(torch.eye(6, 2).to_sparse(1))
+    counts = np.array([[2], [count]], "<i8").view(np.uint8)
+    with pytest.raises(InvalidSettings, match=f"worker 1 gives {count} elements .* has room for 6"):
+        own.elements(counts)
+    assert own.elements(np.array([[2], [6]], "<i8").view(np.uint8)).size == 6 * 16
 
 
 @pytest.mark.parametrize(

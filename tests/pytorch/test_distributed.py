@@ -167,6 +167,15 @@ def test_other_calls_end_the_job_also_if_the_script_goes_on(workers: Workers, ho
 
 
 @pytest.mark.timeout(120)
+def test_other_calls_within_a_backward_pass(workers: Workers) -> None:
+    """At once, though one worker waits in the pass, and the other at its end."""
+    workers.start("different.py", "call", count=2)
+    assert all(workers.cluster.wait(60).values())
+    said = "in backward pass 5 (operation 10) worker 0's call 1 is all_reduce SUM of float32 x 65, and worker 1's "
+    assert f"{said}is all_reduce SUM of float32 x 3" in workers.cluster.outputs(), workers.cluster.outputs()
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("where", ["wait", "backward"])
 def test_a_killed_worker_is_named(workers: Workers, where: str) -> None:
     workers.start("lost.py", "killed", where, count=2)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from desk import Desk
+from rehearsal import Rehearsal
 from torch import nn
-from workers import Workers
+from workers import Workers, rehearsed
 
 from geomx_cli.ps.cluster.bodies import MAX_COMPARED, checked_request
 from geomx_cli.ps.model_comparison import SUMS, ModelComparison
@@ -22,19 +24,21 @@ class Member:
     def __init__(self, comparison: ModelComparison, rank: int, workers: int, build: Callable[[int], Any]) -> None:
         torch.manual_seed(1)
         self.model, self.optimizer = build(rank)
-        self.passes = 0
+        self.passes: int | None = 0
+        self.local: dict[str, Any] | None = None  # options of Compared for an algorithm with local steps
         self.watch = ModelWatch()
-        self.control = self
         self._comparison, self._rank, self._workers = comparison, rank, workers
 
     def compare(self, row: dict[str, Any]) -> None:
-        """See ControlClient."""
+        """See Compared.send."""
         self._comparison.take(checked_request("compare", {**row, "by": f"A/worker:{self._rank}"}))
 
-    def compared(self, optimizer: Any) -> Compared | None:
+    def compared(self, optimizer: Any) -> Sequence[Compared]:
         """See Watchable."""
+        if self.local is not None:
+            return (Compared(self.compare, "all/", self._workers, {}, **self.local),)
         tensors = comparable(self.model, dict(self.model.named_parameters()))
-        return Compared(self, "", self._workers, tensors)  # type: ignore[arg-type]
+        return (Compared(self.compare, "", self._workers, tensors),)
 
 
 def train(
@@ -60,7 +64,7 @@ def train(
                 for item in same:
                     item.grad = mean.clone()
         for member in members:
-            member.passes += exchanges(step)
+            member.passes = (member.passes or 0) + exchanges(step)
             member.watch.before_step(member, member.optimizer)
             member.optimizer.step()
     comparison.close()
@@ -174,6 +178,83 @@ def test_correct_scripts_are_not_warned_of(build: Any, options: dict[str, Any]) 
     assert train(build, **options) == []
 
 
+def as_local_steps(**options: Callable[[int], Any]) -> Callable[[Member, int, int], None]:
+    """Hyper-parameters are compared, and no tensors; options of Compared by rank."""
+
+    def before(member: Member, rank: int, step: int) -> None:
+        member.local = {"in_step": True, **{name: value(rank) for name, value in options.items()}}
+
+    return before
+
+
+def with_betas(rank: int) -> tuple[Any, Any]:
+    return layers(rank, kind=lambda given, lr: torch.optim.AdamW(given, lr=lr, betas=(0.9, 0.999 - 0.009 * rank)))
+
+
+def with_groups(rank: int) -> tuple[Any, Any]:
+    return layers(
+        rank, kind=lambda given, lr: torch.optim.SGD([{"params": [item], "lr": lr + rank * (item.ndim - 1) / 2}
+                                                      for item in given], lr=lr),
+    )  # fmt: skip
+
+
+def with_own_entries(rank: int) -> tuple[Any, Any]:
+    return layers(
+        rank, kind=lambda given, lr: torch.optim.SGD([{"params": given, "rank": rank}], lr=lr),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("build", "before", "said"),
+    [
+        (lambda rank: layers(rank, 3e-3 / (1 + rank)), as_local_steps(), "in step 1 lr is 0.003 in A/worker:0"),
+        (with_betas, as_local_steps(), "betas[1] is 0.999 in A/worker:0 and 0.99 in A/worker:1"),
+        (with_groups, as_local_steps(), "lr of group 0 is 0.003 in A/worker:0 and 0.503 in A/worker:1"),
+        (layers, as_local_steps(scale=lambda rank: 8.0 / (1 + rank)), "the scale of its GradScaler is 8 in A/worker:0"),
+        (layers, as_local_steps(), ""),
+        (with_own_entries, as_local_steps(), ""),
+        (layers, as_local_steps(in_step=lambda rank: not rank, scale=lambda rank: 8.0 / (1 + rank)), ""),
+    ],
+    ids=["rate", "betas", "groups", "scale", "alike", "own-entries", "skipped-step"],
+)  # fmt: skip
+def test_hyper_parameters_of_local_steps(build: Any, before: Any, said: str) -> None:
+    """In the first step; not what a script keeps in the groups, nor scales of which one worker has skipped a step."""
+    found = train(build, before=before, steps=5)
+    assert len(found) == bool(said) and said in "".join(found)
+
+
+def test_a_schedule_that_lags_in_a_worker_that_has_skipped_a_step_is_no_difference() -> None:
+    """It is compared while no worker has; what it begins with always is."""
+
+    def said(*, is_told: bool = False, other: float = 0.0) -> str:
+        def before(member: Member, rank: int, step: int) -> None:
+            member.local = {"in_step": is_told or not rank}
+            first = 0.1 + other * rank
+            member.optimizer.param_groups[0].update(initial_lr=first, lr=first * (step + rank) / 10)
+
+        return "".join(train(layers, before=before, steps=5))
+
+    assert said() == ""
+    assert "in step 1 lr is 0.01 in A/worker:0 and 0.02 in A/worker:1" in said(is_told=True)
+    assert "in step 1 initial_lr is 0.1 in A/worker:0 and 1.1 in A/worker:1" in said(other=1.0)
+
+
+def test_schedules_for_data_of_other_lengths_are_no_difference() -> None:
+    schedules: dict[int, Any] = {}
+
+    def build(rank: int) -> tuple[Any, Any]:
+        model, optimizer = layers(rank)
+        schedules[rank] = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=20 + rank)
+        return model, optimizer
+
+    def before(member: Member, rank: int, step: int) -> None:
+        member.local = {"in_step": True}
+        if step > 1:
+            schedules[rank].step()
+
+    assert train(build, before=before, steps=5) == []
+
+
 def test_times_meet_and_cost_little() -> None:
     """Workers with other clocks choose common steps; the first ones, then at most every half minute."""
     chosen = []
@@ -231,3 +312,35 @@ def test_a_job_whose_workers_train_different_models(workers: Workers, strict: bo
         events = [json.loads(line) for line in log.splitlines()]
         (marked,) = [event["message"] for event in events if event.get("affects_result")]
         assert said in marked and "A/worker:0 and B/worker:0" in marked
+
+
+def warned(job: Rehearsal) -> list[str]:
+    """What a job's events say that affects its result, by process."""
+    job.finish()
+    found = []
+    for path in sorted((job.directory / "events").glob("*.jsonl")):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        found += [f"{path.stem}: {event['message']}" for event in events if event.get("affects_result")]
+    return found
+
+
+def test_workers_that_are_no_members_are_compared(desk: Desk) -> None:
+    """`--reduce torch`: the first worker of a party sends what the others have posted."""
+    found = warned(rehearsed(desk, "different.py", "weights", options=("--parties", "1", "--workers", "3")))
+    said = "after 2 steps weight of A/worker:1 is not that of the other workers"
+    assert any(line.startswith("central-global_server-0: workers train ") and said in line for line in found), found
+
+
+def test_a_learning_rate_that_differs_between_local_steps(workers: Workers) -> None:
+    workers.start_planned("different.py", "rate", algo="diloco", inner_steps=3)
+    workers.finish()
+    log = (workers.cluster.directory / "events" / "central-global_server-0.jsonl").read_text()
+    assert "in step 1 lr is 0.1 in A/worker:0 and 0.05 in B/worker:0" in log
+
+
+def test_weights_that_are_not_finite_are_named_with_distributed_data_parallel(workers: Workers) -> None:
+    """By their worker, in a step in which models are not compared: after it all have them."""
+    workers.start_planned("different.py", "nan")
+    workers.finish()
+    said = "parameter bias has elements that are not finite here in step 32"
+    assert [workers.cluster.output(name).count(said) for name in ("A-worker-0", "B-worker-0")] == [0, 1]

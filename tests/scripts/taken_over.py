@@ -30,6 +30,12 @@ def read_optimizer_state(client: Client) -> None:
     client.control.request("state_open", {"by": os.environ["OTHER"]}, 0)
 
 
+def compare_as(client: Client) -> None:
+    """A model that differs from all others, as that of another worker."""
+    row = {"scope": "0", "step": 1, "of": 2, "layout": 0, "names": [], "marks": b"", "sketch": b"", "settings": {}}
+    client.control.ask("compare", {**row, "alike": True, "platform": "", "by": os.environ["OTHER"]}).result()
+
+
 def declare_twice(client: Client) -> None:
     """One key in one request, for an answer that is longer than the request."""
     asked = [["large", 20_000_000, "float32", 1, -1]] * 200
@@ -87,7 +93,9 @@ INITIAL = {attack.__name__: attack for attack in (push_initial,)}
 """After it, before the master's initial values are needed."""
 READY = {
     attack.__name__: attack
-    for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers, report_another, waste)
+    for attack in (
+        replace_optimizer, read_optimizer_state, compare_as, declare_twice, claim_workers, report_another, waste,
+    )
 }
 """Before its first contribution, when all are set up."""
 LATE = {attack.__name__: attack for attack in (compress,)}

@@ -13,7 +13,8 @@ from geomx_cli.core.typed import to_type
 from geomx_cli.ps.net.wire import EVERY, MAX_REPORTED, BadMessage
 
 __all__ = [
-    "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_TEXT", "Body", "checked_answer", "checked_request",
+    "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_SETTINGS", "MAX_TEXT", "Body", "checked_answer",
+    "checked_request",
 ]  # fmt: skip
 
 MAX_PATIENCE = 1e9
@@ -35,6 +36,8 @@ _Number = bool | int | float
 _Setting = Annotated[str, msgspec.Meta(max_length=64)]
 MAX_COMPARED = 2048
 """Tensors in a worker's row of a comparison."""
+MAX_SETTINGS = 256
+"""Hyper-parameters in it."""
 
 
 class _Nothing(TypedDict):
@@ -162,7 +165,8 @@ class _Compression(TypedDict):
 
 class _Compare(TypedDict):
     """A worker's row of ModelComparison. of: how many workers send one. layout: a checksum of the tensors' names, which
-    are sent with the first row. marks: a byte for each tensor; sketch: float32 numbers for each.
+    are sent with the first row. marks: a byte for each tensor; sketch: float32 numbers for each. alike: whether all
+    workers have to have these hyper-parameters (`settings`).
     """
 
     by: _Name
@@ -173,7 +177,8 @@ class _Compare(TypedDict):
     names: Annotated[list[Annotated[str, msgspec.Meta(max_length=100)]], msgspec.Meta(max_length=MAX_COMPARED)]
     marks: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED)]
     sketch: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED * 20)]
-    settings: Annotated[dict[_Setting, float], msgspec.Meta(max_length=64)]
+    settings: Annotated[dict[_Setting, float], msgspec.Meta(max_length=MAX_SETTINGS)]
+    alike: bool
     platform: Annotated[str, msgspec.Meta(max_length=200)]
 
 

@@ -21,7 +21,7 @@ MAX_VALUE = 4 * 2**20
 MAX_ANSWER = 8 * 2**20
 """Bytes of values in one answer."""
 MAX_WAITING = 256
-"""Requests of one member that wait for values."""
+"""Requests of one worker that wait for values."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,11 +39,12 @@ class KeyValues:
 
     Requests name `keys` and what to do (`op`): "set" to `values`; "get" and "wait" for all of them, at most `seconds`;
     "add" `number` to an integer in decimal; "append" to what is there; "compare" and set, from the first of `values`
-    to the second; "check" whether all exist; "delete"; "count" all that are stored.
+    to the second; "check" whether all exist; "delete"; "count" all that are stored. workers: of a member.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, workers: Callable[[Link], int]) -> None:
         self._loop = loop
+        self._workers = workers
         self._values: dict[str, tuple[bytes, Link]] = {}
         self._held: dict[Link, int] = {}
         self._waiting: list[_Waiting] = []
@@ -94,8 +95,9 @@ class KeyValues:
         if not missing or not seconds:
             self._answer(request, found=not missing)
             return
-        if sum(other.request.link is request.link for other in self._waiting) >= MAX_WAITING:
-            what = f"more than {MAX_WAITING} requests of {request.link.name} wait for values of other workers"
+        most = MAX_WAITING * self._workers(request.link)
+        if sum(other.request.link is request.link for other in self._waiting) >= most:
+            what = f"more than {most} requests of {request.link.name} wait for values of other workers"
             raise InvalidSettings(what, "wait for fewer of them at once")
 
         def expire() -> None:

@@ -12,9 +12,9 @@ from geomx_cli.runtime.frontends.torch.tensor_parts import local
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
-__all__ = ["GradientCheck", "is_finite", "not_finite", "warn"]
+__all__ = ["FEW", "GradientCheck", "is_finite", "not_finite", "warn"]
 
-_FEW = 65_536
+FEW = 65_536
 """Elements of a tensor that is looked at in each step."""
 
 
@@ -40,14 +40,15 @@ class GradientCheck:
     worker's own weights. For the training thread.
 
     Looks at the first small tensor: a backward pass takes what is not finite from where it begins to the input. Where
-    GradScaler skips the step the weights stay finite, and nothing is said. where: whose the gradients are.
+    GradScaler skips the step the weights stay finite, and nothing is said. trained: if there is none yet, it looks at
+    gradients of no parameter (None), as in DistributedDataParallel's buckets. where: whose the gradients are.
     """
 
     def __init__(self, warn: Callable[[str], None], trained: Mapping[str, Any], where: str = "here") -> None:
         self._warn = warn
         self._where = where
         self._trained = trained
-        self._name = next((name for name, tensor in trained.items() if local(tensor).numel() <= _FEW), "")
+        self._name = next((name for name, tensor in trained.items() if local(tensor).numel() <= FEW), "")
         self._parameter = trained.get(self._name)
         self._suspected = 0  # the round of gradients that are not finite here, while the weights were
         self._received_sound = True  # the last means: what is not finite here later began here
@@ -71,7 +72,8 @@ class GradientCheck:
         """The optimizer has taken the step with the means, or another skipped it."""
         suspected, self._suspected = self._suspected, 0
         if suspected and self._spoiled():
-            where = f"the gradient of {self._name} has elements that are not finite {self._where}"
+            which = f"the gradient of {self._name}" if self._name else "a gradient"
+            where = f"{which} has elements that are not finite {self._where}"
             self._say(f"{where} in step {suspected}")
 
     def _say(self, where: str) -> None:

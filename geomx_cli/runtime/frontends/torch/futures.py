@@ -21,6 +21,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
     ready: the results are here; `store` then writes them to the tensors, and `done` is completed. `wait` and PyTorch's
     futures raise the client's error, which names the process at fault, after the job has failed; then the tensors'
     values are undefined. lane: what callbacks of the future call belongs there; they may wait for other operations.
+    before_wait: called by `wait` with `done`.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
         super().__init__()
         self.done: Future[None] = Future()
         self.lane = lane
+        self.before_wait: Callable[[Future[None]], None] = lambda done: None
         self._tensors = list(tensors)
         self._gpus = list({tensor.device for tensor in tensors if tensor.is_cuda})
         self._stream = torch.cuda.Stream(self._gpus[0]) if self._gpus else None
@@ -47,6 +49,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the results; on a GPU the current stream waits for them. The job's limits apply, not `timeout`."""
+        self.before_wait(self.done)
         self.done.result()
         if self._stream is not None:
             torch.cuda.current_stream(self._gpus[0]).wait_stream(self._stream)

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,15 @@ import torch
 
 from geomx_cli.core.futures import after, pass_on
 from geomx_cli.runtime.frontends.torch.backward_pass import call_at_end
+from geomx_cli.runtime.frontends.torch.finite import FEW
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.lanes import Lane
-from geomx_cli.runtime.frontends.torch.made_calls import PASS
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
+    from geomx_cli.runtime.frontends.torch.finite import GradientCheck
     from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 
 __all__ = ["GradientSums", "in_pass"]
@@ -32,18 +33,25 @@ class GradientSums:
 
     A tensor's key tells its position in the pass, so that a codec's residual belongs to one bucket. The end of the
     pass waits for all of them, and raises the client's error itself: an error that PyTorch's C++ code raised would have
-    lost its type, and its wait cannot be interrupted. passes: that have begun a sum.
+    lost its type, and its wait cannot be interrupted. It first compares the calls that the workers have made in the
+    pass, and so does a wait within the pass, as of a synchronised layer: those that differ would never complete.
+    passes: that have begun a sum. finite: gets the first elements of each pass.
     """
 
-    def __init__(self, rounds: "GroupRounds | LoneRounds", check: "BatchCheck") -> None:
+    def __init__(
+        self, rounds: "GroupRounds | LoneRounds", check: "BatchCheck", finite: "GradientCheck | None" = None
+    ) -> None:
         self._rounds = rounds
         self._check = check
+        self._finite = finite
         self._lock = threading.Lock()
         self.passes = 0
         self._pass = -1
         self._position = 0
+        self._is_open = False
         self._begun: list[PendingWork] = []
-        self._agreed: Future[None] | None = None
+        self._calls: list[str] = []
+        self._first: Any = None
         self._actions: list[Callable[[], None]] = []
         self._copies: dict[Any, DeviceCopies] = {}
 
@@ -51,16 +59,17 @@ class GradientSums:
         """Whether `begin` is to sum this tensor: a large one, within a backward pass."""
         return int(tensor.numel()) > _LARGE and in_pass()
 
-    def begin(self, tensor: Any, divisor: int) -> PendingWork:
+    def begin(self, tensor: Any, divisor: int, call: str) -> PendingWork:
         """Sum the tensor in place, and divide the sum. One that is contiguous, of float32 and on the CPU is not copied.
         """
         position = self._enter()
+        self.note(call)
         staging, summed, copies = Staging(), Future[None](), self._copies_for(tensor.device)
 
         def send(elements: "Array") -> None:
             try:
                 if position == 0:
-                    self._check.observe(elements)
+                    self._observe(elements)
                 done = self._rounds.sum(f"backward/{position}", elements)
                 if divisor > 1:
                     done = after([done], partial(_divide, elements, divisor))
@@ -75,7 +84,18 @@ class GradientSums:
     def observe(self, elements: "Array") -> None:
         """Note the elements of a small tensor before they are summed."""
         if in_pass() and self._enter() == 0:
-            self._check.observe(elements)
+            self._observe(elements)
+
+    def _observe(self, elements: "Array") -> None:
+        self._check.observe(elements)
+        if self._finite is not None:
+            self._first = torch.from_numpy(elements[:FEW])
+            self._finite.contributes(None, self._first, self.passes)
+
+    def note(self, call: str) -> None:
+        """This worker makes a call in the backward pass in progress."""
+        with self._lock:
+            self._calls.append(call)
 
     def in_next_pass(self, action: Callable[[], None]) -> None:
         """Call `action` once, before the first sum of the next pass."""
@@ -90,16 +110,28 @@ class GradientSums:
         if in_pass():
             with self._lock:
                 self._begun.append(work)
+            work.before_wait = self._on_wait
         return work
+
+    def _on_wait(self, done: "Future[None]") -> None:
+        """The script waits for an operation. That takes no longer, but ends if others have made other calls."""
+        if in_pass() and self._is_open:  # DistributedDataParallel may wait after `_at_end`
+            self.note("a wait")
+            agreed = self._rounds.agree_in_pass(list(self._calls), ends=False)
+            wait([done, agreed], return_when=FIRST_COMPLETED)
+            if agreed.done():
+                agreed.result()
 
     def _enter(self) -> int:
         """The next position in the pass."""
         current = torch._C._current_graph_task_id()
         with self._lock:
             if current != self._pass:
-                self._pass, self._position = current, 0
+                self._pass, self._position, self._is_open = current, 0, True
                 self.passes += 1
-                self._begun, self._agreed = [], self._rounds.agree(PASS)
+                self._rounds.begin_pass()
+                if self._finite is not None:
+                    self._finite.stepped()
                 call_at_end(self._at_end)
                 actions, self._actions = self._actions, []
                 for action in actions:
@@ -110,15 +142,23 @@ class GradientSums:
     def _at_end(self) -> None:
         with self._lock:
             begun, self._begun = self._begun, []
-            agreed, self._agreed = self._agreed, None
+            calls, self._calls = [*self._calls, "the end of the pass"], []  # and those of a pass before that has failed
+            self._is_open = False
         for copies in self._copies.values():
             copies.settle()
-        if agreed is not None:
-            agreed.result()
+        self._rounds.agree_in_pass(calls, ends=True).result()
         for work in begun:
             work.done.result()
             if (error := work.lane.wait()) is not None:
                 raise error
+        if self._finite is not None and self._first is not None:
+            self._finite.received(None, self._first)
+            self._first = None
+
+    def finish(self) -> None:
+        """No pass follows."""
+        if self._finite is not None:
+            self._finite.stepped()
 
     def _copies_for(self, device: Any) -> DeviceCopies | None:
         if device.type != "cuda":

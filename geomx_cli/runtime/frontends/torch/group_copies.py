@@ -213,16 +213,19 @@ class GroupCopies(Refusals, ProcessGroup):  # type: ignore[misc, unused-ignore]
         return PendingWork(finished(None), tensors, lambda: None, self._next_lane())
 
     def _joined(self, works: Sequence[PendingWork], tensors: Sequence[Any]) -> PendingWork:
-        return works[0] if len(works) == 1 else joined(works, tensors, self._next_lane())
+        return works[0] if len(works) == 1 else self._passes.keep(joined(works, tensors, self._next_lane()))
 
     def _next_lane(self) -> Lane:
         return self._passes.next_lane() if in_pass() else self.rounds.next_lane()
 
     def _agreed(self, call: str, data: "Future[Any]") -> "Future[Any]":
-        """`data`, if all workers have made this call; else an error in all of them. Within a backward pass that is
-        known already.
+        """`data`, if all workers have made this call; else an error in all of them. Of calls in a backward pass that is
+        compared with the pass.
         """
-        return data if in_pass() else after([data, self.rounds.agree(call)], data.result)
+        if in_pass():
+            self._passes.note(call)
+            return data
+        return after([data, self.rounds.agree(call)], data.result)
 
     def _described(self, tensor: Any) -> str:
         self.exchanged += tensor.numel()

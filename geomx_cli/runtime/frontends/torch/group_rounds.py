@@ -6,6 +6,7 @@ their number stays bounded: sizes are rounded up, by at most an eighth if they a
 
 import threading
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.futures import after, finished, pass_on
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.runtime.frontends.torch.lanes import Lane
-from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
+from geomx_cli.runtime.frontends.torch.made_calls import ALIKE, PASS, MadeCalls
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -71,31 +72,68 @@ class GroupRounds:
         lane = self._lane()
         with self._lock:
             lane.calls += 1
-            number = lane.calls
+            which = f"operation {lane.calls}{' in a callback' if lane.name else ''}"
             if not lane.name:
                 self.made.note(call)
+        return self._compare(call, which)
+
+    def begin_pass(self) -> None:
+        """A backward pass begins, which is one operation. It is compared at its end."""
+        with self._lock:
+            self._own.calls += 1
+            self.made.note(PASS)
+
+    def agree_in_pass(self, calls: Sequence[str], *, ends: bool) -> "Future[None]":
+        """As `agree`, for the calls of the backward pass so far. ends: no further ones follow."""
+        text = f"{PASS}, {zlib.crc32(repr(calls).encode()):08x}"
+        return self._compare(text, f"operation {self._own.calls}", calls, ends=ends)
+
+    def _compare(self, call: str, which: str, calls: Sequence[str] = (), *, ends: bool = False) -> "Future[None]":
         if len(call) > _CALL:
             call = f"{call[: _CALL - 9]} {zlib.crc32(call.encode()):08x}"
         row = call.ljust(_CALL).encode("ascii", "replace") + self._batches.number.to_bytes(4, "little")
-        made = self.gather(np.frombuffer(row, np.uint8), "call")
+        made, agreed = self.gather(np.frombuffer(row, np.uint8), "call"), Future[None]()
 
-        def compare() -> None:
-            own, *_ = calls = [row[:_CALL].tobytes().decode("ascii").rstrip() for row in made.result()]
-            batches = [int.from_bytes(row[_CALL:].tobytes(), "little") for row in made.result()]
-            rank = next((rank for rank, other in enumerate(calls) if other != own), 0)
-            if rank:
-                at = [f" at batch {batches[each]} of its DataLoader" if batches[each] else "" for each in (0, rank)]
-                which = f"operation {number}{' in a callback' if lane.name else ''}"
-                what = f"worker 0's {which} is {own}{at[0]}, and worker {rank}'s is {calls[rank]}{at[1]}"
-                hint = "all workers must call torch.distributed alike, in the same order, with tensors of equal sizes"
-                self.difference = InvalidSettings(what, hint)
-                # Not in this thread: it is the client's own, for which `close` waits.
-                threading.Thread(target=self._client.close, args=(self.difference,), daemon=True).start()
-                raise self.difference
-            if call == PASS:
+        def compare(_: "Future[Array]") -> None:
+            try:
+                why = self._difference(made.result(), which, calls, ends=ends)
+            except Exception as error:
+                agreed.set_exception(error)
+                return
+            if why is None:
+                agreed.set_result(None)
+            else:
+                why.add_done_callback(lambda found: agreed.set_exception(self._end(found)))
+
+        made.add_done_callback(compare)
+        return agreed
+
+    def _difference(
+        self, rows: "Array", which: str, calls: Sequence[str], *, ends: bool
+    ) -> "Future[InvalidSettings] | None":
+        """What is said if the rows of the workers differ, by rank."""
+        texts = [row[:_CALL].tobytes().decode("ascii", "replace").rstrip() for row in rows]
+        batches = [int.from_bytes(row[_CALL:].tobytes(), "little") for row in rows]
+        rank = next((rank for rank, other in enumerate(texts) if other != texts[0]), 0)
+        if not rank:
+            if ends:
                 self._batches.compare(batches)
+            return None
+        if texts[0].startswith(PASS) and texts[rank].startswith(PASS):
+            return self.made.calls_differ(which, calls, 0, rank)
+        at = [f" at batch {batches[each]} of its DataLoader" if batches[each] else "" for each in (0, rank)]
+        own, other = (PASS if texts[each].startswith(PASS) else texts[each] for each in (0, rank))
+        what = f"worker 0's {which} is {own}{at[0]}, and worker {rank}'s is {other}{at[1]}"
+        return finished(InvalidSettings(what, ALIKE))
 
-        return after([made], compare)
+    def _end(self, found: "Future[InvalidSettings]") -> BaseException:
+        """End the job with the difference that was found; or what has failed meanwhile."""
+        if (error := found.exception()) is not None:
+            return error
+        self.difference = found.result()
+        # Not in this thread: it is the client's own, for which `close` waits.
+        threading.Thread(target=self._client.close, args=(self.difference,), daemon=True).start()
+        return self.difference
 
     def sum(self, name: str, elements: "Array") -> "Future[None]":
         """Replace the elements (1-D, float32 or float64) by their sums over all workers. `--compress` applies."""
@@ -118,18 +156,22 @@ class GroupRounds:
         if room * self.workers <= _TABLE or kind != "table":
             table = np.zeros((self.workers, room), np.uint8)
             table[self.rank, :size] = data
-            exchange = self._exchange(f"{kind}/{room}", table.reshape(-1), table.reshape(-1))
+            # Ahead of gradients that wait to be sent: the end of a backward pass needs both.
+            first = int(kind != "table")
+            exchange = self._exchange(f"{kind}/{room}", table.reshape(-1), table.reshape(-1), priority=first)
             return after([self._complete(exchange, self.workers)], lambda: table[:, :size])
         rows = [self.broadcast(rank, data if rank == self.rank else None, size) for rank in range(self.workers)]
         return after(rows, lambda: np.stack([row.result() for row in rows]))
 
-    def _exchange(self, name: str, source: "Array | None", out: "Array") -> "PendingExchange":
+    def _exchange(
+        self, name: str, source: "Array | None", out: "Array", *, priority: int = 0
+    ) -> "PendingExchange":
         lane = self._lane().name
         key = f"c10d/{self._group}/{lane}/{name}" if lane else f"c10d/{self._group}/{name}"
         with self._lock:
             if key not in self._client.tensors:
                 self._client.declare([Tensor(key, out.size, str(out.dtype))])
-            return self._client.exchange(key, source, out)
+            return self._client.exchange(key, source, out, priority=priority)
 
     def _complete(self, exchange: "PendingExchange", contributions: int) -> "Future[None]":
         done: Future[None] = Future()
@@ -166,6 +208,13 @@ class LoneRounds:
         return Lane(f"alone.{position}", f"alone.{position}")
 
     def agree(self, call: str) -> "Future[None]":
+        """See GroupRounds."""
+        return finished(None)
+
+    def begin_pass(self) -> None:
+        """See GroupRounds."""
+
+    def agree_in_pass(self, calls: Sequence[str], *, ends: bool) -> "Future[None]":
         """See GroupRounds."""
         return finished(None)
 

@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import MAX_PATIENCE
+from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
@@ -34,6 +36,7 @@ class GroupStore(Store):
         super().__init__(client, session)
         self._groups: list[GeomxProcessGroup] = []  # of all workers
         self._models: list[weakref.ref[Any]] = []
+        self._trained: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
 
     @property
@@ -73,8 +76,10 @@ class GroupStore(Store):
         batches = SkippedBatches(self._session, self._client.global_rank)
         rounds = GroupRounds(self._client, len(self._groups), batches)
         adds = self.exchanges_gradients
-        self._groups.append(GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes, adds=adds))
-        return self._groups[-1]
+        finite = GradientCheck(functools.partial(warn, self._client), self._trained) if adds else None
+        group = GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes, adds=adds, finite=finite)
+        self._groups.append(group)
+        return group
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See WrappingStore. Where the algorithm exchanges gradients, DistributedDataParallel does, and this has no
@@ -88,7 +93,7 @@ class GroupStore(Store):
 
     @property
     def passes(self) -> int:
-        """See Watchable."""
+        """See Watchable: a step may follow a pass within no_sync, as in local SGD."""
         return sum(group.passes for group in self._groups)
 
     def note_models(self, parallel: Any) -> None:
@@ -98,14 +103,19 @@ class GroupStore(Store):
         @functools.wraps(original)
         def build(model: Any, *args: Any, **options: Any) -> None:
             original(model, *args, **options)
+            number = f"{len(self._models)}/" if self._models else ""
             self._models.append(weakref.ref(model))
+            own = (item for item in model.module.named_parameters() if item[1].requires_grad)
+            self._trained.update({f"{number}{name}": tensor for name, tensor in own})
 
         parallel.__init__ = build
 
-    def compared(self, optimizer: Any) -> Compared | None:
+    def compared(self, optimizer: Any) -> Sequence[Compared]:
         """See Watchable: the parameters of DistributedDataParallel, also those that are not exchanged since they were
         frozen when it was built.
         """
+        if not self.exchanges_gradients:
+            return super().compared(optimizer)
         updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
         found: dict[str, Any] = {}
         for number, model in enumerate(filter(None, (reference() for reference in self._models))):
@@ -116,7 +126,7 @@ class GroupStore(Store):
                 if id(tensor) in updated and name not in model.parameters_to_ignore and _is_whole(tensor):
                     updated.discard(id(tensor))
                     found[f"{number}/{name}" if name in found else name] = tensor
-        return Compared(self._client, "", self.num_all_workers, found) if found else None
+        return (Compared(self._compare, "", self.num_all_workers, found),) if found else ()
 
     def _is_together(self, model: Any) -> bool:
         """Whether all workers exchange the gradients of a DistributedDataParallel. Where synchronised layers are the
@@ -132,6 +142,8 @@ class GroupStore(Store):
     def settle(self) -> None:
         """See ScriptStore."""
         super().settle()
+        for group in self._groups:
+            group.finish()
         self._client.settle()
         rounds = [group.rounds for group in self._groups if isinstance(group.rounds, GroupRounds)]
         for told in [each.made.leave_behind() for each in rounds]:

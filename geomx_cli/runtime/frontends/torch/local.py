@@ -145,6 +145,8 @@ def _watch_scalers() -> None:
     def step(scaler: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
         own = _SYNCHRONISERS.get(optimizer)
         before = own.taken if own is not None else 0
+        if own is not None:
+            own.scaler = scaler
         result = original(scaler, optimizer, *args, **options)
         if own is not None and own.taken == before:
             own.skip()
@@ -157,10 +159,12 @@ class LocalSynchroniser(Synchroniser):
     """Takes part in an algorithm's rounds after each step of the optimizer.
 
     A round that is due ends within that step. The job's failures are raised from `optimizer.step`. taken: steps so far,
-    with those that a GradScaler has skipped.
+    with those that a GradScaler has skipped. scaler: that GradScaler, None before the first step with one.
     """
 
     taken = 0
+    in_step = True
+    scaler: Any = None
 
     def __init__(
         self, client: "Client", state: ModelState, part: "WorkerAlgorithm", model: Any, optimizer: Any,
@@ -180,7 +184,12 @@ class LocalSynchroniser(Synchroniser):
         """A GradScaler has skipped the step, as gradients of this worker are not finite. In others it may have been
         taken: rounds and collectives follow from the number of steps, so this one counts too.
         """
+        self.in_step = False
         self._count_step()
+
+    def scale(self) -> float | None:
+        """See Synchroniser."""
+        return self.scaler.get_scale() if self.scaler is not None and self.scaler.is_enabled() else None
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""

@@ -1,22 +1,31 @@
-"""The collective calls that a worker has made, told to those that wait for one that it did not make."""
+"""The collective calls that a worker has made, told to those that wait for one that it did not make, or made others."""
 
+import re
+from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.errors import InvalidSettings, TrainingFailed
+from geomx_cli.core.futures import after
 
 if TYPE_CHECKING:
     from geomx_cli.ps.cluster.bodies import Body
     from geomx_cli.ps.control_client import ControlClient
     from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
 
-__all__ = ["PASS", "MadeCalls"]
+__all__ = ["ALIKE", "PASS", "MadeCalls"]
 
 PASS = "a backward pass"
 _KEPT = 256
 """Latest calls of which the text is kept."""
 _SECONDS = 5.0
 """That the servers may take to tell what workers have left behind."""
+_LINE = re.compile(rb"(\d{1,5}) (\d{1,18}) (\d{1,18}) ([ -~]{0,200})")
+"""What an ended worker leaves: its rank, the numbers of its calls and backward passes, and the latest call."""
+_MOST = 1 << 16
+"""Bytes of the calls of a backward pass."""
+ALIKE = "all workers must call torch.distributed alike, in the same order, with tensors of equal sizes"
 
 
 class MadeCalls:
@@ -49,15 +58,37 @@ class MadeCalls:
 
         def explain(asked: "Future[Body]") -> None:
             values = asked.result()["values"] if asked.exception() is None else []
-            failed.set_exception(self._error(b"".join(values).decode()))
+            failed.set_exception(self._error(b"".join(values)))
 
         body = {"op": "get", "keys": [self._key], "seconds": _SECONDS}
         self._control.ask("store", body, _SECONDS).add_done_callback(explain)
         return failed
 
-    def _error(self, left: str) -> TrainingFailed:
+    def calls_differ(self, which: str, own: Sequence[str], one: int, other: int) -> "Future[InvalidSettings]":
+        """Why the latest backward pass differs between the workers of two ranks; all workers ask, and tell the calls
+        that they have made in it (`own`). which: the number of the operation.
+        """
+        which = f"backward pass {self._passes} ({which})"
+        keys = [f"calls/{self._key}/{which}/{rank}" for rank in (self._rank, one, other)]
+        told = "\n".join(own).encode("ascii", "replace")[:_MOST]
+        self._control.ask("store", {"op": "set", "keys": keys[:1], "values": [told]})
+        read = self._control.ask("store", {"op": "get", "keys": keys[1:], "seconds": _SECONDS}, _SECONDS)
+
+        def explain() -> InvalidSettings:
+            lists = [text.decode("ascii", "replace").splitlines() for text in read.result()["values"]]
+            if len(lists) != 2:
+                return InvalidSettings(f"worker {one} and worker {other} make other calls in {which}", ALIKE)
+            pairs = enumerate(zip_longest(*lists, fillvalue="none"), 1)
+            at, (its, others) = next((item for item in pairs if item[1][0] != item[1][1]), (len(lists[0]), ("", "")))
+            what = f"in {which} worker {one}'s call {at} is {its}, and worker {other}'s is {others}"
+            return InvalidSettings(what, ALIKE)
+
+        return after([read], explain)
+
+    def _error(self, left: bytes) -> TrainingFailed:
         """left: what ended workers have left behind."""
-        ended = {int(rank): rest for rank, *rest in (line.split(" ", 3) for line in left.splitlines())}
+        lines = (found.groups() for line in left.splitlines() if (found := _LINE.fullmatch(line)) is not None)
+        ended = {int(rank): [text.decode() for text in rest] for rank, *rest in lines}
         first = min((int(count) for count, *_ in ended.values()), default=self._count - 1)
         ranks = [rank for rank, (count, *_) in sorted(ended.items()) if int(count) == first]
         call = self._texts.get(first + 1, self._texts[self._count])

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from geomx_cli.ps.cluster.bodies import MAX_COMPARED
+from geomx_cli.ps.cluster.bodies import MAX_COMPARED, MAX_SETTINGS
 from geomx_cli.ps.model_comparison import HALF, LATE, SUMS, TRAINED
 from geomx_cli.runtime.frontends.torch.tensor_parts import local
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
-    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.bodies import Body
 
 __all__ = ["CheckTimes", "Compared", "ModelWatch", "comparable", "sketch"]
 
@@ -32,8 +32,10 @@ _PERIOD = 30.0
 """Seconds, at least, between two comparisons of a long job."""
 _PROGRESS = 8
 """Comparisons at least, while the number of steps doubles, if they are not closer than the period."""
-_SETTINGS = 64
-"""Hyper-parameters that are told, and the characters of each."""
+_NAME = 64
+"""Characters of a hyper-parameter's name."""
+_FEW = 8
+"""Numbers of one, as betas are several."""
 _OPTIMIZERS = 16
 """Optimizers of a script that are watched."""
 _MISSES = 100
@@ -42,15 +44,19 @@ _MISSES = 100
 
 @dataclass(frozen=True)
 class Compared:
-    """What all workers should have alike when an optimizer begins a step: tensors by name.
+    """What workers should have alike when an optimizer begins a step: tensors by name; without any, its
+    hyper-parameters, in the first steps.
 
-    client: that of a worker which sends. scope: of the names. of: how many workers send.
+    send: takes a row of ModelComparison. scope: of the names. of: how many workers send. in_step: whether steps of this
+    number are of the same batch in all workers, and so at the same point of a schedule. scale: of the gradients.
     """
 
-    client: "Client"
+    send: "Callable[[Body], None]"
     scope: str
     of: int
     tensors: Mapping[str, Any]
+    in_step: bool = False
+    scale: float | None = None
 
 
 class CheckTimes:
@@ -89,14 +95,16 @@ class CheckTimes:
 
 @runtime_checkable
 class Watchable(Protocol):
-    """A script's store, as a ModelWatch sees it. passes: backward passes that have exchanged gradients."""
+    """A script's store, as a ModelWatch sees it. passes: backward passes that have exchanged gradients; None where no
+    step is possible after others.
+    """
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> int | None:
         """See the class."""
 
-    def compared(self, optimizer: Any) -> Compared | None:
-        """What is equal in all workers when this optimizer begins a step; None for nothing."""
+    def compared(self, optimizer: Any) -> Sequence[Compared]:
+        """What is equal in several workers when this optimizer begins a step."""
 
 
 class ModelWatch:
@@ -104,6 +112,7 @@ class ModelWatch:
 
     Steps begin with equal models in all workers of a synchronous job, whatever was done to the weights since the last
     step. Steps with nothing but a worker's own gradients are left out, as those of local SGD: they differ on purpose.
+    Of algorithms with local steps hyper-parameters are compared, in the first steps: later ones may lie apart.
     """
 
     def __init__(self) -> None:
@@ -118,17 +127,21 @@ class ModelWatch:
             misses = self._misses.get(optimizer, 0)
             if misses == _MISSES or self._count == _OPTIMIZERS:
                 return
-            if store.compared(optimizer) is None:
+            if not store.compared(optimizer):
                 self._misses[optimizer] = misses + 1
                 return
             watched = self._watched[optimizer] = _Watched(self._count)
             self._count += 1
-        passes, watched.passes = store.passes - watched.passes, store.passes
-        if not watched.times.begin_step() or not passes:
+        is_together = (passes := store.passes) is None or passes > watched.passes
+        watched.passes = passes or 0
+        if not watched.times.begin_step():
             return
         began = time.monotonic()
-        if (compared := store.compared(optimizer)) is not None:
-            compared.client.control.compare(watched.row(optimizer, compared))
+        for compared in store.compared(optimizer):
+            if compared.tensors and is_together:
+                compared.send(watched.row(optimizer, compared))
+            elif not compared.tensors and watched.times.step <= _FIRST:
+                compared.send(watched.settings(optimizer, compared))
         watched.times.took(time.monotonic() - began)
 
 
@@ -142,8 +155,21 @@ class _Watched:
         self._layout = -1
         self._first: set[str] = set()
 
-    def row(self, optimizer: Any, compared: Compared) -> dict[str, Any]:
-        """See ControlClient.compare."""
+    def settings(self, optimizer: Any, compared: Compared) -> "Body":
+        """The row of an optimizer's hyper-parameters; see ControlClient.compare."""
+        known = {*optimizer.defaults, "initial_lr"}  # as schedules name it; other entries are the script's own
+        if any("max_momentum" in group for group in optimizer.param_groups):  # a schedule changes it in each step
+            known -= {"momentum", "betas"}
+        found = [(name, number) for key, name, number in _settings(optimizer) if key in known]
+        if not compared.in_step:
+            scheduled = {name.removeprefix("initial_") for name, _ in found if name.startswith("initial_")}
+            found = [(name, number) for name, number in found if name not in scheduled]
+        elif compared.scale is not None and not optimizer.state:
+            found.insert(0, ("the scale of its GradScaler", compared.scale))
+        return self._row(compared, dict(found[:MAX_SETTINGS]), alike=True)
+
+    def row(self, optimizer: Any, compared: Compared) -> "Body":
+        """The row of the tensors; see ControlClient.compare."""
         names, tensors = list(compared.tensors), list(compared.tensors.values())
         layout = zlib.crc32("\n".join(names).encode())
         if self._layout == -1:
@@ -154,10 +180,16 @@ class _Watched:
             + HALF * (tensor.element_size() < 4) for name, tensor in compared.tensors.items()
         ]  # fmt: skip
         names, found, sums = _merged([name[:100] for name in names], np.array(marks, np.uint8), sketch(tensors))
+        own = [(name, number) for _, name, number in (*_age(optimizer), *_settings(optimizer))]
+        return self._row(compared, dict(own[:MAX_SETTINGS]), alike=False) | {
+            "layout": layout, "names": names if is_new else [], "marks": found.tobytes(), "sketch": sums.tobytes(),
+            "platform": _platform(tensors[0]),
+        }  # fmt: skip
+
+    def _row(self, compared: Compared, settings: Mapping[str, float], *, alike: bool) -> "Body":
         return {
-            "scope": f"{compared.scope}{self._number}", "step": self.times.step, "of": compared.of, "layout": layout,
-            "names": names if is_new else [], "marks": found.tobytes(), "sketch": sums.tobytes(),
-            "settings": dict(_settings(optimizer)), "platform": _platform(tensors[0]),
+            "scope": f"{compared.scope}{self._number}", "step": self.times.step, "of": compared.of, "layout": 0,
+            "names": [], "marks": b"", "sketch": b"", "settings": settings, "alike": alike, "platform": "",
         }  # fmt: skip
 
 
@@ -203,18 +235,25 @@ def _merged(names: Sequence[str], marks: "Array", sums: "Array") -> tuple[list[s
     return list(names[::every]), np.bitwise_or.reduceat(marks, starts), merged
 
 
-def _settings(optimizer: Any) -> Iterator[tuple[str, float]]:
-    """The numbers among an optimizer's hyper-parameters, and how many steps its state is old. They explain a
-    difference; by themselves they are none.
-    """
-    groups, left = optimizer.param_groups, _SETTINGS
+def _age(optimizer: Any) -> Iterator[tuple[str, str, float]]:
+    """How many steps its state is old; see `_settings`."""
     state = next((item for item in optimizer.state.values() if isinstance(item, dict)), {})
-    own = {"the optimizer's number of steps": state.get("step")}
-    for number, group in enumerate([own, *groups]):
-        for key, value in group.items():
-            if left and key != "params" and (numeric := _number(value)) is not None:
-                left -= 1
-                yield f"{key} of group {number - 1}"[:_SETTINGS] if number and len(groups) > 1 else str(key), numeric
+    if (steps := _number(state.get("step"))) is not None:
+        yield "step", "the optimizer's number of steps", steps
+
+
+def _settings(optimizer: Any) -> Iterator[tuple[str, str, float]]:
+    """The numbers among an optimizer's hyper-parameters: key, name and number, the learning rates first."""
+    groups = optimizer.param_groups
+    keys = dict.fromkeys(key for group in groups for key in group if isinstance(key, str) and key != "params")
+    for key in sorted(keys, key=lambda key: key not in ("lr", "initial_lr")):
+        for number, group in enumerate(groups):
+            value = group.get(key)
+            several = isinstance(value, tuple | list) and len(value) <= _FEW
+            for index, part in enumerate(value if several else [value]):
+                if (numeric := _number(part)) is not None:
+                    name = f"{key}[{index}]" if several else key
+                    yield key, (f"{name} of group {number}" if len(groups) > 1 else name)[-_NAME:], numeric
 
 
 def _number(value: Any) -> float | None:

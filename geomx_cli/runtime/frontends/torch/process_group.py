@@ -14,6 +14,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch import reductions
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.collective_checks import check_whole
+from geomx_cli.runtime.frontends.torch.finite import GradientCheck
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums, in_pass
 from geomx_cli.runtime.frontends.torch.group_copies import GroupCopies, untraced
@@ -48,10 +49,10 @@ class GeomxProcessGroup(GroupCopies):
 
     def __init__(
         self, rounds: GroupRounds | LoneRounds, session: "ScriptSession", store: Any, *, encodes: bool,
-        adds: bool = True,
+        adds: bool = True, finite: GradientCheck | None = None,
     ) -> None:  # fmt: skip
         check = BatchCheck(session, _PASSES if rounds.workers > 1 else 0, _ADVICE, self._gather_digest)
-        super().__init__(rounds, GradientSums(rounds, check))
+        super().__init__(rounds, GradientSums(rounds, check, finite))
         self._name = ""
         self._encodes = encodes
         self._adds = adds
@@ -71,6 +72,10 @@ class GeomxProcessGroup(GroupCopies):
     def in_next_pass(self, action: Callable[[], None]) -> None:
         """Call `action` in the next backward pass that sums something, before the first sum."""
         self._passes.in_next_pass(action)
+
+    def finish(self) -> None:
+        """No backward pass follows."""
+        self._passes.finish()
 
     def getBackendName(self) -> str:  # noqa: N802  # PyTorch's name
         """The name of the backend."""
@@ -149,7 +154,7 @@ class GeomxProcessGroup(GroupCopies):
         def keep() -> None:
             output.detach().copy_(whole[first : first + output.numel()].view(output.shape))
 
-        return PendingWork(reduced.done, [output], keep, self._next_lane())
+        return self._passes.keep(PendingWork(reduced.done, [output], keep, self._next_lane()))
 
     def _reduce(self, call: str, tensor: Any, out: Any | None, operation: Any) -> PendingWork:
         """Reduce `tensor` over all workers, to `out` if given, which is `tensor` itself in all workers or in none."""
@@ -162,7 +167,7 @@ class GeomxProcessGroup(GroupCopies):
         adds = self._adds and name in ("SUM", "AVG") and tensor.dtype in EXCHANGED and tensor.layout == torch.strided
         divisor = self.size() if name == "AVG" else 1
         if adds and out is tensor and self._passes.takes(tensor):
-            return self._passes.begin(tensor, divisor)
+            return self._passes.begin(tensor, divisor, f"{call} {name} {described}")
         call = f"{call} {name} {described}"
         if adds and not self._encodes:
             return self._padded_sum(call, tensor, outs, divisor)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.reductions import mean, wide
 from geomx_cli.runtime.frontends.torch.tensor_bytes import of_bytes, read_bytes
@@ -14,7 +15,7 @@ __all__ = ["SparseSum"]
 
 class SparseSum:
     """The sum of a tensor (COO) over all workers, in rank order. count: of its elements, as 8 bytes: workers gather
-    these first, then `elements`.
+    these first, then `elements`. Raises InvalidSettings for a worker that has more elements than fit.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -25,7 +26,7 @@ class SparseSum:
 
     def elements(self, counts: Array) -> Array:
         """This worker's elements, as many bytes in all workers. counts: `count` of each."""
-        found = np.zeros(max(1, int(_numbers(counts).max())) * self._size, np.uint8)
+        found = np.zeros(max(1, int(self._numbers(counts).max())) * self._size, np.uint8)
         for start, part in ((0, self._own.values()), (self._own._nnz() * self._width, self._own.indices())):
             found[start : start + part.numel() * part.element_size()] = read_bytes(part)
         return found
@@ -33,7 +34,7 @@ class SparseSum:
     def sum(self, counts: Array, rows: Array, name: str) -> Any:
         """The sum, or for "AVG" the mean. rows: `elements` of each worker."""
         values, indices = [], []
-        for count, row in zip(_numbers(counts), rows, strict=True):
+        for count, row in zip(self._numbers(counts), rows, strict=True):
             parts = row[: count * self._width].copy(), row[count * self._width : count * self._size].copy()
             values.append(of_bytes(parts[0], self._own.dtype).view(count, *self._own.values().shape[1:]))
             indices.append(of_bytes(parts[1], torch.int64).view(self._own.sparse_dim(), count))
@@ -47,7 +48,11 @@ class SparseSum:
         """Bytes of an element with its indices."""
         return int(self._width + 8 * self._own.sparse_dim())
 
-
-def _numbers(counts: Array) -> Array:
-    found: Array = np.ascontiguousarray(counts).view("<i8")[:, 0]
-    return found
+    def _numbers(self, counts: Array) -> Array:
+        found: Array = np.ascontiguousarray(counts).view("<i8")[:, 0]
+        room = self._own.shape[: self._own.sparse_dim()].numel()
+        for rank, count in enumerate(found):
+            if not 0 <= count <= room:
+                what = f"worker {rank} gives {count} elements of a sparse tensor that has room for {room}"
+                raise InvalidSettings(what, "let all workers give tensors of equal shapes")
+        return found

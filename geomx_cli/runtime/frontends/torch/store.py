@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.bodies import Body
     from geomx_cli.runtime.frontends import ScriptSession
 
 __all__ = ["Store"]
@@ -47,8 +48,11 @@ class Store(BaseStore, WrappingStore):
     def _gather(self, name: str, digest: "Array") -> "Future[Array] | None":
         return to_first_worker(self._client, name, digest)
 
-    def _comparing(self) -> "tuple[Client | None, int]":
-        return self._client, self.num_all_workers
+    def _compare(self, row: "Body") -> None:
+        self._client.control.compare(row)
+
+    def _holders(self) -> tuple[int, int]:
+        return self.num_all_workers, 1
 
     def _finish(self, wrapped: Sequence[Synchroniser]) -> None:
         finish_rounds(wrapped)

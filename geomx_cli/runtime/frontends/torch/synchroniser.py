@@ -16,7 +16,7 @@ class Synchroniser(ABC):
 
     rounds: begun by this worker. accumulating: within `no_sync`. has_local: the last backward pass was, and steps need
     exchanged gradients. ended: after `finishing`, when the optimizer cannot step any more. replaced: a trained tensor
-    that `conclude` has taken from another worker, though this one's should have been the same.
+    that `conclude` has taken from another worker, though this one's should have been the same. in_step: see Compared.
     """
 
     rounds = 0
@@ -24,6 +24,11 @@ class Synchroniser(ABC):
     has_local = False
     ended = False
     replaced = ""
+    in_step = False
+
+    def scale(self) -> float | None:
+        """The factor by which a GradScaler has multiplied the gradients of the step that begins, if it is known."""
+        return None
 
     @abstractmethod
     def finishing(self) -> Iterator["Future[None]"]:

@@ -19,7 +19,7 @@ from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
-    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.bodies import Body
     from geomx_cli.runtime.frontends import ScriptSession
 
 __all__ = ["WrappingStore", "finish_rounds", "innermost"]
@@ -85,24 +85,36 @@ class WrappingStore(ABC):
         return plugins.algorithms()[str(self.option("algo"))].exchanges == "gradients"
 
     @property
-    def passes(self) -> int:
-        """See Watchable."""
-        return self.calls
+    def passes(self) -> int | None:
+        """See Watchable: `Synchroniser.check_step` refuses a step with gradients of this worker only."""
+        return None
 
-    def compared(self, optimizer: Any) -> Compared | None:
-        """See Watchable: nothing between the rounds of an algorithm with local steps, or where parties train
-        separately.
+    def compared(self, optimizer: Any) -> Sequence[Compared]:
+        """See Watchable: of an algorithm with local steps the hyper-parameters, and the tensors of a party that takes
+        its steps together; nothing where parties train separately.
         """
-        state = next((state for state in self._states if state.optimizer is optimizer), None)
         about = plugins.algorithms()[str(self.option("algo"))]
-        client, workers = self._comparing()
-        if state is None or client is None or self.finished or about.asynchronous or not self.exchanges_gradients:
-            return None
-        return Compared(client, state.prefix, workers, comparable(state.model, state.trained))
+        pairs = zip(self._states, self._wrapped, strict=True)
+        found = next((pair for pair in pairs if pair[0].optimizer is optimizer), None)
+        if found is None or self.finished or about.asynchronous:
+            return ()
+        (state, own), (everywhere, here) = found, self._holders()
+        tensors = comparable(state.model, state.trained)
+        if self.exchanges_gradients:
+            return (Compared(self._compare, state.prefix, everywhere, tensors),)
+        settings = Compared(self._compare, "all/", self.num_all_workers, {}, own.in_step, own.scale())
+        first = self.party_ranks.start if self.party_ranks else 0
+        return (settings, Compared(self._compare, f"{first}/{state.prefix}", here, tensors))[: 1 + (here > 1)]
 
     @abstractmethod
-    def _comparing(self) -> "tuple[Client | None, int]":
-        """With what this worker sends sketches of its tensors, if it does, and how many send those of the same ones."""
+    def _compare(self, row: "Body") -> None:
+        """Send a row of ModelComparison in this worker's name; waits for nothing."""
+
+    @abstractmethod
+    def _holders(self) -> tuple[int, int]:
+        """How many workers of the job have the tensors that this one has, and how many of those that take each step
+        together with it: itself, or a party.
+        """
 
     def is_wrapped(self, optimizer: Any) -> bool:
         """Whether `wrap` got this optimizer."""

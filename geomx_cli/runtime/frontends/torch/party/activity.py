@@ -1,4 +1,6 @@
-"""When the training code of any of a party's workers last ran, as those that exchange with the servers wait for all."""
+"""What a party's workers tell one another besides collective operations: when their training code last ran, as those
+that exchange with the servers wait for all; and to the first worker what it sends to the servers for all.
+"""
 
 import atexit
 import contextlib
@@ -25,11 +27,16 @@ class GroupActivity:
     where a host cannot be reached. A worker of which nothing new comes counts as one that runs.
 
     store: a connection of its own to the group's store. on_stuck: called in that thread, with the reason, once a
-    `pending` operation has waited here for the option `patience` in which no code of the party has run.
+    `pending` operation has waited here for the option `patience` in which no code of the party has run. on_post:
+    called in that thread of the first worker with a rank and what that worker has left under `post_key`.
     """
 
-    def __init__(self, settings: "Settings", store: Any, on_stuck: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: "Settings", store: Any, on_stuck: Callable[[str], None], on_post: Callable[[int, bytes], None]
+    ) -> None:
         assert settings.rank is not None
+        self._posts = dict.fromkeys(range(0 if settings.rank else settings.group_size), 0)  # taken, by rank
+        self._on_post = on_post
         self._keys = [f"ran/{rank}" for rank in range(settings.group_size)]
         self._own = self._keys[settings.rank]
         self._store = store
@@ -69,6 +76,26 @@ class GroupActivity:
                 if self._pending and self._idle(self._pending[0][1]) > self._patience:
                     waited = f"the workers of party {self._party} wait for one another: for {self._patience:g} s"
                     self._on_stuck(f"{waited} no code of theirs has run")
+                self._take_posts()
+            self._take_posts()
+
+    @staticmethod
+    def post_key(rank: int, number: int) -> str:
+        """Where a worker leaves what it posts, from number 0 on."""
+        return f"post/{rank}/{number}"
+
+    def _take_posts(self) -> None:
+        ranks = list(self._posts)
+        while ranks:  # in turn, as posts of one number are of the same step
+            ranks = [rank for rank in ranks if self._take_post(rank)]
+
+    def _take_post(self, rank: int) -> bool:
+        if not self._store.check([key := self.post_key(rank, self._posts[rank])]):
+            return False
+        self._on_post(rank, self._store.get(key))
+        self._store.delete_key(key)
+        self._posts[rank] += 1
+        return True
 
     def _idle(self, began: float) -> float:
         return time.monotonic() - max(began, self._last)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 import torch
 from torch import distributed
@@ -21,6 +22,7 @@ from geomx_cli.runtime.frontends.torch.party.activity import GroupActivity
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.bodies import Body
     from geomx_cli.runtime.settings import Settings
 
 __all__ = ["PartyGroup"]
@@ -61,7 +63,8 @@ class PartyGroup:
         with self._connecting():
             self._store = distributed.PrefixStore(settings.job, _store(settings, limit, leads=self.leads))
             own = distributed.PrefixStore(settings.job, _store(settings, limit, leads=False))
-        self.activity = GroupActivity(settings, own, on_stuck)
+        self.activity = GroupActivity(settings, own, on_stuck, self._relay)
+        self._posted = 0
         self._gloo: Any = None
         self._nccl: Any = None
         self._parts: list[PartyGroup] = []
@@ -88,6 +91,18 @@ class PartyGroup:
         self.activity.stop()
         for group in (*self._parts, self):
             group._gloo = None
+
+    def post(self, row: "Body") -> None:
+        """Have the first worker send a row of ModelComparison for this one, within seconds; waits for nothing."""
+        with self._translated():
+            self._store.set(GroupActivity.post_key(self.rank, self._posted), msgspec.msgpack.encode(row))
+        self._posted += 1
+
+    def _relay(self, rank: int, content: bytes) -> None:
+        by = f"{self._settings.party}/worker:{rank}"
+        with contextlib.suppress(GeomxError, msgspec.DecodeError):  # the job has failed, or another program has posted
+            assert self._client is not None  # others post once it has joined
+            self._client.control.compare(msgspec.msgpack.decode(content, type=dict[str, Any]), by)
 
     def publish(self) -> None:
         """Make torch.distributed's default group one of this party's workers; blocks until all have called this. Its

@@ -9,6 +9,7 @@ from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.bodies import Body
     from geomx_cli.runtime.script import Session
     from geomx_cli.runtime.settings import Settings
 
@@ -45,6 +46,13 @@ class GroupedStore(WrappingStore):
         """See BaseStore."""
         first = self.global_rank - self._group.rank
         return range(first, first + self._group.size)
+
+    def _compare(self, row: "Body") -> None:
+        """See WrappingStore; the party's first worker sends the rows of all, also of those that are no members."""
+        if self._group.size > 1:
+            self._group.post(row)
+        elif self._client is not None:
+            self._client.control.compare(row)
 
     def option(self, name: str) -> Value:
         """See BaseStore."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from geomx_cli.ps.arrays import Array
-    from geomx_cli.ps.client import Client
     from geomx_cli.runtime.script import Session
     from geomx_cli.runtime.settings import Settings
 
@@ -51,9 +50,9 @@ class PartyStore(GroupedStore):
             return None
         return after([gathered], lambda: gathered.result().sum(axis=0, dtype=np.uint8).reshape(table.shape))
 
-    def _comparing(self) -> "tuple[Client | None, int]":
-        """See WrappingStore; the leader sends for its party."""
-        return self._client, 0 if self._client is None else self._client.num_all_workers
+    def _holders(self) -> tuple[int, int]:
+        """See WrappingStore."""
+        return self.num_all_workers, self._group.size
 
     def _finish(self, wrapped: Sequence[Synchroniser]) -> None:
         if self.failure is not None:

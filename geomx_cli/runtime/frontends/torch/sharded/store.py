@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from geomx_cli.ps.arrays import Array
-    from geomx_cli.ps.client import Client
     from geomx_cli.runtime.script import Session
     from geomx_cli.runtime.settings import Settings
 
@@ -64,9 +63,9 @@ class ShardedStore(GroupedStore):
         table[np.ascontiguousarray(rows[:, DIGEST:]).view(np.int32).reshape(-1)] = rows[:, :DIGEST]
         return table
 
-    def _comparing(self) -> "tuple[Client | None, int]":
-        """See WrappingStore; a shard's leader sends that."""
-        return self._client, 0 if self._client is None else self._client.num_all_workers // self._shard.count
+    def _holders(self) -> tuple[int, int]:
+        """See WrappingStore."""
+        return self.num_all_workers // self._shard.count, self._group.size // self._shard.count
 
     def _finish(self, wrapped: Sequence[Synchroniser]) -> None:
         if self.failure is not None:
