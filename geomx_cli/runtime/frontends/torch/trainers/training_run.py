@@ -1,6 +1,5 @@
 """One training by a framework's loop: its optimizer takes part in the job's algorithm, its log values are reported."""
 
-import math
 import numbers
 import re
 from collections.abc import Mapping, Sequence
@@ -45,35 +44,32 @@ class TrainingRun:
     def _store(self) -> WrappingStore:
         return load.joined(script.session())
 
-    def begin(self, model: Any, optimizers: Sequence[Any], step: int, buffers: str = "local") -> None:
+    def begin(self, model: Any, optimizers: Sequence[Any], step: int = 0, buffers: str = "local") -> None:
         """The loop begins, after `step` steps of earlier runs. All workers get the tensors of the worker of rank 0;
         blocks until all have called this. Raises InvalidSettings as `wrap`.
         """
         self._step = step
-        if not self.takes_local_steps:
-            return
-        if len(optimizers) != 1:
-            what = f"a loop with {len(optimizers)} optimizers and --algo {self._store.option('algo')}"
-            raise InvalidSettings(what, "train with one optimizer of all parameters, or with --algo fsa")
-        self._store.wrap(model, optimizers[0], buffers)
+        if self.takes_local_steps:
+            self._store.wrap(model, list(optimizers), buffers)
 
     def finish(self) -> None:
         """The last step is taken: contribute what is left, and leave the same tensors in all workers. Idempotent."""
         if self.takes_local_steps and self._store.wraps and not self._store.finished:
             self._store.finish()
 
-    def report(self, values: Mapping[str, Any], step: int, batch: int = 0) -> None:
+    def steps_until(self, step: int) -> int:
+        """The number of steps since the last call, or `begin`; none where steps begin anew, as in each epoch."""
+        before, self._step = self._step, step
+        return max(0, step - before)
+
+    def report(self, values: Mapping[str, Any], step: int, samples: int = 0) -> None:
         """Report the loop's log values, those that are numbers: training losses of all workers, everything else, which
         frameworks reduce over all of them, of the worker of rank 0.
 
-        batch: samples of a step of this worker; those of the steps since the last report count. Names that no metric
-        may have are changed.
+        samples: of this worker since the last report. Names that no metric may have are changed.
         """
         found = {_UNUSUAL.sub("_", name): value for name, value in values.items() if _is_number(value)}
         loss = _first(found, _LOSSES)
-        samples = 0
-        if batch and loss is not None:  # a step that begins anew, as in each epoch, tells no samples
-            samples, self._step = max(0, step - self._step) * batch, step
         accuracy = validation = None
         if self._store.global_rank:
             found = {}
@@ -82,14 +78,14 @@ class TrainingRun:
             accuracy = _first({name: value for name, value in found.items() if 0 <= value <= 1}, _ACCURACIES)
         if validation is not None:
             found["validation_loss"] = validation
-        if found or loss is not None or accuracy is not None:
+        if found or samples or loss is not None or accuracy is not None:
             reports.report(step=step, samples=samples or None, loss=loss, accuracy=accuracy, **found)
 
 
 def _is_number(value: Any) -> bool:
     if hasattr(value, "numel") and value.numel() == 1:
         value = value.item()
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(float(value))
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _first(values: dict[str, Any], names: Sequence[str]) -> Any | None:
