@@ -31,7 +31,7 @@ def test_gradients_are_averaged_as_by_torchrun(runs: Runs) -> None:
     """HF Trainer, PEFT, Accelerate and Lightning in one script after another, with clipping, bfloat16, accumulation and
     evaluation. All but Lightning have their line, which changes nothing with fsa but shows the log values.
     """
-    found = runs.job("all.py", "gradients", "line")
+    found = runs.launched("all.py", "gradients", "line")
     same(found, runs.control("all.py", "gradients"))
     equal_in_both(found, "trainer/weights", "adapters/weights", "accelerated/weights", "lit/weights")
     reported = runs.events("reported")
@@ -62,6 +62,14 @@ def test_one_line_makes_local_steps_of_each_framework(runs: Runs) -> None:
         np.testing.assert_array_equal(resumed[0]["weights"], runs.kept(name)[0]["weights"], err_msg=name)
 
 
+def test_several_optimizers_in_lightning(runs: Runs) -> None:
+    found = runs.job("lit.py", "line", "adversaries", options=LOCAL)
+    same(found, runs.control("lit.py", "adversaries"))
+    equal_in_both(found, "weights")
+    *_, last = runs.events("reported")
+    assert last["samples"] == 2 * 20, "each once, whatever the number of optimizers"
+
+
 def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:
     """Adam's local steps: the workers' models differ between rounds, and are one at the end, as evaluated and saved."""
     options = "--algo diloco --inner-steps 4 --compress sparseloco"
@@ -70,9 +78,18 @@ def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:
     assert found[0]["logs"][-1, 1] < 0.99 * found[0]["logs"][0, 1], "the loss falls"
 
 
+@pytest.mark.parametrize("script", ["trainer.py", "accelerated.py", "lit.py"])
+def test_esync_with_a_slow_worker(runs: Runs, script: str) -> None:
+    """The frameworks' collectives wait for all workers, whose rounds end at other steps in each; one is done first."""
+    found = runs.job(script, "line", "slow", options="--algo esync")
+    equal_in_both(found, "weights")
+    losses = found[0]["logs"][:, 1] if script == "trainer.py" else found[0]["losses"]
+    assert losses[-4:].mean() < losses[:4].mean(), losses
+
+
 def test_without_its_line_a_loop_says_what_is_missing(runs: Runs) -> None:
-    with pytest.raises(AssertionError, match=r"geomx\.hf or geomx\.lightning"):
-        runs.job("native.py", "compiled", options="--algo diloco")
+    failure = runs.failure("native.py", "compiled", options="--algo diloco")
+    assert "geomx.hf or geomx.lightning" in failure.hint
 
 
 def test_what_pytorch_brings(runs: Runs) -> None:
@@ -83,4 +100,4 @@ def test_what_pytorch_brings(runs: Runs) -> None:
 
 def test_hydra(runs: Runs) -> None:
     words = ("+rate=0.5", "+steps=4")
-    same(runs.job("configured.py", *words), runs.control("configured.py", *words))
+    same(runs.job("configured.py", *words), runs.by_torchrun("configured.py", *words))
