@@ -50,7 +50,7 @@ TORCH = (
     "torch._dynamo.backends.debugging", "geomx_cli.torch",
 )  # fmt: skip
 """What scripts for PyTorch import."""
-FRAMEWORKS = ("accelerate", "lightning", "peft", "transformers", f"{FRONTEND}.trainers.hf", f"{FRONTEND}.trainers.lightning")
+FRAMEWORKS = ("accelerate", "peft", "transformers", f"{FRONTEND}.trainers.hf", f"{FRONTEND}.trainers.lightning")
 """What those with frameworks around it import."""
 NAMES = (bool, int, float, complex, object)
 """What MXNet 1.9.1 needs in numpy, which has removed them."""

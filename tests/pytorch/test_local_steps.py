@@ -220,8 +220,9 @@ def test_esync_while_workers_wait_in_collectives(workers: Workers) -> None:
     workers.finish()
     found = [workers.saved(rank) for rank in range(2)]
     now = found[0]["start"]
-    for differences, weights in zip(*(zip(*(one[key] for one in found), strict=True) for key in ("rounds", "contributed")), strict=True):
-        now = now - sum(differences) / max(1, sum(map(int, weights)))
+    rounds, contributed = (np.stack([one[key] for one in found], axis=1) for key in ("rounds", "contributed"))
+    for differences, who in zip(rounds, contributed, strict=True):
+        now = now - differences.sum(axis=0) / max(1, who.sum())
     for one in found:
         np.testing.assert_allclose(one["rounds"].sum(axis=0), one["taken"], rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(np.concatenate([one["weight"].ravel(), one["bias"]]), now, rtol=1e-4, atol=1e-6)

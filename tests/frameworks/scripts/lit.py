@@ -1,4 +1,4 @@
-"""Lightning: validation, a checkpoint, accumulation, clipping; or two optimizers. With `line` its strategy, and no devices."""
+"""Lightning: validation, a checkpoint, accumulation, clipping; or two optimizers. With `line` its strategy."""
 
 import os
 import sys
