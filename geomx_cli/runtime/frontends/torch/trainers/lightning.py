@@ -51,6 +51,11 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
             self._run.report(values, trainer.global_step, self._samples)
             self._samples = 0
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Hook of the Trainer: another callback may have stopped it since the last batch."""
+        if not trainer.sanity_checking and _is_last(trainer):
+            self._run.finish()
+
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Hook of the Trainer."""
         if not trainer.sanity_checking:
@@ -129,6 +134,8 @@ def _nothing() -> None:
 def _is_last(trainer: Any) -> bool:
     """Whether no step follows."""
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return True
+    if trainer.should_stop and trainer.fit_loop._can_stop_early:
         return True
     ends = trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
     return bool(ends and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
