@@ -99,14 +99,18 @@ class StateServer:
         worker.ready |= ready
         return Decision(ready, worker is slowest)
 
-    def wait(self, r: int, *, alone: bool) -> bool:
+    def wait(self, now: float, r: int, *, alone: bool) -> bool:
         """Record that worker r takes no step, as it waits for something else. Return whether it is to synchronize:
-        another worker is told to, or all wait and, as they are not `alone`, for workers of other groups.
+        another worker is told to; or all wait and, as they are not `alone`, for workers of other groups, for as long
+        as a step of the slowest takes.
         """
         worker = self._present(r)
         worker.waits = True
         present = [record for record in self._records if not record.left]
-        return any(record.ready for record in present) or (not alone and all(record.waits for record in present))
+        if any(record.ready for record in present):
+            return True
+        since = max(record.ended for record in present)
+        return not alone and all(record.waits and now - since >= record.step_time for record in present)
 
     def entered(self, now: float, r: int, t: int) -> None:
         """Record that worker r begins round t; the first such report begins the round for all.

@@ -150,7 +150,7 @@ class EsyncServer(MeanServer):
         elif body["do"] == "enter":
             state.entered(now, rank, int(body["t"]))
         elif body["do"] == "wait":
-            return {"ready": state.wait(rank, alone=self._scope == "global")}
+            return {"ready": state.wait(now, rank, alone=self._scope == "global")}
         else:
             decision = state.query(now, rank, int(body["k"]), float(body["c"]), float(body["age"]))
             return {"ready": decision.ready, "slowest": decision.slowest, "epsilon": state.epsilon}
