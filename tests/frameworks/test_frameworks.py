@@ -1,11 +1,17 @@
 """Scripts of frameworks as people have them: the numbers of torchrun with gloo; see docs/frameworks.md."""
 
+import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from runs import Runs
+
+from geomx_cli.runtime import reports
+from geomx_cli.runtime.frontends.torch.trainers.training_run import TrainingRun
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -85,6 +91,22 @@ def test_esync_with_a_slow_worker(runs: Runs, script: str) -> None:
     equal_in_both(found, "weights")
     losses = found[0]["logs"][:, 1] if script == "trainer.py" else found[0]["losses"]
     assert np.nanmean(losses[-4:]) < losses[:4].mean(), losses
+
+
+def test_what_log_values_are_reported_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(reports, "report", lambda **values: found.append(values))
+    for rank in range(2):
+        monkeypatch.setattr(TrainingRun, "_store", SimpleNamespace(global_rank=rank))
+        run = TrainingRun()
+        run.report({"train_loss": math.nan, "grad norm": torch.tensor([[2.0]]), "text": "no number"}, 3, samples=8)
+        run.report({"eval_loss": 1.5, "eval_accuracy": 0.25, "accuracy": 25.0, "step": 7, "2nd": 1, "x" * 80: 0.0}, 3)
+    first, second, third = found
+    assert math.isnan(first.pop("loss")) and math.isnan(third.pop("loss")), "status and the result warn of it"
+    assert third == {"step": 3, "samples": 8, "accuracy": None}
+    assert first == {**third, "grad_norm": 2.0}
+    renamed = {"log/accuracy": 25.0, "log/step": 7.0, "log/2nd": 1.0, "x" * 64: 0.0}
+    assert second == {"step": 3, "samples": None, "loss": None, "accuracy": 0.25, "validation_loss": 1.5, **renamed}
 
 
 def test_without_its_line_a_loop_says_what_is_missing(runs: Runs) -> None:

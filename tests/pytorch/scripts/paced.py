@@ -41,6 +41,7 @@ PseudoGradient.push, PseudoGradient.abstain = pushed, abstained
 model = linear(seed=rank)
 parallel = DistributedDataParallel(model)
 optimizer = geomx.wrap(parallel, torch.optim.SGD(model.parameters(), lr=RATE))
+parallel.require_backward_grad_sync = True  # Lightning sets it with manual optimization
 start, taken = vector(model.parameters()), 0.0
 for step, (images, labels) in enumerate(batches(rank, STEPS), 1):
     loss = torch.nn.functional.cross_entropy(parallel(images), labels)
@@ -49,7 +50,9 @@ for step, (images, labels) in enumerate(batches(rank, STEPS), 1):
         dist.all_gather(found, loss.detach())
         assert found[rank] == loss, found
     optimizer.zero_grad()
+    own = vector(torch.autograd.grad(loss, model.parameters(), retain_graph=True))
     loss.backward()
+    assert (vector(item.grad for item in model.parameters()) == own).all(), "gradients are left as they are"
     taken = taken + RATE * vector(item.grad for item in model.parameters())
     time.sleep(0.05 * rank)
     optimizer.step()

@@ -1,5 +1,6 @@
 """One training by a framework's loop: its optimizer takes part in the job's algorithm, its log values are reported."""
 
+import math
 import numbers
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ __all__ = ["TrainingRun"]
 
 _HINT = "geomx launch --algo diloco -- python train.py"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_./-]")
+_FIELDS = ("step", "samples", "loss", "accuracy")
 _LOSSES = ("loss", "train_loss", "train/loss")
 _VALIDATION_LOSSES = ("eval_loss", "val_loss", "validation_loss", "valid_loss", "val/loss", "eval/loss")
 _ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "valid_acc", "accuracy", "val/accuracy", "eval/accuracy")
@@ -68,26 +70,27 @@ class TrainingRun:
 
         samples: of this worker since the last report. Names that no metric may have are changed.
         """
-        found = {_UNUSUAL.sub("_", name): value for name, value in values.items() if _is_number(value)}
-        loss = _first(found, _LOSSES)
-        accuracy = validation = None
+        found = {name: number for name, value in values.items() if (number := _number(value)) is not None}
+        loss = next((found.pop(name) for name in _LOSSES if name in found), None)
         if self._store.global_rank:
             found = {}
-        else:
-            validation = _first(found, _VALIDATION_LOSSES)
-            accuracy = _first({name: value for name, value in found.items() if 0 <= value <= 1}, _ACCURACIES)
+        validation = next((found.pop(name) for name in _VALIDATION_LOSSES if name in found), None)
+        accuracy = next((found.pop(name) for name in _ACCURACIES if 0 <= found.get(name, math.nan) <= 1), None)
+        metrics = {_metric(name): number for name, number in found.items()}
         if validation is not None:
-            found["validation_loss"] = validation
-        if found or samples or loss is not None or accuracy is not None:
-            reports.report(step=step, samples=samples or None, loss=loss, accuracy=accuracy, **found)
+            metrics["validation_loss"] = validation
+        if metrics or samples or loss is not None or accuracy is not None:
+            reports.report(step=step, samples=samples or None, loss=loss, accuracy=accuracy, **metrics)
 
 
-def _is_number(value: Any) -> bool:
+def _number(value: Any) -> float | None:
     if hasattr(value, "numel") and value.numel() == 1:
         value = value.item()
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
 
 
-def _first(values: dict[str, Any], names: Sequence[str]) -> Any | None:
-    """Take the first of these values out."""
-    return next((values.pop(name) for name in names if name in values), None)
+def _metric(name: str) -> str:
+    """A name that `report` takes."""
+    usual = _UNUSUAL.sub("_", name)
+    is_free = usual not in _FIELDS and not usual[:1].isdecimal() and usual[:1] not in ("", ".", "/", "-")
+    return (usual if is_free else f"log/{usual}")[: reports.NAME_CHARS]
