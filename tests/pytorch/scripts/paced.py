@@ -38,6 +38,12 @@ def vector(tensors):
 
 
 PseudoGradient.push, PseudoGradient.abstain = pushed, abstained
+try:
+    DistributedDataParallel(torch.nn.SyncBatchNorm(3))
+except geomx.InvalidSettings as error:
+    assert "SyncBatchNorm with --algo esync" in str(error)
+else:
+    raise AssertionError("it exchanges in each pass")
 model = linear(seed=rank)
 parallel = DistributedDataParallel(model)
 optimizer = geomx.wrap(parallel, torch.optim.SGD(model.parameters(), lr=RATE))

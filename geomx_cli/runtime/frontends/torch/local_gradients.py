@@ -33,12 +33,12 @@ def keep_local(parallel: Any, store: "GroupStore") -> None:
     models: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(original)
-    def initialise(model: Any, *args: Any, **options: Any) -> None:
-        original(model, *args, **{"init_sync": False, **options})
-        models.add(model)
-        if own_pace and any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in model.modules()):
+    def initialise(model: Any, module: Any, *args: Any, **options: Any) -> None:
+        if own_pace and any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules()):
             what = f"SyncBatchNorm with --algo {algorithm}, whose workers take different numbers of steps in a round"
             raise InvalidSettings(what, "leave the layers as BatchNorm, or launch with --algo diloco")
+        original(model, module, *args, **{"init_sync": False, **options})
+        models.add(model)
 
     def before_step(optimizer: Any, *_: Any) -> None:
         if os.getpid() != process or store.is_wrapped(optimizer):
