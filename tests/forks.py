@@ -1,9 +1,9 @@
 """Python processes for tests, forked from one whose imports are done: a fifth of a new process's CPU time.
 
-Those of geomx are forked from one that has imported numpy and geomx, or also PyTorch or MXNet, those of stock MXNet
-from one that has imported MXNet alone; neither framework starts a thread before its first operation. Each has its own
-session, environment and output, like any other process. They run a module or a script as `python -m MODULE` and
-`python SCRIPT` would.
+Those of geomx are forked from one that has imported numpy and geomx, or also PyTorch, frameworks around it or MXNet,
+those of stock MXNet from one that has imported MXNet alone; none starts a thread before its first operation. Each has
+its own session, environment and output, like any other process. They run a module or a script as `python -m MODULE`
+and `python SCRIPT` would.
 """
 
 import atexit
@@ -50,6 +50,8 @@ TORCH = (
     "torch._dynamo.backends.debugging", "geomx_cli.torch",
 )  # fmt: skip
 """What scripts for PyTorch import."""
+FRAMEWORKS = ("accelerate", "peft", "transformers", f"{FRONTEND}.trainers.hf", f"{FRONTEND}.trainers.lightning")
+"""What those with frameworks around it import."""
 NAMES = (bool, int, float, complex, object)
 """What MXNet 1.9.1 needs in numpy, which has removed them."""
 
@@ -95,7 +97,8 @@ class Forked:
 class ForkServer:
     """What others are forked from. `statuses`: exit statuses by pid.
 
-    imported: "geomx", or "mxnet" or "torch" for both, or "stock" for MXNet alone. python: of its environment.
+    imported: "geomx", or "mxnet" or "torch" for both, "frameworks" for PyTorch and those around it, or "stock" for
+    MXNet alone. python: of its environment.
     """
 
     def __init__(self, imported: str, python: str = sys.executable) -> None:
@@ -296,6 +299,15 @@ def _import_torch() -> None:
             importlib.import_module(item.name)
 
 
+def _import_frameworks() -> None:
+    warnings.simplefilter("ignore")
+    for name in FRAMEWORKS:
+        importlib.import_module(name)
+    transformers = importlib.import_module("transformers")
+    for name in ("GPT2Config", "GPT2LMHeadModel", "Trainer", "TrainingArguments"):
+        getattr(transformers, name)  # each imports its module
+
+
 def _enter(namespace: str) -> None:
     with Path("/run/netns", namespace).open("rb") as opened:
         if ctypes.CDLL(None, use_errno=True).setns(opened.fileno(), CLONE_NEWNET):
@@ -311,8 +323,10 @@ def _main() -> None:
         _import_ours()
         if imported == "geomx":
             _load_kernels()
-        if imported == "torch":
+        if imported in ("torch", "frameworks"):
             _import_torch()
+        if imported == "frameworks":
+            _import_frameworks()
         if imported == "mxnet":
             importlib.import_module("hidden_mxnet").load()
     gc.freeze()

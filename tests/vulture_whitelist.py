@@ -82,6 +82,7 @@ OnDownload
 # HF Trainer, Accelerate and Lightning
 _.__getattr__
 _._broadcast_sigterm_tensor
+_.automatic_optimization
 _.average_tokens_across_devices
 _.configure_optimizers
 _.creates_processes_externally
@@ -100,6 +101,7 @@ _.on_train_begin
 _.on_train_end
 _.on_train_start
 _.on_validation_end
+_.on_validation_start
 _.require_forward_param_sync
 _.requires_logging_directory
 _.root_device

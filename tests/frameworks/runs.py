@@ -1,4 +1,4 @@
-"""Runs of scripts/ by geomx and, as the control, by torchrun or in one process."""
+"""Runs of scripts/ by geomx and, as the control, by torchrun."""
 
 import json
 import os
@@ -8,22 +8,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forks
 import numpy as np
 from cluster import ROOT, free_ports
+from desk import Desk
+from rehearsal import Rehearsal
+
+from geomx_cli.core.root_cause import Failure
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT = 500
 """Seconds of a run; it takes some, but the machine may be loaded."""
+TWO = ("--local", "--parties", "2", "--workers", "1")
 
 
 @dataclass
 class Runs:
-    """Scripts with two workers, each in a folder of `folder`."""
+    """Scripts with two workers, each in a folder of the desk's. Processes are forked from one that has imported the
+    frameworks, which takes longer than most scripts, unless a function says otherwise.
+    """
 
-    folder: Path
+    desk: Desk
 
-    def control(self, script: str, *words: str) -> list[dict[str, Any]]:
-        """What both workers keep by torchrun with gloo."""
+    @property
+    def folder(self) -> Path:
+        """Of results and jobs."""
+        return self.desk.folder
+
+    def control(self, script: str, *words: str, imported: str = "frameworks") -> list[dict[str, Any]]:
+        """What both workers keep with gloo, as started by torchrun."""
+        (port,) = free_ports(1)
+        own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        own |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+        argv = [str(SCRIPTS / script), str(self.folder / "control"), *words]
+        started = []
+        for rank in ("0", "1"):
+            env = {**self.desk.environment, **own, "RANK": rank, "LOCAL_RANK": rank}
+            log = self.folder / f"control{rank}.log"
+            started.append((log, forks.server(imported).start(argv, env, self.folder, log)))
+        assert all(process.wait(LIMIT) == 0 for _, process in started), [log.read_text() for log, _ in started]
+        return self.kept("control")
+
+    def by_torchrun(self, script: str, *words: str) -> list[dict[str, Any]]:
+        """The same with torchrun itself, which starts the processes."""
         (port,) = free_ports(1)
         runner = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
         self._run([*runner, str(SCRIPTS / script), str(self.folder / "control"), *words])
@@ -31,11 +58,19 @@ class Runs:
 
     def job(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
         """What both workers keep in a job of two parties with one worker each."""
-        launch = ["launch", "--local", "--json", "--timeout", "5m", "--parties", "2", "--workers", "1"]
-        launch += [*options.split(), "--job-dir", str(self.folder / f"{name}.job"), "--", "python"]
-        argv = [sys.executable, "-m", "geomx_cli", *launch, str(SCRIPTS / script), str(self.folder / name), *words]
-        assert json.loads(self._run(argv))["status"] == "done"
+        self._rehearsed(script, words, options, name).finish(LIMIT)
         return self.kept(name)
+
+    def failure(self, script: str, *words: str, options: str) -> Failure:
+        """Why a job fails."""
+        return self._rehearsed(script, words, options, "job").failure(LIMIT)
+
+    def launched(self, script: str, *words: str) -> list[dict[str, Any]]:
+        """As `job`, by `geomx launch` itself: each worker imports the frameworks after our hook."""
+        launch = ["launch", *TWO, "--json", "--job-dir", str(self.folder / "job.job"), "--", "python"]
+        argv = [sys.executable, "-m", "geomx_cli", *launch, str(SCRIPTS / script), str(self.folder / "job"), *words]
+        assert json.loads(self._run(argv))["status"] == "done"
+        return self.kept("job")
 
     def events(self, kind: str, process: str = "A-worker-0", name: str = "job") -> list[dict[str, Any]]:
         """Events of a job's worker."""
@@ -54,13 +89,17 @@ class Runs:
                 found.append(dict(file))
         return found
 
+    def _rehearsed(self, script: str, words: tuple[str, ...], options: str, name: str) -> Rehearsal:
+        argv = ["--", "python", str(SCRIPTS / script), str(self.folder / name), *words]
+        job = (*TWO, *options.split(), "--job-dir", str(self.folder / f"{name}.job"))
+        return Rehearsal(self.desk, *job, *argv, imported="frameworks")
+
     def _run(self, argv: list[str]) -> str:
         own = {key: text for key, text in os.environ.items() if not key.startswith(("DMLC_", "GEOMX_"))}
-        env = {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+        env = {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(
             argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
         )
         logs = [path.read_text()[-3000:] for path in sorted(self.folder.glob("*.job/logs/*worker*.log"))]
         assert done.returncode == 0, "\n".join((done.stdout[-3000:], done.stderr[-3000:], *logs))
         return done.stdout
-

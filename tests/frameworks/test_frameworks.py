@@ -1,11 +1,17 @@
 """Scripts of frameworks as people have them: the numbers of torchrun with gloo; see docs/frameworks.md."""
 
+import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from runs import Runs
+
+from geomx_cli.runtime import reports
+from geomx_cli.runtime.frontends.torch.trainers.training_run import TrainingRun
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,7 +37,7 @@ def test_gradients_are_averaged_as_by_torchrun(runs: Runs) -> None:
     """HF Trainer, PEFT, Accelerate and Lightning in one script after another, with clipping, bfloat16, accumulation and
     evaluation. All but Lightning have their line, which changes nothing with fsa but shows the log values.
     """
-    found = runs.job("all.py", "gradients", "line")
+    found = runs.launched("all.py", "gradients", "line")
     same(found, runs.control("all.py", "gradients"))
     equal_in_both(found, "trainer/weights", "adapters/weights", "accelerated/weights", "lit/weights")
     reported = runs.events("reported")
@@ -62,6 +68,14 @@ def test_one_line_makes_local_steps_of_each_framework(runs: Runs) -> None:
         np.testing.assert_array_equal(resumed[0]["weights"], runs.kept(name)[0]["weights"], err_msg=name)
 
 
+def test_several_optimizers_in_lightning(runs: Runs) -> None:
+    found = runs.job("lit.py", "line", "adversaries", options=LOCAL)
+    same(found, runs.control("lit.py", "adversaries"))
+    equal_in_both(found, "weights")
+    *_, last = runs.events("reported")
+    assert last["samples"] == 2 * 20, "each once, whatever the number of optimizers"
+
+
 def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:
     """Adam's local steps: the workers' models differ between rounds, and are one at the end, as evaluated and saved."""
     options = "--algo diloco --inner-steps 4 --compress sparseloco"
@@ -70,9 +84,34 @@ def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:
     assert found[0]["logs"][-1, 1] < 0.99 * found[0]["logs"][0, 1], "the loss falls"
 
 
+@pytest.mark.parametrize("script", ["trainer.py", "accelerated.py", "lit.py"])
+def test_esync_with_a_slow_worker(runs: Runs, script: str) -> None:
+    """The frameworks' collectives wait for all workers, whose rounds end at other steps in each; one is done first."""
+    found = runs.job(script, "line", "slow", options="--algo esync")
+    equal_in_both(found, "weights")
+    losses = found[0]["logs"][:, 1] if script == "trainer.py" else found[0]["losses"]
+    assert np.nanmean(losses[-4:]) < losses[:4].mean(), losses
+
+
+def test_what_log_values_are_reported_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(reports, "report", lambda **values: found.append(values))
+    for rank in range(2):
+        monkeypatch.setattr(TrainingRun, "_store", SimpleNamespace(global_rank=rank))
+        run = TrainingRun()
+        run.report({"train_loss": math.nan, "grad norm": torch.tensor([[2.0]]), "text": "no number"}, 3, samples=8)
+        run.report({"eval_loss": 1.5, "eval_accuracy": 0.25, "accuracy": 25.0, "step": 7, "2nd": 1, "x" * 80: 0.0}, 3)
+    first, second, third = found
+    assert math.isnan(first.pop("loss")) and math.isnan(third.pop("loss")), "status and the result warn of it"
+    assert third == {"step": 3, "samples": 8, "accuracy": None}
+    assert first == {**third, "grad_norm": 2.0}
+    renamed = {"log/accuracy": 25.0, "log/step": 7.0, "log/2nd": 1.0, "x" * 64: 0.0}
+    assert second == {"step": 3, "samples": None, "loss": None, "accuracy": 0.25, "validation_loss": 1.5, **renamed}
+
+
 def test_without_its_line_a_loop_says_what_is_missing(runs: Runs) -> None:
-    with pytest.raises(AssertionError, match=r"geomx\.hf or geomx\.lightning"):
-        runs.job("native.py", "compiled", options="--algo diloco")
+    failure = runs.failure("native.py", "compiled", options="--algo diloco")
+    assert "geomx.hf or geomx.lightning" in failure.hint
 
 
 def test_what_pytorch_brings(runs: Runs) -> None:
@@ -83,4 +122,4 @@ def test_what_pytorch_brings(runs: Runs) -> None:
 
 def test_hydra(runs: Runs) -> None:
     words = ("+rate=0.5", "+steps=4")
-    same(runs.job("configured.py", *words), runs.control("configured.py", *words))
+    same(runs.job("configured.py", *words), runs.by_torchrun("configured.py", *words))

@@ -113,7 +113,7 @@ def test_device_meshes_and_fully_shard(workers: Workers) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("algorithm", ["fsa", "esync"])
+@pytest.mark.parametrize("algorithm", ["fsa", "async"])
 def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: str) -> None:
     env = {"GEOMX_ALGO": algorithm} if algorithm != "fsa" else {}
     workers.start("refused.py", algorithm, count=2, env=env)

@@ -214,6 +214,20 @@ def test_esync(workers: Workers) -> None:
     check(workers, 2, now)
 
 
+def test_esync_while_workers_wait_in_collectives(workers: Workers) -> None:
+    """A worker that waits takes part in the rounds of the others; each step counts once, and all end with one model."""
+    workers.start("paced.py", count=2, env={"GEOMX_ALGO": "esync", "GEOMX_GLOBAL_LR": "1"})
+    workers.finish()
+    found = [workers.saved(rank) for rank in range(2)]
+    now = found[0]["start"]
+    rounds, contributed = (np.stack([one[key] for one in found], axis=1) for key in ("rounds", "contributed"))
+    for differences, who in zip(rounds, contributed, strict=True):
+        now = now - differences.sum(axis=0) / max(1, who.sum())
+    for one in found:
+        np.testing.assert_allclose(one["rounds"].sum(axis=0), one["taken"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(np.concatenate([one["weight"].ravel(), one["bias"]]), now, rtol=1e-4, atol=1e-6)
+
+
 def test_local(workers: Workers) -> None:
     """A single worker trains as without geomx."""
     workers.start("steps.py", "20", count=1, env={"GEOMX_ALGO": "local"})

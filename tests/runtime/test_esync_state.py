@@ -237,6 +237,25 @@ def test_a_worker_that_left_keeps_nobody_waiting() -> None:
     assert not apply(state, 0.0, 2, 0, 30.0, 0.0)
 
 
+def test_a_worker_that_waits_elsewhere_is_asked_for_when_another_one_ends_its_steps() -> None:
+    state = begun(0.5, 2.0)
+    assert not state.wait(1.0, 0, alone=True)
+    assert not state.wait(3.0, 0, alone=False), "worker 1 may still come to what it waits for"
+    assert state.query(3.0, 1, 1, 2.0, 0.0).ready
+    assert state.wait(3.0, 0, alone=True)
+    state.entered(3.5, 0, 2)
+    state.entered(3.5, 1, 2)
+    assert not state.wait(6.0, 0, alone=True), "in the next round no one has yet"
+    assert not state.wait(6.0, 1, alone=True)
+    assert not state.wait(5.0, 1, alone=False), "a step of the slowest takes longer"
+    assert state.wait(6.0, 1, alone=False), "all of this group wait, so for another one"
+    assert not state.query(6.0, 1, 0, 2.0, 0.0).ready
+    assert not state.wait(9.0, 0, alone=False), "worker 1 takes steps again"
+    state.leave(1)
+    with pytest.raises(InvalidSettings, match="worker 1 has left"):
+        state.wait(9.0, 1, alone=True)
+
+
 def test_a_round_that_is_over_does_not_come_back() -> None:
     state = begun(1.0, 2.0)
     state.entered(3.0, 0, 2)

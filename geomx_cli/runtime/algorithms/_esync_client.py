@@ -6,6 +6,8 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from geomx_cli.core.futures import after
+
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
@@ -68,6 +70,17 @@ class EsyncClient:
             self._reports.append(self._asked)
             self._asked = self._request("query", **report)
         return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
+
+    def awaited(self) -> "Future[bool]":
+        """Ask whether another worker of this round has been told to synchronize: this one waits for something else
+        meanwhile, and takes no step.
+        """
+        asked = self._request("wait")
+        return after([asked], lambda: bool(asked.result()["ready"]))
+
+    def waited(self, seconds: float) -> None:
+        """The last seconds, of which `begin` may have been called in some, belong to no step."""
+        self._ended = min(time.monotonic(), self._ended + seconds)
 
     def leave(self) -> None:
         """Report that this worker takes no more steps; others stop waiting for it. Idempotent."""

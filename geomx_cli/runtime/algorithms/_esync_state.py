@@ -33,7 +33,7 @@ class Decision:
 @dataclass(slots=True)
 class _Record:
     """The state of a worker: steps completed in its round, duration in seconds and end of the last one, whether it was
-    told to synchronize, and the round it has begun.
+    told to synchronize, whether it waits for something else, and the round it has begun.
     """
 
     rank: int
@@ -41,6 +41,7 @@ class _Record:
     step_time: float = 0.0
     ended: float = 0.0
     ready: bool = False
+    waits: bool = False
     round: int = 1
     left: bool = False
 
@@ -98,6 +99,19 @@ class StateServer:
         worker.ready |= ready
         return Decision(ready, worker is slowest)
 
+    def wait(self, now: float, r: int, *, alone: bool) -> bool:
+        """Record that worker r takes no step, as it waits for something else. Return whether it is to synchronize:
+        another worker is told to; or all wait and, as they are not `alone`, for workers of other groups, for as long
+        as a step of the slowest takes.
+        """
+        worker = self._present(r)
+        worker.waits = True
+        present = [record for record in self._records if not record.left]
+        if any(record.ready for record in present):
+            return True
+        since = max(record.ended for record in present)
+        return not alone and all(record.waits and now - since >= record.step_time for record in present)
+
     def entered(self, now: float, r: int, t: int) -> None:
         """Record that worker r begins round t; the first such report begins the round for all.
 
@@ -140,7 +154,7 @@ class StateServer:
     def _note(self, worker: _Record, k: int, c: float, te: float) -> None:
         """Store a report and update the slowest worker; searches all only when that one has become faster."""
         faster = c < worker.step_time
-        worker.steps, worker.step_time, worker.ended = k, c, te
+        worker.steps, worker.step_time, worker.ended, worker.waits = k, c, te, False
         slowest = self._slowest
         if worker is slowest and faster:
             self._slowest = self._search()

@@ -63,18 +63,26 @@ class PseudoGradient:
     def end(self) -> None:
         """Replace this worker's weights by the global ones."""
         for index, origin in enumerate(self.origin):
-            self.steps.put(index, origin)
+            self._put(index, origin)
+
+    def receive(self, tensors: Iterable[int]) -> None:
+        """Wait for the round's new weights, and leave this worker's as they are."""
+        for index in tensors:
+            self._rounds.wait([index])
+            self.origin[index][:] = self._rounds.buffers[index]
 
     def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
         """Wait for the round's new weights and continue from them, with the steps since a `push` that continues.
         mix: the fraction of what that has pushed that is kept.
         """
         for index in tensors:
-            self._rounds.wait([index])
+            self.receive([index])
             origin, own = self.origin[index], self.steps.weights[index]
-            origin[:] = self._rounds.buffers[index]
             pushed = self._pushed.pop(index, None)
             new = origin if pushed is None else origin + mix * (pushed - origin) + (own - pushed)
-            held = self.steps.put(index, new)
-            if held is not new:
-                self._rounding[index] = held - new
+            self._put(index, new)
+
+    def _put(self, index: int, new: "Array") -> None:
+        held = self.steps.put(index, new)
+        if held is not new:
+            self._rounding[index] = held - new

@@ -21,9 +21,11 @@ from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.algorithms._esync_state import StateServer
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.diloco import MeanServer
-from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import PacedWorkerAlgorithm
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
@@ -147,6 +149,8 @@ class EsyncServer(MeanServer):
             state.leave(rank)
         elif body["do"] == "enter":
             state.entered(now, rank, int(body["t"]))
+        elif body["do"] == "wait":
+            return {"ready": state.wait(now, rank, alone=self._scope == "global")}
         else:
             decision = state.query(now, rank, int(body["k"]), float(body["c"]), float(body["age"]))
             return {"ready": decision.ready, "slowest": decision.slowest, "epsilon": state.epsilon}
@@ -171,7 +175,7 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "E
     return EsyncWorker(client, PseudoGradient(client, model, config))
 
 
-class EsyncWorker(DrainableWorkerAlgorithm):
+class EsyncWorker(PacedWorkerAlgorithm):
     """Local steps until the state server ends them; then a round.
 
     Fast workers finish their data long before the slowest and continue: if only the slowest contributed to the last
@@ -185,6 +189,7 @@ class EsyncWorker(DrainableWorkerAlgorithm):
         self._esync = EsyncClient(client)
         self._pseudo_gradient = pseudo_gradient
         self._tensors = pseudo_gradient.tensors
+        self._is_behind = False  # the model has older weights than the last round gave
 
     @property
     def optimizer(self) -> "Optimizer | None":
@@ -209,14 +214,40 @@ class EsyncWorker(DrainableWorkerAlgorithm):
     def drain(self) -> None:
         """Take no more steps: push those since the last round, or abstain if there are none."""
         self._esync.leave()
+        self._is_behind = False
+        self._contribute()
+
+    def _contribute(self) -> None:
         if self._pseudo_gradient.steps.count:
             self._pseudo_gradient.push(self._tensors)
         else:
             self._pseudo_gradient.abstain(self._tensors)
 
+    def awaited(self) -> "Future[bool]":
+        """See PacedWorkerAlgorithm."""
+        return self._esync.awaited()
+
+    def join(self) -> None:
+        """See PacedWorkerAlgorithm."""
+        self._is_behind = True
+        self._contribute()
+
+    def waited(self, seconds: float) -> None:
+        """See PacedWorkerAlgorithm."""
+        self._esync.waited(seconds)
+
+    def resume(self) -> None:
+        """See PacedWorkerAlgorithm."""
+        if self._is_behind:
+            self._is_behind = False
+            self._pseudo_gradient.end()
+
     def synchronise(self) -> None:
         """Receive the new weights and begin the next round."""
-        self._pseudo_gradient.take(self._tensors)
+        if self._is_behind:
+            self._pseudo_gradient.receive(self._tensors)
+        else:
+            self._pseudo_gradient.take(self._tensors)
         self.recorded = {"epsilon": self._esync.epsilon}
         self._pseudo_gradient.steps.count = 0
         self.rounds += 1

@@ -6,12 +6,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from geomx_cli.ps.arrays import Floats
     from geomx_cli.ps.optim.optimizer import Optimizer
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["Algorithm", "DrainableWorkerAlgorithm", "FiniteWorkerAlgorithm", "WorkerAlgorithm"]
+__all__ = ["Algorithm", "DrainableWorkerAlgorithm", "FiniteWorkerAlgorithm", "PacedWorkerAlgorithm", "WorkerAlgorithm"]
 
 
 class WorkerAlgorithm(ABC):
@@ -97,6 +99,30 @@ class DrainableWorkerAlgorithm(WorkerAlgorithm):
     @abstractmethod
     def drain(self) -> None:
         """Without a batch: begin a round with the steps not yet exchanged, or abstain from it."""
+
+
+class PacedWorkerAlgorithm(DrainableWorkerAlgorithm):
+    """Its workers take different numbers of steps in a round. So while a script's worker waits for all others in a
+    collective operation, others may wait for it in a round: it asks, and takes part without further steps.
+    """
+
+    @abstractmethod
+    def awaited(self) -> "Future[bool]":
+        """Ask whether another worker has ended its steps of this round."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Begin the round as `drain` does, though steps follow. `synchronise` then leaves the model's weights as they
+        are, since the script may be evaluating it, until `resume`.
+        """
+
+    @abstractmethod
+    def waited(self, seconds: float) -> None:
+        """That was no time of a step."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Before each step: write the newest weights, if the model does not have them."""
 
 
 class FiniteWorkerAlgorithm(DrainableWorkerAlgorithm):

@@ -20,6 +20,7 @@ def train(*, line: bool, clip: float = 1.0, ends: bool = False) -> dict[str, Any
     accelerator.init_trackers("run")
     torch.manual_seed(5)
     model = common.mlp()
+    common.slow(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     loader = torch.utils.data.DataLoader(common.points(36), batch_size=4, shuffle=True)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 20)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def texts(count: int, seed: int = 1) -> list[dict[str, Any]]:
     steps = draw.integers(1, 4, count)[:, None] * np.arange(LENGTH) + draw.integers(0, VOCABULARY, count)[:, None]
     tokens = torch.from_numpy((steps + (draw.random((count, LENGTH)) < 0.1)) % VOCABULARY)
     return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def slow(model: torch.nn.Module) -> None:
+    """With the word `slow` the worker of rank 1 takes longer for each pass."""
+    if "slow" in sys.argv and os.environ["RANK"] == "1":
+        model.register_forward_pre_hook(lambda *_: time.sleep(0.03))
 
 
 def mlp() -> torch.nn.Module:

@@ -23,6 +23,7 @@ def train(folder: Path, model: Any, callbacks: list[Any], resume: str = "", **ch
         "eval_strategy": "steps", "eval_steps": 4, "save_steps": 4, "max_grad_norm": 1.0, "use_cpu": True,
         "report_to": [], "seed": 7, "disable_tqdm": True, "per_device_eval_batch_size": 4,
     }  # fmt: skip
+    common.slow(model)
     trainer = Trainer(
         model=model, args=TrainingArguments(output_dir=str(folder), **{**options, **changes}),
         train_dataset=common.texts(34), eval_dataset=common.texts(14, 2), compute_metrics=accuracy, callbacks=callbacks,

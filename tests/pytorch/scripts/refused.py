@@ -21,8 +21,8 @@ def refused(part: str):
         raise AssertionError(part)
 
 
-if sys.argv[1] == "esync":
-    with refused("--algo esync"):
+if sys.argv[1] == "async":
+    with refused("--algo async"):
         dist.init_process_group("nccl")
     sys.exit()
 with refused("rank=7"):

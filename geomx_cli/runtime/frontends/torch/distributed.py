@@ -34,7 +34,7 @@ def register(c10d: Any, session: "ScriptSession") -> None:
 
     from geomx_cli.runtime.frontends.torch.job_store import tcp_store
 
-    _replace(c10d, "TCPStore", TCPStore, tcp_store(TCPStore, lambda: groups.join().control))
+    _replace(c10d, "TCPStore", TCPStore, tcp_store(TCPStore, groups.join))
 
 
 def register_saving(saver: Any, session: "ScriptSession") -> None:
@@ -115,7 +115,7 @@ class _Groups:
                 what = f"init_process_group({name}={given}), and in this job it is {ours[name]}"
                 raise InvalidSettings(what, f"leave {name} out, or take it from the variable {name.upper()}")
         joined.be_patient(timeout)
-        store = JobStore(joined.control, f"c10d/{self._begun}/")  # the same number in all workers
+        store = JobStore(joined, f"c10d/{self._begun}/")  # the same number in all workers
         self._begun += 1
         store.set_timeout(timeout or self._c10d.default_pg_timeout)
         self._init(_backend(self._c10d, joined), store=store, **ours)
@@ -160,10 +160,9 @@ class _Groups:
         self._session.store = store
         load.leave_unless_training(store)
         about = plugins.algorithms()[str(store.option("algo"))]
-        if about.asynchronous or about.own_pace:
-            how = "workers take steps at their own pace" if about.own_pace else "parties train independently"
-            what = f"torch.distributed with --algo {about.name}, whose {how}: its collectives wait for all of them"
-            hint = f"launch with --algo fsa, hfa or diloco, or use geomx_cli.torch.wrap alone for {about.name}"
+        if about.asynchronous:
+            what = f"torch.distributed with --algo {about.name}, whose parties train independently"
+            hint = f"launch with --algo fsa, hfa, diloco or esync, or use geomx_cli.torch.wrap alone for {about.name}"
             raise InvalidSettings(what, hint)
         from geomx_cli.runtime.frontends.torch import buffer_broadcast, local_gradients
         from geomx_cli.runtime.frontends.torch.skipped_batches import follow_loaders

@@ -49,6 +49,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the results; on a GPU the current stream waits for them. The job's limits apply, not `timeout`."""
+        self.lane.while_waiting(self.done)
         self.before_wait(self.done)
         self.done.result()
         if self._stream is not None:

@@ -146,9 +146,11 @@ class GradientSums:
             self._is_open = False
         for copies in self._copies.values():
             copies.settle()
-        self._rounds.agree_in_pass(calls, ends=True).result()
+        agreed = self._rounds.agree_in_pass(calls, ends=True)
+        for done in (agreed, *(work.done for work in begun)):
+            self._rounds.while_waiting(done)
+            done.result()
         for work in begun:
-            work.done.result()
             if (error := work.lane.wait()) is not None:
                 raise error
         if self._finite is not None and self._first is not None:

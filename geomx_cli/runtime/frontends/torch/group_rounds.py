@@ -6,9 +6,9 @@ their number stays bounded: sizes are rounded up, by at most an eighth if they a
 
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,16 +38,19 @@ class GroupRounds:
     be called from any thread as long as the order in each lane is the same in all workers. Futures fail with the
     client's error if the job does, and with TrainingFailed if a worker has left the job and so does not take part.
 
-    difference: the error of workers that made different calls, which has ended the job.
+    while_waiting: see Lane. difference: the error of workers that made different calls, which has ended the job.
     """
 
-    def __init__(self, client: "Client", group: int, batches: "SkippedBatches") -> None:
+    def __init__(
+        self, client: "Client", group: int, batches: "SkippedBatches", while_waiting: "Callable[[Future[Any]], None]"
+    ) -> None:
         self._client = client
         self._group = group
         self._lock = threading.Lock()
         self.workers = client.num_all_workers
         self.rank = client.global_rank
-        self._own = Lane("", f"then{group}")
+        self.while_waiting = while_waiting
+        self._own = Lane("", f"then{group}", while_waiting)
         self.difference: InvalidSettings | None = None
         self._batches = batches
         self.made = MadeCalls(client.control, group, self.rank, batches)
@@ -59,7 +62,7 @@ class GroupRounds:
     def lane_of(self, position: int) -> Lane:
         """The lane of the operation at this position of a backward pass."""
         name = f"pass{self._group}.{position}"
-        return Lane(name, name)
+        return Lane(name, name, self.while_waiting)
 
     def _lane(self) -> Lane:
         return Lane.present() or self._own

@@ -1,6 +1,7 @@
 """The part in the job of a script that uses torch.distributed."""
 
 import functools
+import threading
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,6 +21,8 @@ from geomx_cli.runtime.frontends.torch.store import Store
 from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.control_client import ControlClient
     from geomx_cli.runtime.frontends import ScriptSession
@@ -34,6 +37,7 @@ class GroupStore(Store):
 
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
         super().__init__(client, session)
+        self._thread = threading.get_ident()  # which trains
         self._groups: list[GeomxProcessGroup] = []  # of all workers
         self._models: list[weakref.ref[Any]] = []
         self._trained: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -74,7 +78,7 @@ class GroupStore(Store):
         if size == 1 and self._client.num_all_workers > 1:
             return GeomxProcessGroup(LoneRounds(), self._session, store, encodes=False)
         batches = SkippedBatches(self._session, self._client.global_rank)
-        rounds = GroupRounds(self._client, len(self._groups), batches)
+        rounds = GroupRounds(self._client, len(self._groups), batches, self.while_waiting)
         adds = self.exchanges_gradients
         finite = GradientCheck(functools.partial(warn, self._client), self._trained) if adds else None
         group = GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes, adds=adds, finite=finite)
@@ -90,6 +94,12 @@ class GroupStore(Store):
         elif not any(isinstance(item, DistributedDataParallel) for item in model.modules()):
             what = "geomx_cli.torch.wrap of a model without DistributedDataParallel, beside init_process_group"
             raise InvalidSettings(what, "wrap what DistributedDataParallel returns; or leave init_process_group out")
+
+    def while_waiting(self, other: "Future[Any]") -> None:
+        """Called while the script waits for the other workers, as in a collective operation, until `other` is done."""
+        if threading.get_ident() == self._thread and not self.finished:
+            for item in self._wrapped:
+                item.while_waiting(other)
 
     @property
     def passes(self) -> int:

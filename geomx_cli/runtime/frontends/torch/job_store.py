@@ -13,7 +13,7 @@ from geomx_cli.ps.cluster.key_values import MAX_VALUE
 
 if TYPE_CHECKING:
     from geomx_cli.ps.cluster.bodies import Body
-    from geomx_cli.ps.control_client import ControlClient
+    from geomx_cli.runtime.frontends.torch.group_store import GroupStore
 
 __all__ = ["JobStore", "tcp_store"]
 
@@ -31,9 +31,9 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
     with its error. Errors of the servers, as for a value of more than 4 MiB, are InvalidSettings.
     """
 
-    def __init__(self, control: "ControlClient", prefix: str) -> None:
+    def __init__(self, joined: "GroupStore", prefix: str) -> None:
         super().__init__()
-        self._control = control
+        self._joined = joined
         self._prefix = prefix
         _stores.append(self)
 
@@ -89,7 +89,7 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
 
     def clone(self) -> "JobStore":
         """Another store of the same values."""
-        other = JobStore(self._control, self._prefix)
+        other = JobStore(self._joined, self._prefix)
         other.set_timeout(self.timeout)
         return other
 
@@ -111,7 +111,9 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
         _check("key", keys[0], max(map(len, keys), default=0), _KEY)
         _check("value", keys[0], max(map(len, fields.get("values", ())), default=0), MAX_VALUE)
         body = {"op": op, "keys": [self._prefix + key for key in keys], **fields}
-        return self._control.ask("store", body, fields.get("seconds", 0.0)).result()
+        asked = self._joined.control.ask("store", body, fields.get("seconds", 0.0))
+        self._joined.while_waiting(asked)
+        return asked.result()
 
 
 def _check(what: str, key: str, size: int, limit: int) -> None:
@@ -124,7 +126,7 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def tcp_store(original: Any, join: Callable[[], "ControlClient"]) -> type:
+def tcp_store(original: Any, join: Callable[[], "GroupStore"]) -> type:
     """A class in place of TCPStore: for the workers' common address it makes a store over the job's servers, since
     nothing listens there; for any other address the original. join: joins the job.
     """

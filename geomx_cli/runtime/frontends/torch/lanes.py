@@ -23,12 +23,16 @@ _here = threading.local()
 
 class Lane:
     """A sequence of collective calls that all workers make in the same order. name: "" for the script's own calls.
-    calls: how many have been compared. children: the prefix of its operations' names.
+    calls: how many have been compared. children: the prefix of its operations' names. while_waiting: called where a
+    thread waits for an operation of the script, with its future; returns at the latest when that is done.
     """
 
-    def __init__(self, name: str, children: str) -> None:
+    def __init__(
+        self, name: str, children: str, while_waiting: "Callable[[Future[Any]], None]" = lambda _: None
+    ) -> None:
         self.name = name
         self.calls = 0
+        self.while_waiting = while_waiting
         self._children = children
         self._lock = threading.Lock()
         self._begun = 0
@@ -46,7 +50,8 @@ class Lane:
         with self._lock:
             slot, self._begun = self._begun % _SLOTS, self._begun + 1
             name = f"{self._children}.{slot}"
-            previous, lane = self._lanes.get(slot), Lane(name, name)
+            previous = self._lanes.get(slot)
+            lane = Lane(name, name) if self.name else Lane(name, name, self.while_waiting)
             self._lanes[slot] = lane
         if previous is not None:
             previous.wait()

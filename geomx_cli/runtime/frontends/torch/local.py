@@ -2,9 +2,10 @@
 
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +21,16 @@ from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_parts import local
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 from geomx_cli.runtime.training.stopwatch import Stopwatch
-from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm, PacedWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 __all__ = ["LocalRounds", "LocalSynchroniser", "SampleCount"]
+
+_ASKING = 0.02
+"""Seconds between questions of a worker that waits whether it is awaited."""
 
 
 class LocalRounds:
@@ -57,6 +61,27 @@ class LocalRounds:
         if self._exchanging and self._part.must_wait:
             self._synchronise()
         self._watch.take()
+
+    def before_step(self) -> None:
+        """The optimizer is about to take a step, or a GradScaler has skipped it."""
+        if isinstance(self._part, PacedWorkerAlgorithm):
+            self._part.resume()
+
+    def while_waiting(self, other: "Future[Any]") -> None:
+        """Until `other` is done, for which the script waits and other workers may have to take steps: take part in the
+        rounds in which they wait for this one. The model changes with the next step only.
+        """
+        part, began = self._part, time.monotonic()
+        if not isinstance(part, PacedWorkerAlgorithm):
+            return
+        while not wait((other,), _ASKING).done:
+            asked = part.awaited()
+            wait((other, asked), return_when=FIRST_COMPLETED)
+            if asked.done() and asked.result():
+                part.join()
+                self._begin(steps_left=sys.maxsize)
+                self._synchronise()
+        part.waited(time.monotonic() - began)
 
     def _begin(self, steps_left: int) -> None:
         self.count += 1
@@ -173,9 +198,9 @@ class LocalSynchroniser(Synchroniser):
         self._client = client
         self._state = state
         self._check = check
+        optimizer.register_step_pre_hook(self._before_step)  # before that of HeldWeights, as it may write weights
         self._local = LocalRounds(client, state, part)
         self._samples = SampleCount(model) if client.settings.text("weight") == "samples" else None
-        optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         _watch_scalers()
         _SYNCHRONISERS[optimizer] = self
@@ -185,15 +210,22 @@ class LocalSynchroniser(Synchroniser):
         taken: rounds and collectives follow from the number of steps, so this one counts too.
         """
         self.in_step = False
+        self._local.before_step()
         self._count_step()
 
     def scale(self) -> float | None:
         """See Synchroniser."""
         return self.scaler.get_scale() if self.scaler is not None and self.scaler.is_enabled() else None
 
+    def while_waiting(self, other: "Future[Any]") -> None:
+        """See Synchroniser."""
+        self._local.while_waiting(other)
+        self.rounds = self._local.count
+
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
         self.check_step(self._state)
+        self._local.before_step()
         if self._check.compares:
             self._check.observe(*last_gradients(self._state))
 

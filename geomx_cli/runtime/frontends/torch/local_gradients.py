@@ -5,8 +5,10 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -19,15 +21,23 @@ def keep_local(parallel: Any, store: "GroupStore") -> None:
     """Make every DistributedDataParallel (the class `parallel`) do without exchanges, as within its `no_sync`.
 
     It copies no tensors either, which `wrap` does. A step of its model by an optimizer that the script has not wrapped
-    raises InvalidSettings: each worker would train a model of its own.
+    raises InvalidSettings: each worker would train a model of its own. So do layers that exchange in each pass, where
+    workers take different numbers of passes.
     """
+    # Not attributes of a model, as `no_sync` has: Lightning sets these with manual optimization.
+    parallel.require_backward_grad_sync = parallel.require_forward_param_sync = property(
+        lambda _: False, lambda _, value: None
+    )
+    algorithm, own_pace = store.option("algo"), plugins.algorithms()[str(store.option("algo"))].own_pace
     original, process = parallel.__init__, os.getpid()
     models: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(original)
-    def initialise(model: Any, *args: Any, **options: Any) -> None:
-        original(model, *args, **{"init_sync": False, **options})
-        model.require_backward_grad_sync = model.require_forward_param_sync = False
+    def initialise(model: Any, module: Any, *args: Any, **options: Any) -> None:
+        if own_pace and any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules()):
+            what = f"SyncBatchNorm with --algo {algorithm}, whose workers take different numbers of steps in a round"
+            raise InvalidSettings(what, "leave the layers as BatchNorm, or launch with --algo diloco")
+        original(model, module, *args, **{"init_sync": False, **options})
         models.add(model)
 
     def before_step(optimizer: Any, *_: Any) -> None:
@@ -35,7 +45,6 @@ def keep_local(parallel: Any, store: "GroupStore") -> None:
             return
         updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
         if any(id(item) in updated for model in models for item in model.parameters()):
-            algorithm = store.option("algo")
             what = f"DistributedDataParallel with --algo {algorithm}, which exchanges weights and not gradients"
             hint = (
                 "wrap the optimizer too: optimizer = geomx_cli.torch.wrap(model, optimizer), or the callback of"

@@ -55,6 +55,11 @@ _PLACES = (
         " each; spare it with Trainer(strategy=geomx.lightning.Strategy()), or geomx.lightning.Callback()",
     ),
     _Place(
+        "lightning.pytorch.callbacks.timer", "_check_time_remaining",
+        "Lightning asks the first worker after every batch whether max_time is over, a round trip between the sites"
+        ' each; ask once in an epoch, with the callback Timer(duration, interval="epoch"), or give max_steps',
+    ),
+    _Place(
         "lightning.pytorch.trainer.connectors.logger_connector.result", "update",
         "Lightning reduces a value that is logged in every step, a round trip between the sites each; log it with"
         " sync_dist=False, or on_step=False, which reduces it once in an epoch",

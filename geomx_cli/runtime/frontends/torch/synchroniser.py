@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
@@ -36,6 +37,12 @@ class Synchroniser(ABC):
 
         Yields what it waits for. Raises the client's error after the job has failed.
         """
+
+    def while_waiting(self, other: "Future[Any]") -> None:
+        """Called while the script waits for `other`, a collective operation, until that is done or nothing is left to
+        do meanwhile.
+        """
+        return
 
     @abstractmethod
     def conclude(self) -> None:

@@ -56,7 +56,7 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if logs and "train_runtime" in logs:
             return  # a summary of the whole training, not values of this step
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        self._run.report(logs or {}, state.global_step, batch)
+        self._run.report(logs or {}, state.global_step, batch * self._run.steps_until(state.global_step))
 
 
 class Tracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
@@ -85,4 +85,4 @@ class Tracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
         """Report the values that are numbers."""
-        self._run.report(values, step or 0, self._batch)
+        self._run.report(values, step or 0, self._batch * self._run.steps_until(step or 0))

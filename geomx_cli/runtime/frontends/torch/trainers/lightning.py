@@ -1,6 +1,7 @@
 """Lightning in a job: `Trainer(strategy=geomx.lightning.Strategy())`, or the callback with Lightning's DDP."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback as LightningCallback
@@ -19,13 +20,13 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
     optimizer's `step` exchanges them when a round is due. After the last step, before it is validated or saved, all
     workers have the same model. With fsa and sync DistributedDataParallel averages the gradients.
 
-    buffers: see `wrap`. Raises InvalidSettings from `fit` outside a job, and for several optimizers with algorithms
-    that exchange weights. The job's failures are raised from `fit`.
+    buffers: see `wrap`. Raises InvalidSettings from `fit` outside a job. The job's failures are raised from `fit`.
     """
 
     def __init__(self, *, buffers: str = "local") -> None:
         self._buffers = buffers
         self._run = TrainingRun()
+        self._samples = 0  # since the last report
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Hook of the Trainer."""
@@ -33,7 +34,7 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Hook of the Trainer: checkpoints are loaded."""
-        self._run.begin(pl_module, trainer.optimizers, trainer.global_step, self._buffers)
+        self._run.begin(pl_module, trainer.optimizers, buffers=self._buffers)
         loop = trainer.fit_loop.epoch_loop
         if hasattr(loop, "_broadcast_sigterm_tensor"):  # Lightning 2.6: a round trip before every batch
             loop._broadcast_sigterm_tensor = _nothing  # each worker gets SIGTERM itself, and the loop then ends
@@ -42,9 +43,18 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
         """Hook of the Trainer: a step's validation and checkpoint follow."""
         if _is_last(trainer):
             self._run.finish()
+        self._samples += getattr(trainer.train_dataloader, "batch_size", None) or 1
         if trainer.global_step and trainer.global_step % trainer.log_every_n_steps == 0:
-            loss = {} if outputs is None else {"loss": outputs["loss"] if isinstance(outputs, dict) else outputs}
-            self._run.report({**trainer.callback_metrics, **loss}, trainer.global_step, _samples(trainer))
+            # Automatic optimization gives the loss itself, or what `training_step` has returned with it.
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+            values = {**trainer.callback_metrics, **({} if loss is None else {"loss": loss})}
+            self._run.report(values, trainer.global_step, self._samples)
+            self._samples = 0
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Hook of the Trainer: another callback may have stopped it since the last batch."""
+        if not trainer.sanity_checking and _is_last(trainer):
+            self._run.finish()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Hook of the Trainer."""
@@ -125,11 +135,7 @@ def _is_last(trainer: Any) -> bool:
     """Whether no step follows."""
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return True
+    if trainer.should_stop and trainer.fit_loop._can_stop_early:
+        return True
     ends = trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
     return bool(ends and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
-
-
-def _samples(trainer: Any) -> int:
-    """Of a step of this worker."""
-    size = getattr(trainer.train_dataloader, "batch_size", None) or 1
-    return int(size) * int(trainer.accumulate_grad_batches)

@@ -15,6 +15,7 @@ __all__ = ["TrainingRun"]
 
 _HINT = "geomx launch --algo diloco -- python train.py"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_./-]")
+_FIELDS = ("step", "samples", "loss", "accuracy")
 _LOSSES = ("loss", "train_loss", "train/loss")
 _VALIDATION_LOSSES = ("eval_loss", "val_loss", "validation_loss", "valid_loss", "val/loss", "eval/loss")
 _ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "valid_acc", "accuracy", "val/accuracy", "eval/accuracy")
@@ -45,53 +46,51 @@ class TrainingRun:
     def _store(self) -> WrappingStore:
         return load.joined(script.session())
 
-    def begin(self, model: Any, optimizers: Sequence[Any], step: int, buffers: str = "local") -> None:
+    def begin(self, model: Any, optimizers: Sequence[Any], step: int = 0, buffers: str = "local") -> None:
         """The loop begins, after `step` steps of earlier runs. All workers get the tensors of the worker of rank 0;
         blocks until all have called this. Raises InvalidSettings as `wrap`.
         """
         self._step = step
-        if not self.takes_local_steps:
-            return
-        if len(optimizers) != 1:
-            what = f"a loop with {len(optimizers)} optimizers and --algo {self._store.option('algo')}"
-            raise InvalidSettings(what, "train with one optimizer of all parameters, or with --algo fsa")
-        self._store.wrap(model, optimizers[0], buffers)
+        if self.takes_local_steps:
+            self._store.wrap(model, list(optimizers), buffers)
 
     def finish(self) -> None:
         """The last step is taken: contribute what is left, and leave the same tensors in all workers. Idempotent."""
         if self.takes_local_steps and self._store.wraps and not self._store.finished:
             self._store.finish()
 
-    def report(self, values: Mapping[str, Any], step: int, batch: int = 0) -> None:
+    def steps_until(self, step: int) -> int:
+        """The number of steps since the last call, or `begin`; none where steps begin anew, as in each epoch."""
+        before, self._step = self._step, step
+        return max(0, step - before)
+
+    def report(self, values: Mapping[str, Any], step: int, samples: int = 0) -> None:
         """Report the loop's log values, those that are numbers: training losses of all workers, everything else, which
         frameworks reduce over all of them, of the worker of rank 0.
 
-        batch: samples of a step of this worker; those of the steps since the last report count. Names that no metric
-        may have are changed.
+        samples: of this worker since the last report. Names that no metric may have are changed.
         """
-        found = {_UNUSUAL.sub("_", name): value for name, value in values.items() if _is_number(value)}
-        loss = _first(found, _LOSSES)
-        samples = 0
-        if batch and loss is not None:  # a step that begins anew, as in each epoch, tells no samples
-            samples, self._step = max(0, step - self._step) * batch, step
-        accuracy = validation = None
+        found = {name: number for name, value in values.items() if (number := _number(value)) is not None}
+        loss = next((found.pop(name) for name in _LOSSES if name in found), None)
         if self._store.global_rank:
             found = {}
-        else:
-            validation = _first(found, _VALIDATION_LOSSES)
-            accuracy = _first({name: value for name, value in found.items() if 0 <= value <= 1}, _ACCURACIES)
+        validation = next((found.pop(name) for name in _VALIDATION_LOSSES if name in found), None)
+        accuracy = next((found.pop(name) for name in _ACCURACIES if 0 <= found.get(name, math.nan) <= 1), None)
+        metrics = {_metric(name): number for name, number in found.items()}
         if validation is not None:
-            found["validation_loss"] = validation
-        if found or loss is not None or accuracy is not None:
-            reports.report(step=step, samples=samples or None, loss=loss, accuracy=accuracy, **found)
+            metrics["validation_loss"] = validation
+        if metrics or samples or loss is not None or accuracy is not None:
+            reports.report(step=step, samples=samples or None, loss=loss, accuracy=accuracy, **metrics)
 
 
-def _is_number(value: Any) -> bool:
+def _number(value: Any) -> float | None:
     if hasattr(value, "numel") and value.numel() == 1:
         value = value.item()
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(float(value))
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
 
 
-def _first(values: dict[str, Any], names: Sequence[str]) -> Any | None:
-    """Take the first of these values out."""
-    return next((values.pop(name) for name in names if name in values), None)
+def _metric(name: str) -> str:
+    """A name that `report` takes."""
+    usual = _UNUSUAL.sub("_", name)
+    is_free = usual not in _FIELDS and not usual[:1].isdecimal() and usual[:1] not in ("", ".", "/", "-")
+    return (usual if is_free else f"log/{usual}")[: reports.NAME_CHARS]
