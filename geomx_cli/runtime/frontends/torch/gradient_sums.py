@@ -147,8 +147,9 @@ class GradientSums:
         for copies in self._copies.values():
             copies.settle()
         agreed = self._rounds.agree_in_pass(calls, ends=True)
+        lane = self._rounds.lane_of(self._position)
         for done in (agreed, *(work.done for work in begun)):
-            self._rounds.while_waiting(done)
+            lane.while_waiting(done)
             done.result()
         for work in begun:
             if (error := work.lane.wait()) is not None:

@@ -49,7 +49,6 @@ class GroupRounds:
         self._lock = threading.Lock()
         self.workers = client.num_all_workers
         self.rank = client.global_rank
-        self.while_waiting = while_waiting
         self._own = Lane("", f"then{group}", while_waiting)
         self.difference: InvalidSettings | None = None
         self._batches = batches
@@ -62,7 +61,7 @@ class GroupRounds:
     def lane_of(self, position: int) -> Lane:
         """The lane of the operation at this position of a backward pass."""
         name = f"pass{self._group}.{position}"
-        return Lane(name, name, self.while_waiting)
+        return Lane(name, name, self._own.while_waiting)
 
     def _lane(self) -> Lane:
         return Lane.present() or self._own
