@@ -21,7 +21,8 @@ _ALIKE, _UNLIKE, _UNLIKE_HALF = 1e-3, 1e-2, 5e-2
 _TINY = 1e-6
 _OPEN = 4
 """Steps of a scope that wait for rows."""
-_SCOPES = 64
+_SCOPES = _LAYOUTS = 64
+"""Scopes of all, and lists of names that are kept of one worker."""
 _HELD = 64 * 2**20
 """Bytes of all rows."""
 _NAMED = 3
@@ -53,6 +54,7 @@ class ModelComparison:
         self._workers = workers
         self._scopes: dict[str, dict[int, dict[str, _Row]]] = {}
         self._names: dict[tuple[str, int], Sequence[str]] = {}
+        self._named = Counter[str]()
         self._held = 0
         self._ended = False
 
@@ -68,8 +70,10 @@ class ModelComparison:
         if scope not in self._scopes and len(self._scopes) == _SCOPES:
             return
         steps = self._scopes.setdefault(scope, {})
-        if body["names"]:
-            self._names.setdefault((scope, body["layout"]), body["names"])
+        layout = (scope, body["layout"])
+        if body["names"] and layout not in self._names and self._named[by] < _LAYOUTS:
+            self._named[by] += 1
+            self._names[layout] = body["names"]
         if step not in steps and len(steps) == _OPEN and step < min(steps):
             return
         rows = steps.setdefault(step, {})

@@ -8,7 +8,7 @@ import pytest
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import checked_request
-from geomx_cli.ps.model_comparison import HALF, LATE, SUMS, TRAINED, ModelComparison
+from geomx_cli.ps.model_comparison import _LAYOUTS, HALF, LATE, SUMS, TRAINED, ModelComparison
 from geomx_cli.ps.net.wire import BadMessage
 
 NAMES = ["first.weight", "first.bias", "last.weight"]
@@ -50,6 +50,16 @@ def test_the_difference_of_a_pair_names_tensor_workers_step_and_rate() -> None:
     (said,) = job.said
     assert "after 4 steps last.weight differs between workers A/worker:0 and A/worker:1" in said
     assert "lr is 0.1 in A/worker:0 and 0.05 in A/worker:1" in said
+
+
+def test_names_of_one_worker_are_bounded_and_leave_room_to_others() -> None:
+    job = Job()
+    for layout in range(1000):
+        job.row(1, MODEL, step=1, layout=layout)
+    assert len(job.comparison._names) == _LAYOUTS
+    job.row(0, MODEL, step=9)
+    job.row(1, changed(0.1), step=9)
+    assert "last.weight differs" in job.said[0]
 
 
 def test_the_odd_worker_is_named_whoever_comes_first() -> None:

@@ -292,6 +292,8 @@ class Watch:
         if self._holding and not names:
             self._holding = False
             self._pool.broadcast({"type": "release"})
+        if any(row.state == "failing" for row in rows):
+            self._pool.broadcast({"type": "failing"})
         left = self._grace - stopping
         if names and stopping > _SAVING and left > 1 and not self._awaits_end:
             self._awaits_end = True

@@ -78,6 +78,13 @@ class _Fail(TypedDict):
     hint: NotRequired[_Text]
 
 
+class _Awaited(TypedDict):
+    """See Scheduler. processes: those of the host that have not joined yet."""
+
+    host: _Name
+    processes: Annotated[list[_Name], msgspec.Meta(max_length=1024)]
+
+
 class _Cluster(TypedDict):
     rank_scope: NotRequired[_Name]
 
@@ -262,8 +269,9 @@ class _Overlay(TypedDict):
 
 
 _REQUESTS: Mapping[str, type] = {
-    "join": _Join, "pending": _Pending, "fail": _Fail, "bye": _Nothing, "gone": _Nothing, "leave": _Nothing,
-    "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare, "optimizer": _Optimizer,
+    "join": _Join, "awaited": _Awaited, "pending": _Pending, "fail": _Fail, "bye": _Nothing, "gone": _Nothing,
+    "leave": _Nothing, "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare,
+    "optimizer": _Optimizer,
     "barrier": _Barrier, "patience": _Patience, "mode": _Mode, "compression": _Compression, "compare": _Compare,
     "state_open": _State, "state_read": _StateRead,
     "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite, "loss": _Loss,
