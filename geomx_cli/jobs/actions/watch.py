@@ -82,6 +82,7 @@ class Watch:
         self._stopping_since: float | None = None
         self._pass_on: JsonObject = {}  # stop request issued by another process
         self._grace = float(plan.spec.options["grace"])
+        self._failing = set[str]()  # workers that handle the job's failure, or did before they ended
         self._holding = False  # schedulers and servers wait for the end of all workers
         self._awaits_end = False  # the user knows of processes that have not ended yet
         self._linger = Linger(float(plan.spec.options["silence"]))
@@ -255,7 +256,10 @@ class Watch:
         self._failures.append(failure)
         if (found := self._first_cause()) is not None:
             self._progress.mark_first_failure(found)
-        self._stop(0 if not failure.process else _FAILING)
+        if failure.process:
+            self._stop(_FAILING)
+        else:  # of a host: workers elsewhere get SIGTERM, and may need servers to end
+            self._stop(0, hold=True)
 
     def _check_absentee(self) -> None:
         """Fail the job if a worker's script ended before the cluster was complete, as it never will be."""
@@ -292,7 +296,8 @@ class Watch:
         if self._holding and not names:
             self._holding = False
             self._pool.broadcast({"type": "release"})
-        if any(row.state == "failing" for row in rows):
+        self._failing.update(row.process.name for row in rows if row.state == "failing")
+        if self._failing.intersection(names):
             self._pool.broadcast({"type": "failing"})
         left = self._grace - stopping
         if names and stopping > _SAVING and left > 1 and not self._awaits_end:
