@@ -159,14 +159,16 @@ def record(task: Task, working_dir: str, events: Path, when: float) -> dict[str,
     second, to its event log, or remove its empty folder. Return the event if the log cannot take it, as on a full disk.
     """
     folders, deadline = folders_of(task, working_dir), time.monotonic() + _WALK
-    files = {name: size for folder in reversed(folders) for name, size in islice(_plain_files(folder, deadline), _MOST)}
-    if not files:
+    own = dict(islice(_plain_files(folders[-1], deadline), _MOST)) if folders else {}
+    other = [dict(islice(_plain_files(folder, deadline), _MOST)) for folder in folders[:-1]]
+    if not (own or any(other)):
         with suppress(OSError):
             for folder in folders[-1:]:
                 folder.rmdir()
                 folder.parent.rmdir()
         return None
-    found = sorted(files.items(), key=lambda item: (not item[0].startswith("model."), item[0]))
+    # Named are those in the folder that readers know.
+    found = sorted(own.items(), key=lambda item: (not item[0].startswith("model."), item[0]))
     named = [item for item in found if len(item[0]) <= _LONGEST][:_NAMED]
     event = {
         "schema_version": 1,
@@ -176,8 +178,8 @@ def record(task: Task, working_dir: str, events: Path, when: float) -> dict[str,
         "rank": int(task.env.get("GEOMX_RANK", "-1")),
         "event": "outputs",
         "files": dict(named),
-        "count": len(found),
-        "bytes": sum(size for _, size in found),
+        "count": len(found) + sum(map(len, other)),
+        "bytes": sum(sum(each.values()) for each in (own, *other)),
     }
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     line = encode(event)

@@ -112,7 +112,8 @@ def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
         outputs.send_file(spec(task, tmp_path), json.dumps(request).encode(), out)
         assert content in out.getvalue()
     assert outputs.record(task, "", tmp_path / "log", 7.0) is None
-    assert next(read_objects(tmp_path / "log"))[0]["files"]["model.bin"] == 20
+    event = next(read_objects(tmp_path / "log"))[0]
+    assert (event["files"], event["count"], event["bytes"]) == ({"model.bin": 9, "a": 1, "deep/b": 6}, 4, 36)
     (tmp_path / "hosts/A").mkdir(parents=True)
     (tmp_path / "hosts/A/agent.json").write_bytes(spec(task, tmp_path).encode())
     assert prune.main(tmp_path / "hosts/A", ()) == 0
