@@ -62,6 +62,7 @@ def toil(client: Client) -> None:
         *[("store", {"op": "append", "keys": ["k"] * 256, "values": [bytes(16_000)] * 256}) for _ in range(30)],
         *[("compare", {"by": by, "scope": "x", "layout": at, "names": ["n" * 100], **marks}) for at in range(300)],
         *[("patience", {"seconds": 1.0 + at}) for at in range(100)],
+        *[("optimizer", {**SGD, "by": by, "serial": at}) for at in range(1, 200)],
     ]
 
     def ask() -> None:
@@ -119,7 +120,10 @@ INITIAL = {attack.__name__: attack for attack in (push_initial,)}
 """After it, before the master's initial values are needed."""
 READY = {
     attack.__name__: attack
-    for attack in (replace_optimizer, read_optimizer_state, declare_twice, claim_workers, report_another, stand_for_others, toil, waste)
+    for attack in (
+        replace_optimizer, read_optimizer_state, declare_twice, claim_workers, report_another, stand_for_others, toil,
+        waste,
+    )
 }
 """Before its first contribution, when all are set up."""
 LATE = {attack.__name__: attack for attack in (compress,)}

@@ -26,6 +26,9 @@ MAX_TEXT = 4096
 MAX_DECLARED = 256
 """Tensors in one declaration."""
 
+MAX_TUNED = 65_536
+"""Tensors with hyper-parameters of their own."""
+
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -126,9 +129,9 @@ class _Optimizer(TypedDict):
     params: NotRequired[dict[_Name, Any]]
     kind: NotRequired[_Name]
     schedule: NotRequired[tuple[_Name, dict[_Name, Any]] | None]
-    multipliers: NotRequired[list[tuple[_Count, dict[_Name, Any]]]]
+    multipliers: NotRequired[Annotated[list[tuple[_Count, dict[_Name, Any]]], msgspec.Meta(max_length=MAX_TUNED)]]
     serial: NotRequired[_Count]
-    by_round: NotRequired[list[tuple[_Count, _Count]]]
+    by_round: NotRequired[Annotated[list[tuple[_Count, _Count]], msgspec.Meta(max_length=MAX_TUNED)]]
 
 
 class _Held(TypedDict):
