@@ -101,7 +101,7 @@ class Supervisor:
             self._check_end(of)
         elif source is self._wakeup:
             self._wakeup.recv(64)
-            self._lifecycle.stop("received a signal to stop", 0)
+            self._stop_alone("received a signal to stop")
         else:
             for message in self._control.handle(source, mask):
                 self._obey(message)
@@ -201,7 +201,15 @@ class Supervisor:
             control.heard = now
         if lease and (control.connected or control.lost) and now - control.heard > lease:
             how = "disconnected and did not reconnect" if control.lost else "has been silent"
-            self._lifecycle.stop(f"the control machine {how} for {lease:g} s", 0)
+            self._stop_alone(f"the control machine {how} for {lease:g} s")
+
+    def _stop_alone(self, why: str) -> None:
+        """Stop, while nobody tells when the workers of other hosts have ended: servers of a host without any wait until
+        all have left, or the grace is over.
+        """
+        if self._lifecycle.stage <= Stage.RUNNING:
+            self._lifecycle.holding = all(child.task.serves for child in self._children)
+        self._lifecycle.stop(why, 0)
 
     def _take_output(self, log: OutputLog) -> None:
         descriptor, problem = log.descriptor, log.problem
