@@ -115,10 +115,12 @@ def elsewhere(folder: Path, temporary: str, working_dir: str) -> list[Path]:
 
 def _open(folders: Sequence[Path], name: str) -> BinaryIO:
     """Open a file below the first of the folders that has it. Raises as open_below."""
-    for folder in folders:
+    if not folders:
+        raise CheckFailed("it belongs to no process of this host")
+    for folder in folders[:-1]:
         with suppress(FileNotFoundError):
             return open_below(folder, name)
-    raise CheckFailed("no process of this host has it" if folders else "it belongs to no process of this host")
+    return open_below(folders[-1], name)
 
 
 def find(folder: Path) -> Iterator[tuple[str, int, str]]:
