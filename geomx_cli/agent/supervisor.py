@@ -249,12 +249,16 @@ class Supervisor:
         failure = child.failure(memory=self._memory.ran_out())
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
-        elif not (child.status or child.asked or self._control.connected) and child.events.waits:
+        elif self._is_absent(child) and self._lifecycle.stage is Stage.RUNNING and not self._control.connected:
             hint = "see its log; others wait for it, as launch says where it follows the job"
             self._presence.tell(child, "ended with status 0 and had not joined the job", hint)
         ended = {"process": child.name, "status": child.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
         self._status.change()
+
+    def _is_absent(self, child: Child) -> bool:
+        """Whether its script ended as if it had done all, and had not joined the job."""
+        return child.status == 0 and child.events.waits and not child.asked
 
     def _is_own(self, child: Child) -> bool:
         """Whether the failure of `child` is no effect of SIGTERM. On a full disk it could not record that it failed."""
