@@ -24,7 +24,8 @@ Standard library only, so that an agent starts in 0.1 s. Messages on the socket 
 To the agent: "hello" (seen: number of the last message received on an earlier connection, or 0), "start" (ignored once
 started), "heartbeat" (seen), "stop" (delay: seconds until SIGTERM; grace: seconds until SIGKILL, by default the
 host spec's; hold: schedulers and servers get SIGTERM only after "release", or at the end of the grace; processes:
-names, all if absent; who: the requester), "release" (no worker of the job runs), "kill".
+names, all if absent; who: the requester), "release" (no worker of the job runs), "failing" (sent again and again while
+a worker of any host handles the job's failure), "kill".
 
 From the agent: "hello" (status: see status.py), "alive" (reply to a heartbeat), "replaced" (another control
 machine took over). Messages with a number n are kept until acknowledged: "started" (process), "event" (process,

@@ -10,19 +10,21 @@ from geomx_cli.core.jsonlines import UNWRITTEN, decode, read_objects
 
 __all__ = ["EventTail"]
 
+_BEFORE = ("starting", "waiting")  # states of a process before all have joined
 _SHOWN = 4096  # maximum characters of a string in a forwarded event
 
 
 class EventTail:
     """Reads what has been added to the log. `failure`: the process's own "failed" event, once read; `saw_failure`:
     the process has noticed that the job has failed. joined, left: whether it has joined the job, and left it in the
-    orderly way. `heard`: when its newest telemetry was read (time.monotonic seconds), which it writes every second in
-    between.
+    orderly way. `waits`: it waits for others to join, or has not come as far. `heard`: when its newest telemetry was
+    read (time.monotonic seconds), which it writes every second in between.
     """
 
     def __init__(self, path: Path) -> None:
         self.failure: dict[str, Any] | None = None
         self.saw_failure = self.joined = self.left = False
+        self.waits = True
         self.heard = 0.0
         self.path = path
         self._offset = 0
@@ -61,6 +63,7 @@ class EventTail:
                 self._saw_round = True
             if kind == "telemetry":
                 self.joined, self.heard = True, time.monotonic()
+                self.waits = event.get("state") in _BEFORE
             self.left |= kind == "finished" or (kind == "telemetry" and event.get("state") == "finished")
             if kind == "sent" or (kind == "reported" and not event.get("live")):
                 continue

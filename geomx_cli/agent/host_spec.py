@@ -51,6 +51,13 @@ class Task:
         return self.env.get("DMLC_ROLE_GLOBAL") or self.env.get("DMLC_ROLE", "")
 
     @property
+    def scheduler(self) -> str:
+        """Address of the first scheduler that it joins; "" for a process that joins none."""
+        places = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"), ("DMLC_PS_GLOBAL_ROOT_URI", "DMLC_PS_GLOBAL_ROOT_PORT")
+        found = (f"{self.env[uri]}:{self.env.get(port, '')}" for uri, port in places if self.env.get(uri))
+        return "" if self.role.endswith("scheduler") else next(found, "")
+
+    @property
     def serves(self) -> bool:
         """Whether workers depend on it while they end."""
         return self.role.endswith(("server", "scheduler"))

@@ -57,6 +57,7 @@ class Lifecycle:
         self._terminated: set[Child] = set()
         self._killed: set[Child] = set()
         self._delay = math.inf  # seconds that processes have to meet a failure of another
+        self._handled_elsewhere = -math.inf
         self._ran: list[Child] = []  # the workers that ran at the last check
         self._ending: Sequence[Child] = ()  # workers that have not ended since SIGTERM
         self._gave_up = False
@@ -92,6 +93,12 @@ class Lifecycle:
         if self.stage is Stage.FAILING:
             self._deadline = min(self._deadline, now + delay)
 
+    def postpone(self) -> None:
+        """A worker of another host handles the job's failure: those here that do not may exchange with it only by
+        torch.distributed, and meet the failure when it ends.
+        """
+        self._handled_elsewhere = time.monotonic()
+
     def kill(self) -> None:
         """Send SIGKILL now."""
         self._ending = ()
@@ -125,11 +132,12 @@ class Lifecycle:
 
     def _terminate_workers(self, workers: Sequence[Child], now: float) -> None:
         """Send SIGTERM to those that do not handle the failure: first to those that have reported their end. The others
-        may not know of the failure yet, as they exchange by torch.distributed with workers here, and meet it when these
-        end. So SIGTERM is postponed while these save, and after each end.
+        may not know of the failure yet, as they exchange by torch.distributed with workers that do, and meet it when
+        these end. So SIGTERM is postponed while any of these saves, here or elsewhere, and after each end.
         """
         running = [child for child in workers if child.running]
-        if running != self._ran or any(child.handles_failure for child in running):
+        handled = now - self._handled_elsewhere < self._delay or any(child.handles_failure for child in running)
+        if running != self._ran or handled:
             self._deadline = now + self._delay
         self._ran = running
         if now >= self._deadline:

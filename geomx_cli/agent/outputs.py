@@ -1,4 +1,5 @@
-"""What processes save: `GEOMX_OUTPUT_DIR` of each, below outputs/ in the job's directory.
+"""What processes save: `GEOMX_OUTPUT_DIR` of each, below outputs/ in the job's directory, and what they saved on other
+disks because that one was full.
 
 `record` reports a process's files at its end. The verb "outputs" lists and sends them: it prints {"files": [...],
 "left_out": [...]}, and then answers each line {"process", "name", "offset"} on its stdin with {"size"}, the bytes of
@@ -21,8 +22,9 @@ from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.safe_open import open_below, open_record
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import decode, encode
+from geomx_cli.core.private import is_own_folder
 
-__all__ = ["find", "folder_of", "list_files", "main", "outputs", "record", "send_file"]
+__all__ = ["elsewhere", "find", "folder_of", "folders_of", "list_files", "main", "outputs", "record", "send_file"]
 
 _NAMED = 8  # files that an event names
 _LONGEST = 400  # characters of a name in an event
@@ -52,12 +54,10 @@ def list_files(host_spec: HostSpec, out: BinaryIO) -> None:
 def send_file(host_spec: HostSpec, request: bytes, out: BinaryIO) -> None:
     """Write the answer to a request."""
     asked = decode(request)
-    folders = {task.name: folder_of(task) for task in host_spec.tasks}
-    folder, name = folders.get(str(asked["process"])), str(asked["name"])
+    tasks = (task for task in host_spec.tasks if task.name == asked["process"])
+    folders = [folder for task in tasks for folder in folders_of(task, host_spec.working_dir)]
     try:
-        if folder is None:
-            raise CheckFailed("it belongs to no process of this host")
-        with open_below(folder, name) as file:
+        with _open(folders, str(asked["name"])) as file:
             _send(out, file, int(asked["offset"]))
     except CheckFailed as error:
         out.write(encode({"problem": error.message}))
@@ -72,16 +72,18 @@ def outputs(host_spec: HostSpec) -> tuple[list[dict[str, Any]], list[str]]:
     files: list[dict[str, Any]] = []
     left_out: list[str] = []
     for task in host_spec.tasks:
-        folder = folder_of(task)
-        for name, size, problem in find(folder) if folder is not None else ():
-            if problem:
-                left_out.append(f"{folder}/{_text(name)}: {problem}")
-            elif len(files) < _MOST:
-                files.append({"process": task.name, "name": name, "size": size})
-            else:
-                return files, [*left_out, f"there are more than {_MOST} files"]
-            if len(left_out) > _MOST:
-                return files, left_out
+        known = set[str]()
+        for folder in folders_of(task, host_spec.working_dir):
+            for name, size, problem in find(folder):
+                if problem:
+                    left_out.append(f"{folder}/{_text(name)}: {problem}")
+                elif len(files) == _MOST:
+                    return files, [*left_out, f"there are more than {_MOST} files"]
+                elif name not in known:
+                    known.add(name)
+                    files.append({"process": task.name, "name": name, "size": size})
+                if len(left_out) > _MOST:
+                    return files, left_out
     return files, left_out
 
 
@@ -89,6 +91,36 @@ def folder_of(task: Task) -> Path | None:
     """Return a process's output folder, if it has one."""
     path = task.env.get("GEOMX_OUTPUT_DIR")
     return Path(path) if path else None
+
+
+def folders_of(task: Task, working_dir: str) -> list[Path]:
+    """Return where a process may have saved files: those folders of `elsewhere` that it has made, then its output
+    folder. Of two files with one name the first holds, which was saved last.
+    """
+    if (folder := folder_of(task)) is None:
+        return []
+    temporary = task.env.get("TMPDIR") or os.environ.get("TMPDIR", "")
+    return [*filter(is_own_folder, elsewhere(folder, temporary, working_dir)), folder]
+
+
+def elsewhere(folder: Path, temporary: str, working_dir: str) -> list[Path]:
+    """Return where a process whose output folder cannot be written saves what it cannot save later: a folder of its own
+    on the disks of temporary files, of its working directory and of the home directory, in this order.
+    """
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]  # another job's process may have its name
+    own = f"geomx-{folder.parent.parent.name}-{folder.name}-{digest}"
+    bases = (temporary, "/tmp", "/var/tmp", working_dir, os.path.expanduser("~"))  # noqa: PTH111
+    return list(dict.fromkeys(Path(base, own) for base in bases if base))
+
+
+def _open(folders: Sequence[Path], name: str) -> BinaryIO:
+    """Open a file below the first of the folders that has it. Raises as open_below."""
+    if not folders:
+        raise CheckFailed("it belongs to no process of this host")
+    for folder in folders[:-1]:
+        with suppress(FileNotFoundError):
+            return open_below(folder, name)
+    return open_below(folders[-1], name)
 
 
 def find(folder: Path) -> Iterator[tuple[str, int, str]]:
@@ -124,20 +156,21 @@ def find(folder: Path) -> Iterator[tuple[str, int, str]]:
             yield os.path.relpath(wrong.filename, folder), 0, f"cannot be read: {wrong.strerror}"
 
 
-def record(task: Task, events: Path, when: float) -> dict[str, Any] | None:
+def record(task: Task, working_dir: str, events: Path, when: float) -> dict[str, Any] | None:
     """At a process's end: append an event "outputs" with time `when` and its files, as many as are found within a
     second, to its event log, or remove its empty folder. Return the event if the log cannot take it, as on a full disk.
     """
-    folder = folder_of(task)
-    if folder is None or not folder.is_dir():
-        return None
-    found = list(islice(_plain_files(folder, time.monotonic() + _WALK), _MOST))
-    if not found:
+    folders, deadline = folders_of(task, working_dir), time.monotonic() + _WALK
+    own = dict(islice(_plain_files(folders[-1], deadline), _MOST)) if folders else {}
+    other = [dict(islice(_plain_files(folder, deadline), _MOST)) for folder in folders[:-1]]
+    if not (own or any(other)):
         with suppress(OSError):
-            folder.rmdir()
-            folder.parent.rmdir()
+            for folder in folders[-1:]:
+                folder.rmdir()
+                folder.parent.rmdir()
         return None
-    found.sort(key=lambda item: (not item[0].startswith("model."), item[0]))
+    # Named are those in the folder that readers know.
+    found = sorted(own.items(), key=lambda item: (not item[0].startswith("model."), item[0]))
     named = [item for item in found if len(item[0]) <= _LONGEST][:_NAMED]
     event = {
         "schema_version": 1,
@@ -147,8 +180,8 @@ def record(task: Task, events: Path, when: float) -> dict[str, Any] | None:
         "rank": int(task.env.get("GEOMX_RANK", "-1")),
         "event": "outputs",
         "files": dict(named),
-        "count": len(found),
-        "bytes": sum(size for _, size in found),
+        "count": len(found) + sum(map(len, other)),
+        "bytes": sum(sum(each.values()) for each in (own, *other)),
     }
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     line = encode(event)

@@ -12,6 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from geomx_cli.agent.cleanup import remains
+from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.agent.outputs import folders_of
+from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import encode
 
 __all__ = ["ENTRIES", "main", "remove", "size_of"]
@@ -30,9 +33,20 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
         place = f"{job_dir} {job_dir.stat().st_ino}"
     except FileNotFoundError:
         place = str(job_dir)
-    answer = {"bytes": size_of(job_dir / name for name in ENTRIES), "place": place, "running": running}
-    print(encode({**answer, "left": "" if dry_run or running else remove(job_dir, ENTRIES)}).decode(), end="")
+    further = [folder for part in parts for folder in _elsewhere(part)]
+    size = size_of([*(job_dir / name for name in ENTRIES), *further])
+    left = "" if dry_run or running else remove(job_dir, ENTRIES, further)
+    print(encode({"bytes": size, "place": place, "running": running, "left": left}).decode(), end="")
     return 0
+
+
+def _elsewhere(directory: Path) -> list[Path]:
+    """Return the folders on other disks in which the processes of a planned host have saved."""
+    try:
+        host_spec = HostSpec.read(directory)
+    except (OSError, CheckFailed):
+        return []
+    return [folder for task in host_spec.tasks for folder in folders_of(task, host_spec.working_dir)[:-1]]
 
 
 def size_of(paths: Iterable[Path]) -> int:
@@ -45,14 +59,15 @@ def size_of(paths: Iterable[Path]) -> int:
     return total
 
 
-def remove(folder: Path, names: Iterable[str]) -> str:
-    """Remove these entries of a folder, and the folder if it is then empty; return the first that is left and why.
+def remove(folder: Path, names: Iterable[str], further: Iterable[Path] = ()) -> str:
+    """Remove these entries of a folder, and the folder if it is then empty; and `further` folders. Return the first
+    that is left and why.
 
     What another host that shares the file system removes at the same time is not left.
     """
     problems: list[OSError] = []
-    for name in names:
-        for place in _below(folder / name, problems):
+    for path in (*(folder / name for name in names), *further):
+        for place in _below(path, problems):
             try:
                 if stat.S_ISDIR(place.lstat().st_mode):
                     place.rmdir()

@@ -4,8 +4,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -20,18 +18,17 @@ from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, Stage
 from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.partial_stop import PartialStop
+from geomx_cli.agent.presence import NOTICE, Presence
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.job_clock import JobClock
-from geomx_cli.core.module_command import module_command
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]
 
 _TICK = 0.25  # interval between reads of the event logs
 _LOOK = 1.0  # interval between checks of process states
-_NOTICE = 10.0  # seconds for others to be told of a failure, where no control machine follows the job
 _FAILING = 2.0  # for the others to exit on their own after a failure, before SIGTERM
 
 
@@ -59,7 +56,7 @@ class Supervisor:
         self._lifecycle = Lifecycle(self._children, self._clock, self._status.change, host_spec.grace)
         self._ending = PartialStop()
         self._memory = OomWatcher()
-        self._notices: list[subprocess.Popen[bytes]] = []
+        self._presence = Presence(host_spec)
         self._wakeup, self._signals = socket.socketpair()
 
     def run(self) -> int:
@@ -77,9 +74,7 @@ class Supervisor:
             raise
         finally:
             self._status.usage.close()
-            for notice in self._notices:
-                with suppress(subprocess.TimeoutExpired):
-                    notice.wait(_NOTICE)
+            self._presence.close()
             left = self._sweep()
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
@@ -106,7 +101,7 @@ class Supervisor:
             self._check_end(of)
         elif source is self._wakeup:
             self._wakeup.recv(64)
-            self._lifecycle.stop("received a signal to stop", 0)
+            self._stop_alone("received a signal to stop")
         else:
             for message in self._control.handle(source, mask):
                 self._obey(message)
@@ -131,6 +126,8 @@ class Supervisor:
                 self._obey_stop(message)
             case "release":
                 self._lifecycle.holding = False
+            case "failing":
+                self._lifecycle.postpone()
             case "kill":
                 self._lifecycle.stop("was asked to stop at once", 0)
                 self._lifecycle.kill()
@@ -173,7 +170,7 @@ class Supervisor:
             if child.running:
                 self._forward(child)
             if child.log.problem:
-                child.log.take()
+                self._take_output(child.log)
         if now >= self._next_look:
             self._next_look = now + _LOOK
             for child in self._children:
@@ -181,6 +178,8 @@ class Supervisor:
                     self._fail(child, failure)
                 if notice := child.stop_notice():
                     self._control.send_durable({"type": "warning", "message": notice})
+            if self._lifecycle.stage is Stage.RUNNING and not self._host_spec.lease:
+                self._presence.check(self._children, now)
         self._memory.ran_out()
         self._check_lease(now)
         self._ending.check(now)
@@ -202,12 +201,20 @@ class Supervisor:
             control.heard = now
         if lease and (control.connected or control.lost) and now - control.heard > lease:
             how = "disconnected and did not reconnect" if control.lost else "has been silent"
-            self._lifecycle.stop(f"the control machine {how} for {lease:g} s", 0)
+            self._stop_alone(f"the control machine {how} for {lease:g} s")
+
+    def _stop_alone(self, why: str) -> None:
+        """Stop, while nobody tells when the workers of other hosts have ended: servers of a host without any wait until
+        all have left, or the grace is over.
+        """
+        if self._lifecycle.stage <= Stage.RUNNING:
+            self._lifecycle.holding = all(child.task.serves for child in self._children)
+        self._lifecycle.stop(why, 0)
 
     def _take_output(self, log: OutputLog) -> None:
         descriptor, problem = log.descriptor, log.problem
         log.take()
-        if log.descriptor < 0:
+        if log.descriptor < 0 <= descriptor:
             self._selector.unregister(descriptor)
         if log.problem and not problem:
             what = f"{log.path} cannot be written ({log.problem}): its newest output is held until it can"
@@ -234,16 +241,24 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         child.log.take_rest()
         unwritten = child.events.unwritten(child.log.recent)
-        if (saved := outputs.record(child.task, child.events.path, self._clock.time())) is not None:
+        saved = outputs.record(child.task, self._host_spec.working_dir, child.events.path, self._clock.time())
+        if saved is not None:
             unwritten.append(saved)
         self._forward(child)
         self._report(child, unwritten)
         failure = child.failure(memory=self._memory.ran_out())
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
+        elif self._is_absent(child) and self._lifecycle.stage is Stage.RUNNING and not self._control.connected:
+            hint = "see its log; others wait for it, as launch says where it follows the job"
+            self._presence.tell(child, "ended with status 0 and had not joined the job", hint)
         ended = {"process": child.name, "status": child.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
         self._status.change()
+
+    def _is_absent(self, child: Child) -> bool:
+        """Whether its script ended as if it had done all, and had not joined the job."""
+        return child.status == 0 and child.events.waits and not child.asked
 
     def _is_own(self, child: Child) -> bool:
         """Whether the failure of `child` is no effect of SIGTERM. On a full disk it could not record that it failed."""
@@ -258,21 +273,9 @@ class Supervisor:
         age = max(0.0, self._clock.time() - failure.when)
         self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
         if not self._control.connected and not failure.peer:
-            self._tell_job(child, failure)
-        delay = max(_FAILING, _NOTICE) if self._notices else _FAILING
+            self._presence.tell(child, failure.cause, failure.hint)
+        delay = max(_FAILING, NOTICE) if self._presence.tells else _FAILING
         self._lifecycle.stop(f"{failure.process} {failure.cause}", delay)
-
-    def _tell_job(self, child: Child, failure: Failure) -> None:
-        """Have the processes on other hosts told, as no control machine does: a process that ended cannot, and they
-        would wait for it.
-        """
-        command = module_command(sys.executable, "geomx_cli.runtime.death_notice", failure.cause, failure.hint)
-        with suppress(OSError):
-            self._notices.append(
-                subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, env={**self._host_spec.inherited(), **child.task.env}
-                )
-            )
 
     def _sweep(self) -> list[str]:
         """Terminate all remaining descendants, reap, and return those that could not be terminated."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["make_folders", "make_private", "require_private"]
+__all__ = ["is_own_folder", "make_folders", "make_private", "require_private"]
 
 _ROOT = 0
+_OTHERS_WRITE = stat.S_IWOTH | stat.S_IWGRP
 
 
 def make_folders(directory: Path) -> None:
@@ -23,6 +24,15 @@ def make_folders(directory: Path) -> None:
         except OSError:  # as a rule it exists
             if not place.is_dir():
                 raise
+
+
+def is_own_folder(path: Path) -> bool:
+    """Whether it is a directory, no link, that belongs to this account and that no other can write to."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
 
 
 def make_private(directory: Path) -> None:
@@ -41,7 +51,7 @@ def require_private(directory: Path) -> None:
     found = real.stat()
     if found.st_uid != os.geteuid():
         raise CheckFailed(f"{directory} cannot be trusted: it belongs to another user", "use a folder of your own")
-    open_to = [real] if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP) else []
+    open_to = [real] if found.st_mode & _OTHERS_WRITE else []
     for place in {*real.parents, *directory.absolute().parents}:
         known = place.stat()
         if known.st_mode & stat.S_ISVTX:  # as in /tmp: others cannot rename what is there

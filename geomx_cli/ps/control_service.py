@@ -63,7 +63,9 @@ class ControlService:
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
         }
         self._key_values = KeyValues(node.loop, lambda link: int(link.hello["workers"]))
-        self._optimizer_states = OptimizerStateService(aggregator, node.settings.number("timeout"))
+        self._optimizer_states = OptimizerStateService(
+            aggregator, node.settings.number("timeout"), lambda: len(members.training())
+        )
         planned = node.settings.num_all_workers  # of which members speak for others with `--reduce torch`
         self._comparison = ModelComparison(self._on_difference, lambda: max(planned, members.workers()))
 
@@ -145,19 +147,8 @@ class ControlService:
 
     def _on_patience(self, request: Request) -> None:
         """A script allows more than the option `patience`; all roots know when it is answered."""
-        roots = list(self._upstream.links) if self._upstream is not None else []
         self._node.patience = max(self._node.patience, request.body["seconds"])
-        answers: list[Body] = []
-
-        def answered(body: Body) -> None:
-            answers.append(body)
-            if len(answers) == len(roots):
-                request.answer()
-
-        for root in roots:
-            self._node.rpc.ask(root, "patience", request.body, answered, request.refuse)
-        if not roots:
-            request.answer()
+        self._relay_to_all(request, self._upstream.links if self._upstream is not None else ())
 
     def _on_store(self, request: Request) -> None:
         """See KeyValues, which the rank-0 root has."""
@@ -293,7 +284,11 @@ class ControlService:
         """
         keep = request.topic != "state_read"
         if self._upstream is None:
-            request.answer(self._optimizer_states.serve(request.topic, request.body), keep=keep)
+            rest = self._optimizer_states.rest(request.link) if request.topic == "state_open" else 0.0
+            if rest > 0:
+                self._node.loop.call_later(rest, partial(self._answer, request))
+            else:
+                request.answer(self._optimizer_states.serve(request.topic, request.body, request.link), keep=keep)
             return
         root, links = request.body.get("root", 0), self._upstream.links
         if root >= len(links):

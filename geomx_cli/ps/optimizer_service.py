@@ -17,6 +17,8 @@ __all__ = ["OptimizerService"]
 
 _MAX_SERIAL = 2**31
 _MAX_KIND = 64
+_MAX_AHEAD = 64
+"""Optimizers that one process may set before any slice has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,19 @@ class OptimizerService:
             return
         self._refuse_other(self._wishes.get(serial), wish)
         if serial not in self._wishes:
-            self._wishes[serial] = wish
+            self._keep(serial, wish)
             by_round = {int(key): int(round_) for key, round_ in body.get("by_round", [])}
             self._aggregator.history.add(serial, Successor(new, by_key, None if trains else by_round))
+
+    def _keep(self, serial: int, wish: _Wish) -> None:
+        """Remember who has set it, and forget what is not in use any more. Raises InvalidSettings for too many."""
+        history = self._aggregator.history
+        if sum(known > history.taken and other.by == wish.by for known, other in self._wishes.items()) >= _MAX_AHEAD:
+            what = f"{wish.by} has set {_MAX_AHEAD} optimizers, of which it has used none"
+            raise InvalidSettings(what, "set an optimizer once, and then only before the rounds that it is for")
+        used = (0, history.since)
+        self._wishes = {n: one for n, one in self._wishes.items() if n in used or n > history.taken or history.knows(n)}
+        self._wishes[serial] = wish
 
     def _is_first(self, wish: _Wish) -> bool:
         """Whether `wish` is the first optimizer or replaces it. Raises InvalidSettings for a conflict."""
@@ -150,7 +162,9 @@ class OptimizerService:
         if not wish.trains and self._aggregator.table.last_round:
             what = f"{wish.by} asks for the optimizer {wish} and training has begun"
             raise InvalidSettings(what, "have the workers set it, or the master before they push")
-        self._refuse_other(self._wishes.setdefault(serial, wish), wish)
+        if serial not in self._wishes:
+            self._keep(serial, wish)
+        self._refuse_other(self._wishes[serial], wish)
         workers = sum(self._members.workers_by_party()) + self._members.central_workers()
         self._aggregator.history.leave_to_workers(wish.kind, wish.by if wish.trains else "", workers, serial)
 

@@ -1,7 +1,8 @@
 """Reads and writes a root's optimizer state in pieces, so that no message is long."""
 
+import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,15 +10,18 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.optim.optimizers import Optimizer
-from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize, digest
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
 
 __all__ = ["OptimizerStateService"]
 
 
 MAX_READERS = 4096
-MAX_ARRAYS = 1024
-"""Arrays of state for each element of a weight: more than any optimizer has, even one for each party."""
+KINDS, KINDS_OF_MEMBER = 64, 2
+"""Arrays of state of a slice, and further ones for each member: more than any optimizer has."""
+REST = 10
+"""A member whose copy of the state took a second waits for ten until the next: others are answered meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class _Upload:
     size: int
     touched: float
     run: bytearray = field(default_factory=bytearray)
+    hash: Any = field(default_factory=hashlib.sha256)  # of `run`, piece by piece: a whole state takes long
 
 
 class OptimizerStateService:
@@ -52,24 +57,35 @@ class OptimizerStateService:
     the last loaded state, so a reader detects that only some roots have loaded another one. One worker at a time may
     write; the others wait, as they usually bring the same state: one that was just loaded is not loaded again. A writer
     that has been silent for `silence` seconds is dropped. Nothing changes before the whole state has arrived and fits.
+
+    members: how many contribute to this root.
     """
 
     TOPICS: ClassVar = ("state_open", "state_read", "state_close", "state_begin", "state_write")
 
-    def __init__(self, aggregator: Aggregator, silence: float) -> None:
+    def __init__(self, aggregator: Aggregator, silence: float, members: Callable[[], int]) -> None:
         self._aggregator = aggregator
         self._silence = silence
+        self._members = members
+        self._rests: dict[Link, float] = {}  # until when (time.monotonic seconds)
         self._snapshots: dict[str, _Snapshot] = {}
         self._upload: _Upload | None = None
         self._taken: tuple[Optimizer, str, int] | None = None
         self._loads, self._loaded = 0, ""
 
-    def serve(self, topic: str, body: Body) -> Body:
-        """Answer a request. Raises InvalidSettings, and KeyError and the like if malformed."""
+    def rest(self, link: Link) -> float:
+        """Seconds until this member may have the state copied again; 0 or less if it may now."""
+        return self._rests.get(link, 0.0) - time.monotonic()
+
+    def serve(self, topic: str, body: Body, link: Link) -> Body:
+        """Answer a request of the member at `link`. Raises InvalidSettings, and KeyError and the like if malformed."""
         by = str(body["by"])
         match topic:
             case "state_open":
-                return self._open(by)
+                began = time.monotonic()
+                opened, now = self._open(by), time.monotonic()
+                self._rests[link] = now + min(REST * (now - began), self._silence / 2)  # who waits does not give up
+                return opened
             case "state_read":
                 return {"piece": self._opened(by).packed.piece(_natural(body["at"]))}
             case "state_close":
@@ -108,7 +124,7 @@ class OptimizerStateService:
             raise InvalidSettings(
                 f"the state is that of {name}, and the servers run {optimizer.name}", "set the optimizer that it is of"
             )
-        most = 8 * MAX_ARRAYS * sum(self._aggregator.table.lengths().values()) + 2**20
+        most = 8 * self._most_arrays * sum(self._aggregator.table.lengths().values()) + 2**20
         if new.size > most:
             raise InvalidSettings(f"state of {new.size} bytes is too much: these keys have {most} at the most")
         if self._taken == (optimizer, new.digest, optimizer.updates):
@@ -125,6 +141,7 @@ class OptimizerStateService:
         if upload is None or (upload.by, len(upload.run)) != (by, at) or not 0 < len(piece) <= PIECE:
             raise InvalidSettings(f"an unexpected piece of state at {at}")
         upload.run += piece
+        upload.hash.update(piece)
         upload.touched = time.monotonic()
         if len(upload.run) >= upload.size:
             self._upload = None
@@ -132,13 +149,19 @@ class OptimizerStateService:
         return {}
 
     def _take(self, upload: _Upload) -> None:
-        if digest(upload.run) != upload.digest:
+        if upload.hash.hexdigest() != upload.digest:
             raise InvalidSettings("the state changed in transit")
-        named, optimizer = deserialize(upload.run), self._optimizer()
+        most = self._most_arrays * len(self._aggregator.table.lengths())
+        named, optimizer = deserialize(upload.run, most), self._optimizer()
         self._check(named)
         optimizer.import_state(named)
         self._loads, self._loaded = self._loads + 1, upload.whole
         self._taken = (optimizer, upload.digest, optimizer.updates)
+
+    @property
+    def _most_arrays(self) -> int:
+        """Of a slice."""
+        return KINDS + KINDS_OF_MEMBER * self._members()
 
     def _check(self, named: Mapping[str, Array]) -> None:
         lengths = self._aggregator.table.lengths()

@@ -120,6 +120,7 @@ class Session:
 
         if not self._aborted:
             self._log().write(StateChanged(state="failing", message=failure.message))
+
     def end(self, why: str) -> NoReturn:
         """End the process at once, as its training thread waits for what will not come. Thread-safe."""
         error = TimedOut(why, "see their logs; py-spy dump --pid PID shows where each one waits")

@@ -282,6 +282,21 @@ def test_survivors_handle_a_failure_before_any_signal_and_who_is_cut_off_is_told
     agent.assert_clean()
 
 
+def test_sigterm_waits_while_a_worker_of_another_host_handles_the_failure(agents: Any, tmp_path: Path) -> None:
+    """As this one may meet it only by torch.distributed, when that worker ends."""
+    agent = agents(lease=60, grace=60, worker=SLEEP)
+    agent.send(type="start")
+    agent.until("started")
+    agent.send(type="stop", delay=0.5)
+    for _ in range(8):
+        agent.send(type="failing")
+        time.sleep(0.25)
+    assert agent.runs() and processes.marked(MARK)
+    (ended,) = [message for message in agent.until("done") if message["type"] == "ended"]
+    assert ended["status"] == -signal.SIGTERM
+    agent.assert_clean()
+
+
 SAVES = (
     "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), open('saved', 'w').close(), sys.exit()))\n"

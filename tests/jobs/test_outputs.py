@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from plans import planned
 
-from geomx_cli.agent import outputs
+from geomx_cli.agent import outputs, prune
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.safe_open import open_below
 from geomx_cli.agent.status import _bounded
@@ -22,6 +22,7 @@ from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import in_words, result
 from geomx_cli.plan import Plan
+from geomx_cli.runtime.training import last_save
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
     for number in range(9):
         (folder / f"b{number}").write_text("12")
     (folder / "model.two").touch()
-    assert outputs.record(task, log, 7.0) is None
+    assert outputs.record(task, "", log, 7.0) is None
     ((fields, _),) = read_objects(log)
     event = parse(fields)
     assert isinstance(event, OutputsWritten) and (event.count, event.bytes, event.time) == (13, 34, 7.0)
@@ -83,15 +84,57 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
     assert _bounded(fields["files"]) == fields["files"], "status.json has them too"
     log.unlink()
     log.symlink_to(tmp_path / "secret")
-    unwritten = outputs.record(task, log, 7.0)
+    unwritten = outputs.record(task, "", log, 7.0)
     assert unwritten is not None and unwritten["count"] == 13, "its agent reports it without the log"
     assert (tmp_path / "secret").read_text() == "secret"
+
+
+def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(last_save, "LIMIT", 0.0)
+    monkeypatch.setattr(last_save, "_PAUSE", 0.0)
+    (tmp_path / "tmp").mkdir()
+    folder = Path(task.env["GEOMX_OUTPUT_DIR"])
+
+    def write(place: Path) -> None:
+        if place == folder:
+            raise OSError(28, "No space left on device")
+        (place / "model.bin").write_text("newer than the other")
+
+    place = last_save.save_at_last(folder, write, lambda _: None, "the model")
+    files, _ = outputs.outputs(spec(task, tmp_path))
+    assert [(file["name"], file["size"]) for file in files] == [("model.bin", 20), ("a", 1), ("deep/b", 6)]
+    for name, content in (("model.bin", b"newer"), ("a", b"a")):
+        out = io.BytesIO()
+        request = {"process": task.name, "name": name, "offset": 0}
+        outputs.send_file(spec(task, tmp_path), json.dumps(request).encode(), out)
+        assert content in out.getvalue()
+    assert outputs.record(task, "", tmp_path / "log", 7.0) is None
+    event = next(read_objects(tmp_path / "log"))[0]
+    assert (event["files"], event["count"], event["bytes"]) == ({"model.bin": 9, "a": 1, "deep/b": 6}, 4, 36)
+    (tmp_path / "hosts/A").mkdir(parents=True)
+    (tmp_path / "hosts/A/agent.json").write_bytes(spec(task, tmp_path).encode())
+    assert prune.main(tmp_path / "hosts/A", ()) == 0
+    assert not place.exists() and not folder.exists() and (tmp_path / "tmp").is_dir()
+
+
+def test_a_folder_on_another_disk_that_others_made_is_not_used(task: Task, tmp_path: Path) -> None:
+    (theirs, *_) = outputs.elsewhere(Path(task.env["GEOMX_OUTPUT_DIR"]), str(tmp_path), "")
+    theirs.mkdir()
+    (theirs / "bait").touch()
+    theirs.chmod(0o777)
+    own = Task(task.name, task.argv, {**task.env, "TMPDIR": str(tmp_path)})
+    assert "bait" not in {file["name"] for file in outputs.outputs(spec(own, tmp_path))[0]}
+    theirs.chmod(0o700)
+    assert "bait" in {file["name"] for file in outputs.outputs(spec(own, tmp_path))[0]}
 
 
 def test_an_empty_folder_goes(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "A-worker-0"
     folder.mkdir(parents=True)
-    outputs.record(Task("A/worker:0", (), {"GEOMX_OUTPUT_DIR": str(folder)}), tmp_path / "log", 7.0)
+    outputs.record(Task("A/worker:0", (), {"GEOMX_OUTPUT_DIR": str(folder)}), "", tmp_path / "log", 7.0)
     assert not list(tmp_path.iterdir())
 
 

@@ -56,6 +56,13 @@ def test_values(members: tuple[_Member, _Member]) -> None:
     assert other.ask("delete", "a", "none") == {"number": 1} and one.ask("count", "") == {"number": 2}
 
 
+def test_a_key_that_is_listed_twice_is_refused(members: tuple[_Member, _Member]) -> None:
+    """Its value would be copied as often."""
+    for op in ("append", "set", "get"):
+        with pytest.raises(InvalidSettings, match="twice"):
+            members[0].ask(op, *["k"] * 256, values=[b"x"] * 256)
+
+
 def test_waits(members: tuple[_Member, _Member], loop: Any) -> None:
     """For all keys, and no longer than the request says."""
     one, other = members

@@ -53,6 +53,16 @@ def test_the_difference_of_a_pair_names_tensor_workers_step_and_rate() -> None:
     assert "lr is 0.1 in A/worker:0 and 0.05 in A/worker:1" in said
 
 
+def test_names_of_one_worker_are_bounded_and_leave_room_to_others() -> None:
+    job = Job()
+    for layout in range(1000):
+        job.row(1, MODEL, step=1, layout=layout)
+    assert len(job.comparison._names) == 1
+    job.row(0, MODEL, step=9)
+    job.row(1, changed(0.1), step=9)
+    assert "last.weight differs" in job.said[0]
+
+
 def test_the_odd_worker_is_named_whoever_comes_first() -> None:
     """The rows of all are awaited."""
     job = Job(workers=4)

@@ -69,6 +69,15 @@ def test_a_master_says_from_which_round_on() -> None:
     assert history.present(old.hyper) is history.newest
 
 
+def test_optimizers_that_nobody_uses_replace_none_that_is_used() -> None:
+    history = OptimizerHistory()
+    history.use(sgd(1.0), {})
+    slice_ = Slice(history)
+    for serial in range(1, 1000):
+        history.add(serial, Successor(sgd(0.5)))
+    assert slice_.round(1) == 1.0
+
+
 def test_a_long_history_is_short() -> None:
     history = OptimizerHistory()
     history.use(sgd(1.0), {})

@@ -23,7 +23,7 @@ class Root(Bench):
         super().__init__()
         self.rounds.use(optimizers.create("sgd", {"learning_rate": 0.1, "momentum": 0.5}))
         self.init(np.zeros(SIZE, np.float32))
-        self.desk = OptimizerStateService(self.rounds, silence)
+        self.desk = OptimizerStateService(self.rounds, silence, lambda: 2)
         self.number = 0
 
     def round(self) -> None:
@@ -32,7 +32,7 @@ class Root(Bench):
             self.push(rank, self.number, np.ones(SIZE, np.float32))
 
     def ask(self, topic: str, by: str = "a", **body: Any) -> dict[str, Any]:
-        return self.desk.serve(topic, {"by": by, **body})
+        return self.desk.serve(topic, {"by": by, **body}, self.links[0])
 
     def read(self, by: str = "a") -> dict[str, Array]:
         run, size = bytearray(), self.ask("state_open", by)["size"]
@@ -89,6 +89,26 @@ def test_what_is_loaded_meanwhile_changes_nothing_of_what_is_read() -> None:
     assert root.read() == {}, "as many updates as before, and another state"
     assert root.begin(SerializedArrays({}), "c", whole="Y") == "known"
     assert root.ask("state_open", "a")["loaded"] == "Y"
+
+
+def test_a_member_that_opens_again_and_again_rests_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy takes the root's loop for as long as the state is large; other members need not rest."""
+    root = Root()
+    root.round()
+    clock = iter([100.0, 100.5])
+    with monkeypatch.context() as patch:
+        patch.setattr("geomx_cli.ps.optimizer_state_service.time.monotonic", lambda: next(clock))
+        root.ask("state_open")
+    with monkeypatch.context() as patch:
+        patch.setattr("geomx_cli.ps.optimizer_state_service.time.monotonic", lambda: 101.0)
+        assert root.desk.rest(root.links[0]) == 4.5 and root.desk.rest(root.links[1]) < 0
+
+
+def test_an_index_longer_than_any_state_needs_is_refused_before_it_is_read() -> None:
+    root = Root()
+    root.round()
+    with pytest.raises(InvalidSettings, match="there are at most 68 arrays"):
+        root.write({f"0/0/{number}": np.zeros(0, np.float32) for number in range(1000)})
 
 
 def test_one_writes_and_the_others_bring_the_same() -> None:

@@ -75,8 +75,9 @@ def test_what_a_worker_attempts_counts_for_nothing(cluster: Cluster, options: di
 
 
 def test_who_asks_without_end_hinders_nobody(cluster: Cluster, tmp_path: Path) -> None:
-    said = attacked(cluster, "waste", {})
+    said = attacked(cluster, "waste toil stand_for_others", {})
     assert "refused: key 'last' has 26000000000 elements" in said
+    assert "a key is listed twice in one request" in said
     for path in tmp_path.glob("events/*.jsonl"):
         assert not re.search(r"refused a message from (?!A/worker:1)", path.read_text())
 

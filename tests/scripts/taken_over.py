@@ -59,6 +59,39 @@ def waste(client: Client) -> None:
     client.control.request("declare", {"tensors": [["last", 26_000_000_000, "float32", 1, -1]], "by": client.process})
 
 
+def toil(client: Client) -> None:
+    """Small requests, each of which takes a server long, or memory."""
+    node, link, by = client._worker.node, client._worker.upstream.links[0], client.process
+    marks = {"marks": b"\1", "sketch": bytes(20), "settings": {}, "platform": "p", "of": 4, "step": 1}
+    requests = [
+        *[(topic, {"by": by}) for topic in ("state_open", "state_close") for _ in range(300)],
+        *[("store", {"op": "append", "keys": ["k"] * 256, "values": [bytes(16_000)] * 256}) for _ in range(30)],
+        *[("compare", {"by": by, "scope": "x", "layout": at, "names": ["n" * 100], **marks}) for at in range(300)],
+        *[("patience", {"seconds": 1.0 + at}) for at in range(100)],
+        *[("optimizer", {**SGD, "by": by, "serial": at}) for at in range(1, 200)],
+    ]
+
+    def ask() -> None:
+        for topic, body in requests:
+            node.rpc.ask(link, topic, body, lambda _: None, lambda _: None)
+
+    node.loop.submit(ask)
+    client.control.request("store", {"op": "append", "keys": ["k"] * 2, "values": [b"x"] * 2})
+
+
+def stand_for_others(client: Client) -> None:
+    """As an agent, for hosts and processes that are not its own; then say nothing more."""
+    node = client._worker.node
+
+    def ask() -> None:
+        for number in range(20):
+            link = node.transport.dial(node.settings.local.to_dial(), "the scheduler", wide_area=False)
+            body = {"host": f"h{number}", "processes": [f"B/worker:{number}"] * 1000}
+            node.rpc.ask(link, "awaited", body, lambda _: None, lambda _: None)
+
+    node.loop.submit(ask)
+
+
 def report_another(client: Client) -> None:
     """Tell the scheduler that a process has failed of which this one cannot know."""
     node, body = client._worker.node, {"process": os.environ["OTHER"], "message": "its GPU burns", "hint": "run"}
@@ -94,7 +127,8 @@ INITIAL = {attack.__name__: attack for attack in (push_initial,)}
 READY = {
     attack.__name__: attack
     for attack in (
-        replace_optimizer, read_optimizer_state, compare_as, declare_twice, claim_workers, report_another, waste,
+        replace_optimizer, read_optimizer_state, compare_as, declare_twice, claim_workers, report_another,
+        stand_for_others, toil, waste,
     )
 }
 """Before its first contribution, when all are set up."""

@@ -25,7 +25,7 @@ from geomx_cli.core.agent_protocol import (
 )
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.env_names import NO_EFFECT
-from geomx_cli.core.events import WarningRaised
+from geomx_cli.core.events import StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.core.units import format_duration, some_of
 from geomx_cli.jobs.actions.agent_monitor import STOP_LIMIT, AgentMonitor, lost
@@ -82,6 +82,7 @@ class Watch:
         self._stopping_since: float | None = None
         self._pass_on: JsonObject = {}  # stop request issued by another process
         self._grace = float(plan.spec.options["grace"])
+        self._failing = set[str]()  # workers that handle the job's failure, until they end
         self._holding = False  # schedulers and servers wait for the end of all workers
         self._awaits_end = False  # the user knows of processes that have not ended yet
         self._linger = Linger(float(plan.spec.options["silence"]))
@@ -184,6 +185,8 @@ class Watch:
         self._progress.take(process, event, max(self._progress.began, when))
         if self._observer is not None:
             self._observer.on_event(process, event)
+        if isinstance(event, StateChanged) and event.state == "failing":
+            self._failing.add(process)
         if isinstance(event, WarningRaised):
             self._warn(process, event.message, time.monotonic() - when)
 
@@ -255,7 +258,10 @@ class Watch:
         self._failures.append(failure)
         if (found := self._first_cause()) is not None:
             self._progress.mark_first_failure(found)
-        self._stop(0 if not failure.process else _FAILING)
+        if failure.process:
+            self._stop(_FAILING)
+        else:  # of a host: workers elsewhere get SIGTERM, and may need servers to end
+            self._stop(0, hold=True)
 
     def _check_absentee(self) -> None:
         """Fail the job if a worker's script ended before the cluster was complete, as it never will be."""
@@ -292,6 +298,8 @@ class Watch:
         if self._holding and not names:
             self._holding = False
             self._pool.broadcast({"type": "release"})
+        if self._failing.intersection(names):
+            self._pool.broadcast({"type": "failing"})
         left = self._grace - stopping
         if names and stopping > _SAVING and left > 1 and not self._awaits_end:
             self._awaits_end = True

@@ -41,13 +41,14 @@ class OptimizerHistory:
     with the slice.
 
     on_workers: class name of an optimizer that runs on the workers from serial number `since` on, else "". Then a root
-    runs none and only checks that all workers run one. Used by the loop's thread only.
+    runs none and only checks that all workers run one. `taken`: the newest serial number that a slice has. Used by the
+    loop's thread only.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, Successor] = {0: Successor(None)}
         self.on_workers = ""
-        self.since = 0
+        self.since = self.taken = 0
         self._expected = 0
         self._workers: set[str] = set()
 
@@ -61,10 +62,18 @@ class OptimizerHistory:
         self._known = {0: Successor(optimizer, by_key)}
 
     def add(self, serial: int, successor: Successor) -> None:
-        """Register an optimizer that takes over slice by slice. Drops those that no contribution in flight can name."""
+        """Register an optimizer that takes over slice by slice. Drops those that no slice and no contribution in flight
+        can have.
+        """
         self._known[serial] = successor
-        for old in sorted(self._known)[:-_KEPT]:
+        present = [known for known in sorted(self._known) if known <= self.taken]
+        later = [known for known in sorted(self._known) if known > self.taken]
+        for old in (*present[:-_KEPT], *later[:-_KEPT]):
             del self._known[old]
+
+    def knows(self, serial: int) -> bool:
+        """Whether it is registered, and not dropped."""
+        return serial in self._known
 
     def leave_to_workers(self, kind: str, worker: str, of: int, serial: int) -> None:
         """Record that this worker runs an optimizer of this class itself, as all `of` training workers have to; "" for
@@ -93,6 +102,7 @@ class OptimizerHistory:
             news = {}
         following = [serial for serial, item in self._known.items() if serial and item.begins(slot[0], round_)]
         asked = max(int(news.get(SERIAL, 0)), *following, now)
+        self.taken = max(self.taken, asked)
         if self.on_workers and asked >= self.since:
             self._check_workers()
         if asked > now:

@@ -27,6 +27,9 @@ MAX_TEXT = 4096
 MAX_DECLARED = 256
 """Tensors in one declaration."""
 
+MAX_TUNED = 65_536
+"""Tensors with hyper-parameters of their own."""
+
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -81,6 +84,13 @@ class _Fail(TypedDict):
     hint: NotRequired[_Text]
 
 
+class _Awaited(TypedDict):
+    """See Scheduler. processes: those of the host that have not joined yet."""
+
+    host: _Name
+    processes: Annotated[list[_Name], msgspec.Meta(max_length=1024)]
+
+
 class _Cluster(TypedDict):
     rank_scope: NotRequired[_Name]
 
@@ -122,9 +132,9 @@ class _Optimizer(TypedDict):
     params: NotRequired[dict[_Name, Any]]
     kind: NotRequired[_Name]
     schedule: NotRequired[tuple[_Name, dict[_Name, Any]] | None]
-    multipliers: NotRequired[list[tuple[_Count, dict[_Name, Any]]]]
+    multipliers: NotRequired[Annotated[list[tuple[_Count, dict[_Name, Any]]], msgspec.Meta(max_length=MAX_TUNED)]]
     serial: NotRequired[_Count]
-    by_round: NotRequired[list[tuple[_Count, _Count]]]
+    by_round: NotRequired[Annotated[list[tuple[_Count, _Count]], msgspec.Meta(max_length=MAX_TUNED)]]
 
 
 class _Held(TypedDict):
@@ -267,8 +277,9 @@ class _Overlay(TypedDict):
 
 
 _REQUESTS: Mapping[str, type] = {
-    "join": _Join, "pending": _Pending, "fail": _Fail, "bye": _Nothing, "gone": _Nothing, "leave": _Nothing,
-    "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare, "optimizer": _Optimizer,
+    "join": _Join, "awaited": _Awaited, "pending": _Pending, "fail": _Fail, "bye": _Nothing, "gone": _Nothing,
+    "leave": _Nothing, "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare,
+    "optimizer": _Optimizer,
     "barrier": _Barrier, "patience": _Patience, "mode": _Mode, "compression": _Compression, "compare": _Compare,
     "state_open": _State, "state_read": _StateRead,
     "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite, "loss": _Loss,

@@ -56,7 +56,12 @@ class KeyValues:
         }  # fmt: skip
 
     def serve(self, request: Request) -> None:
-        """Answer now, or when the values are there. Raises InvalidSettings for more than a member may store or ask."""
+        """Answer now, or when the values are there. Raises InvalidSettings for more than a member may store or ask, and
+        for a key that is listed twice: each would be copied as often.
+        """
+        keys = request.body["keys"]
+        if len(set(keys)) < len(keys):
+            raise InvalidSettings("a key is listed twice in one request", "name each key once")
         if request.body["op"] in ("get", "wait"):
             self._wait(request)
         else:

@@ -82,9 +82,10 @@ class Liveness:
         self._loop.every(self._interval, self._tick)
 
     def watch(self, link: Link) -> None:
-        """Start monitoring this peer."""
-        link.health.expect()
-        self._links[link] = 0.0
+        """Start monitoring this peer. Idempotent."""
+        if link not in self._links:
+            link.health.expect()
+            self._links[link] = 0.0
 
     def closed(self, link: Link) -> None:
         """The connection that carries this link's heartbeats has ended."""

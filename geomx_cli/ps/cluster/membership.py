@@ -122,6 +122,7 @@ class Membership:
         topic, body = request.topic, request.body
         self._hear()
         if topic == "pending":
+            self._node.liveness.watch(self.link)  # as the scheduler does from now on
             known, self._missing = self._missing, body["missing"]
             if self._missing == known:
                 return

@@ -2,10 +2,14 @@
 
 It sends the roster once all members have joined, detects lost members, reports failures to all, and ends when all
 members have said goodbye. Training does not involve it.
+
+Scripts that an agent has started may take any time until they join. In a job that no control machine follows, agents
+keep a connection for those that have not (runtime/presence.py): so the loss of a host is noticed before, too.
 """
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
@@ -18,6 +22,7 @@ from geomx_cli.ps.cluster.membership import RosterEntry
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.loop import Timer
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage, Header
 
@@ -40,6 +45,14 @@ class _Entry:
     gone: bool = False
 
 
+@dataclass
+class _Host:
+    """A host, and its processes that have not joined."""
+
+    name: str
+    awaited: set[str]
+
+
 class Scheduler:
     """`run` returns when all members have ended normally; it raises PeerLost if one failed or fell silent, and TimedOut
     if not all have joined in time.
@@ -48,6 +61,8 @@ class Scheduler:
     def __init__(self, settings: NodeSettings, plane: PlaneSettings, events: EventLog) -> None:
         self._plane, self._global = plane, settings.role == "global_scheduler"
         self._entries: dict[Link, _Entry] = {}
+        self._hosts: dict[Link, _Host] = {}  # by the connection that its agent keeps
+        self._unheard: Timer | None = None
         self._complete = False
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_lost=self._lose,
@@ -77,6 +92,9 @@ class Scheduler:
             return
         if entry is None and request.topic == "fail" and request.body["process"] == request.link.name:
             self._fail(request, None)  # its agent tells that it has ended, in its name
+            return
+        if entry is None and request.topic == "awaited":
+            self._await(request)
             return
         if entry is None:
             raise BadMessage(f"{request.topic!r} from a process that has not joined")
@@ -121,8 +139,40 @@ class Scheduler:
             request.refuse(error)
             return
         self._entries[request.link] = entry
+        for link, host in list(self._hosts.items()):
+            host.awaited.discard(entry.member.process)
+            self._forget_host(link)
         if not self._missing():
             self._announce()
+
+    def _await(self, request: Request) -> None:
+        """The agent of a host, in the name of one of its processes, tells which of them have not joined."""
+        link, body = request.link, request.body
+        for other in [known for known in self._hosts if known.name == link.name]:  # of a process that has ended
+            self._hosts[other].awaited.clear()
+            self._forget_host(other)
+        joined = {item.member.process for item in self._entries.values()}
+        if (awaited := set(body["processes"]) - joined) and not self._complete:
+            self._hosts[link] = _Host(body["host"], awaited)
+            self.node.liveness.watch(link)
+            limit = self.node.settings.number("silence") + self.node.timeout
+            self._unheard = self._unheard or self.node.loop.call_later(limit, partial(self._check_unheard, limit))
+        request.answer()
+
+    def _forget_host(self, link: Link) -> None:
+        """Stop monitoring a host of which no process is awaited."""
+        if not self._hosts[link].awaited:
+            del self._hosts[link]
+            self.node.liveness.forget(link)
+
+    def _check_unheard(self, limit: float) -> None:
+        """All agents have had time to connect: what is missing without them is on a host that was lost before."""
+        heard = len(self._entries) + len({name for host in self._hosts.values() for name in host.awaited})
+        if not self._complete and heard < self._plane.servers + self._plane.workers:
+            names = ", ".join(sorted({host.name for host in self._hosts.values()}))
+            hint = f"a host has been lost: it is none of {names}, nor of those whose processes have joined"
+            what = f"waited {limit:g} s for {self._missing()}, and not all of their hosts have been heard of"
+            self.node.fail(TimedOut(what, hint))
 
     def _entry(self, request: Request) -> _Entry:
         body, plane = request.body, self._plane
@@ -172,6 +222,9 @@ class Scheduler:
     def _announce(self) -> None:
         """Assign ranks to members that have none (those of a group are consecutive), and send the roster to all."""
         self._complete = True
+        for link, host in list(self._hosts.items()):
+            host.awaited.clear()
+            self._forget_host(link)
         members = []
         for role in ("server", "worker"):
             entries = [item for item in self._entries.values() if item.member.role == role]
@@ -194,6 +247,7 @@ class Scheduler:
         if not self._complete:
             for link in self._entries:
                 link.control("pending", {"missing": self._missing()})
+                self.node.liveness.watch(link)
 
     def _expire(self) -> None:
         if not self._complete:
@@ -206,7 +260,14 @@ class Scheduler:
             )
 
     def _lose(self, link: Link) -> None:
-        self._entries[link].gone = True
+        if (host := self._hosts.get(link)) is None:
+            self._entries[link].gone = True
+            return
+        silence = self.node.settings.number("silence")
+        what = f"host {host.name} of {link.name} has been silent for {silence:g} s"
+        what += f", and {counted(len(host.awaited), 'process')} there had not joined"
+        hint = f"see whether it runs, and its link to host {self.node.settings.host}"
+        self.node.fail(PeerLost(what, hint, peer=link.name))
 
     def _present(self) -> list[Link]:
         return [link for link, item in self._entries.items() if not item.gone or link in self.node.shutdown.leaving]

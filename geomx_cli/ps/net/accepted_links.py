@@ -63,8 +63,8 @@ class AcceptedLinks:
         """Record the connection of a lane; it replaces an older one."""
         before, key = self._descriptors.get((link, lane)), (link, lane)
         if before != descriptor:
-            if before is not None:
-                self._by_descriptor.pop(before, None)
+            if before is not None and self._by_descriptor.get(before) == key:  # else the system has reused it
+                del self._by_descriptor[before]
             self._by_descriptor[descriptor], self._descriptors[key] = key, descriptor
             link.lanes.connections[lane] = Connection(descriptor)
 

@@ -23,6 +23,7 @@ PIECE = 2 * 2**20
 
 _DTYPES = ("<i8", "<f4", "<f8")
 _PREFIX = 8
+_ENTRY = 96  # bytes of an array in the index, at most: names are short
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[str, str, int]])
 
@@ -67,9 +68,13 @@ def digest(run: bytes | bytearray) -> str:
     return hashlib.sha256(run).hexdigest()
 
 
-def deserialize(run: bytes | bytearray) -> dict[str, Array]:
-    """The arrays of a whole archive, sharing its memory. Raises InvalidSettings if it is malformed."""
+def deserialize(run: bytes | bytearray, most: int | None = None) -> dict[str, Array]:
+    """The arrays of a whole archive, sharing its memory. Raises InvalidSettings if it is malformed, or of more than
+    `most` arrays.
+    """
     end = _PREFIX + int.from_bytes(run[:_PREFIX], "little")
+    if most is not None and end - _PREFIX > most * _ENTRY + _PREFIX:
+        raise InvalidSettings(f"state with an index of {end - _PREFIX} bytes: there are at most {most} arrays")
     try:
         index = _decoder.decode(memoryview(run)[_PREFIX:end])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

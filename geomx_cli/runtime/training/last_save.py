@@ -1,17 +1,18 @@
 """Saving at the end of training, which cannot be repeated later."""
 
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from geomx_cli.agent import outputs
 from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.private import is_own_folder
 from geomx_cli.core.units import format_duration
 
 __all__ = ["LIMIT", "Warn", "save_at_last"]
 
-LIMIT = 8.0  # seconds of further attempts; launch waits little longer for servers to end
+LIMIT = 8.0  # seconds of further attempts; a job that is stopped leaves the option `grace` for all of this
 _PAUSE = 0.5
 _HINT = "make room there, or give the host another state_dir"
 
@@ -19,9 +20,8 @@ Warn = Callable[[str], object]
 
 
 def save_at_last(folder: Path, write: Callable[[Path], None], warn: Warn, what: str) -> Path:
-    """Save with `write(folder)`. If that raises OSError, warn and try again for 8 s, then in a folder of the same name
-    on other disks: of temporary files, the working directory, the home directory. Return the folder that was used, and
-    warn of another one, from which `geomx fetch` brings nothing.
+    """Save with `write(folder)`. If that raises OSError, warn and try again for 8 s, then in a folder on other disks
+    (`outputs.elsewhere`), where `geomx fetch` finds it too. Return the folder that was used, and warn of another one.
 
     `what`: what is saved, for messages, as "the model". Raises TrainingFailed if no disk takes it.
     """
@@ -42,16 +42,17 @@ def save_at_last(folder: Path, write: Callable[[Path], None], warn: Warn, what: 
             return folder
     for place in _elsewhere(folder):
         try:
+            place.mkdir(mode=0o700, exist_ok=True)
+            if not is_own_folder(place):  # another account may have made it, as in /tmp
+                continue
             write(place)
         except OSError:
             continue
-        warn(f"{what} is in {place} of host {os.uname().nodename}, as {folder} cannot be written ({first})")
+        where = f"{place} of host {os.uname().nodename}, from where geomx fetch brings it"
+        warn(f"{what} is in {where}: {folder} cannot be written ({first})")
         return place
     raise TrainingFailed(f"cannot save {what} in {folder}: {first}", _HINT)
 
 
-def _elsewhere(folder: Path) -> Iterator[Path]:
-    """Yield folders for this process of this job: its output folder is JOB/outputs/PROCESS."""
-    process, job = folder.name, folder.parent.parent.name
-    for base in (Path(tempfile.gettempdir()), Path.cwd(), Path(os.path.expanduser("~"))):  # noqa: PTH111  # no error
-        yield base / f"geomx-{job}" / process
+def _elsewhere(folder: Path) -> Sequence[Path]:
+    return outputs.elsewhere(folder, os.environ.get("TMPDIR", ""), os.getcwd())  # noqa: PTH109

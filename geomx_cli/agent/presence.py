@@ -1,0 +1,80 @@
+"""What schedulers are told of this host's processes that cannot speak themselves: not joined yet, or killed."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from geomx_cli.agent import processes
+from geomx_cli.agent.child import Child
+from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.core.module_command import module_command
+
+__all__ = ["NOTICE", "Presence"]
+
+NOTICE = 10.0  # seconds for others to be told of a failure
+_SOON = 5.0  # seconds in which most processes join
+_AGAIN = 10.0  # seconds until one that has ended is replaced
+
+
+class Presence:
+    """Runs runtime/presence.py with a process's variables, where no control machine follows the job. Not thread-safe.
+
+    One for each scheduler stays connected while processes have not joined: the scheduler misses a host that is lost,
+    and lets a script take any time on one that is not. `tells`: whether one tells of a failure.
+    """
+
+    def __init__(self, host_spec: HostSpec) -> None:
+        self._host_spec = host_spec
+        self._began = time.monotonic()
+        self._staying: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # by scheduler; and when it began
+        self._telling: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def tells(self) -> bool:
+        return bool(self._telling)
+
+    def check(self, children: Sequence[Child], now: float) -> None:
+        """Begin or end to stand for processes that have not joined."""
+        for scheduler in dict.fromkeys(child.task.scheduler for child in children if child.task.scheduler):
+            own = [child for child in children if child.task.scheduler == scheduler]
+            awaited = [child.name for child in own if child.running and child.events.waits]
+            staying = self._staying.get(scheduler)
+            if not awaited:
+                if staying is not None and staying[0].stdin is not None:
+                    staying[0].stdin.close()  # and it ends
+                    staying[0].poll()
+            elif now - self._began > _SOON and (staying is None or self._has_ended(*staying, now)):
+                process = self._run(own[0], subprocess.PIPE, "stay", *awaited)
+                self._staying |= {scheduler: (process, now)} if process is not None else {}
+
+    def tell(self, child: Child, cause: str, hint: str) -> None:
+        """Have the processes on other hosts told of a failure: a process that ended cannot, and they would wait."""
+        process = self._run(child, subprocess.DEVNULL, "tell", cause, hint) if child.task.scheduler else None
+        if process is not None:
+            self._telling.append(process)
+
+    def close(self) -> None:
+        """End; wait until others have been told."""
+        for process in self._telling:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(NOTICE)
+        for process, _ in self._staying.values():
+            process.kill()
+            process.wait()
+
+    def _has_ended(self, process: subprocess.Popen[bytes], began: float, now: float) -> bool:
+        return process.poll() is not None and now - began > _AGAIN
+
+    def _run(self, child: Child, stdin: int, *arguments: str) -> "subprocess.Popen[bytes] | None":
+        """Run it in the name of `child`, if possible."""
+        with suppress(OSError):
+            return subprocess.Popen(
+                module_command(sys.executable, "geomx_cli.runtime.presence", *arguments),
+                stdin=stdin,
+                env={**self._host_spec.inherited(), **child.task.env, "GEOMX_SUPERVISED": "1"},
+                preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread
+            )
+        return None

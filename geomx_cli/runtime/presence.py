@@ -1,0 +1,67 @@
+"""Speaks to a process's scheduler in its name, with its variables: its agent runs this where nobody else can.
+
+    python -m geomx_cli.runtime.presence tell CAUSE HINT    it has failed: one that was killed tells nobody
+    python -m geomx_cli.runtime.presence stay PROCESS...    these of its host have not joined; until stdin ends
+
+One that has not joined is connected to nobody, and the others would wait for both kinds.
+"""
+
+import sys
+import threading
+from collections.abc import Sequence
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.runtime.settings import Settings
+
+__all__ = ["main"]
+
+_LIMIT = 8.0  # seconds for an answer
+_MOST = 1024
+
+
+def main(verb: str, *words: str) -> int:
+    """Return 0 if the scheduler has answered, or there is none."""
+    settings = Settings.from_environment(plugins.table())
+    plane = settings.local or settings.upper
+    if plane is None or settings.role.endswith("scheduler"):
+        return 0  # members notice that their scheduler has ended
+    node = Node(settings, EventLog(None), on_tensor=lambda *_: None, on_request=lambda _: None)
+    link = node.transport.dial(plane.to_dial(), "the scheduler", wide_area=False)
+    answered = list[bool]()
+
+    def ask(topic: str, body: Body, limit: float, *, last: bool) -> None:
+        def end(answer: object) -> None:
+            answered.append(not isinstance(answer, GeomxError))
+            if last or not answered[-1]:
+                node.loop.stop()
+
+        node.rpc.ask(link, topic, body, end, end, limit, "always")
+
+    def tell(processes: Sequence[str], limit: float, *, last: bool) -> None:
+        ask("awaited", {"host": settings.host, "processes": list(processes[:_MOST])}, limit, last=last)
+
+    def leave() -> None:
+        sys.stdin.buffer.read()
+        node.loop.submit(lambda: tell((), _LIMIT, last=True))
+
+    if verb == "tell":
+        cause, hint = words
+        ask("fail", {"process": node.process, "message": f"{node.process} {cause}", "hint": hint}, _LIMIT, last=True)
+    else:
+        node.liveness.watch(link)
+        tell(words, settings.number("silence"), last=False)
+        threading.Thread(target=leave, daemon=True).start()
+    try:
+        node.run()
+    except GeomxError:  # the scheduler is lost
+        return 1
+    node.close()
+    return 0 if answered[-1:] == [True] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""What an agent has a scheduler told of processes that cannot do so themselves."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import clean_environment, free_ports
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError, PeerLost
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.options import defaults
+from geomx_cli.ps.cluster.config import PlaneSettings
+from geomx_cli.ps.cluster.scheduler import Scheduler
+from geomx_cli.runtime.settings import Settings
+
+pytestmark = pytest.mark.processes
+
+
+class Plane:
+    """A scheduler that waits for a server and two workers, and what agents run in the name of A/worker:0."""
+
+    def __init__(self, folder: Path, silence: float = 3.0) -> None:
+        (port,) = free_ports(1)
+        plane = PlaneSettings("127.0.0.1", port, 1, 2)
+        self.common: dict[str, Any] = {
+            "local": plane, "job": "j", "job_dir": str(folder), "party": "A", "supervised": True,
+            "options": {**defaults(), "silence": silence, "timeout": 1.0},
+        }  # fmt: skip
+        own = Settings(role="scheduler", process="A/scheduler:0", bind=(f"tcp://127.0.0.1:{port}",), **self.common)
+        self.scheduler, self.ended = Scheduler(own, plane, EventLog(None)), list[GeomxError]()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def _run(self) -> None:
+        try:
+            self.scheduler.run()
+        except GeomxError as error:
+            self.ended.append(error)
+
+    def speak(self, *arguments: str) -> subprocess.Popen[bytes]:
+        worker = Settings(role="worker", process="A/worker:0", rank=0, host="b", **self.common)
+        command = module_command(sys.executable, "geomx_cli.runtime.presence", *arguments)
+        env = {**clean_environment(), **worker.to_environment(plugins.table())}
+        self.started.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE))
+        return self.started[-1]
+
+    def stay(self, *processes: str) -> subprocess.Popen[bytes]:
+        process = self.speak("stay", *processes)
+        while not self.scheduler._hosts:
+            time.sleep(0.02)
+        return process
+
+    def error(self) -> GeomxError:
+        self.thread.join(60)
+        (error,) = self.ended
+        return error
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+        self.scheduler.node.loop.submit(self.scheduler.node.loop.stop)
+        self.thread.join(60)
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[Plane]:
+    made = Plane(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_worker_that_died_before_it_joined_ends_the_wait_for_it(plane: Plane) -> None:
+    assert plane.speak("tell", "was killed by SIGKILL", "see dmesg").wait(60) == 0
+    error = plane.error()
+    assert isinstance(error, PeerLost)
+    assert (error.message, error.hint, error.peer) == ("A/worker:0 was killed by SIGKILL", "see dmesg", "A/worker:0")
+
+
+def test_a_host_that_is_lost_before_its_processes_joined_is_named(plane: Plane) -> None:
+    plane.stay("A/worker:0", "A/worker:1", "A/server:0").kill()
+    error = plane.error()
+    assert isinstance(error, PeerLost) and error.peer == "A/worker:0"
+    assert error.message == "host b of A/worker:0 has been silent for 3 s, and 3 processes there had not joined"
+
+
+def test_one_that_ends_since_all_have_joined_is_not_missed_but_a_host_never_heard_of_is(plane: Plane) -> None:
+    """Then those that were heard of are named: the lost one is none of them."""
+    assert plane.stay("A/worker:0").communicate(timeout=60) and plane.started[-1].returncode == 0
+    while plane.scheduler._hosts:
+        time.sleep(0.02)
+    assert not plane.ended
+    plane.stay("A/worker:0")
+    error = plane.error()
+    assert error.message == (
+        "waited 4 s for 1 of 1 server and 2 of 2 workers, and not all of their hosts have been heard of"
+    )
+    assert "it is none of b" in error.hint
