@@ -5,6 +5,8 @@ import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
@@ -28,7 +30,7 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
     if isinstance(chosen, HostError):
         raise InvalidSettings(f"host {chosen.host} {chosen.message}", chosen.hint)
     return inventory.with_hosts(
-        host.model_copy(update={"ports": tuple(sorted(chosen[host.name], key=host.ports.index))})
+        structs.replace(host, ports=tuple(sorted(chosen[host.name], key=host.ports.index)))
         for host in inventory.hosts
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cluster import ROOT
 from desk import without_progress
+from msgspec import structs
 
 from geomx_cli import cli
 from geomx_cli.commands._json import print_json
@@ -356,7 +357,7 @@ def test_modules_are_looked_for_where_processes_look(tmp_path: Path, monkeypatch
     with pytest.raises(InvalidSettings, match="no module 'own'"):
         check_user_modules({**wanted, "data": "own:data"}, inventory)
     for change in ({"env": {"PYTHONPATH": str(tmp_path / "path/there")}}, {"python": "/opt/other/bin/python"}):
-        hosts = [host.model_copy(update=change) for host in inventory.hosts]
+        hosts = [structs.replace(host, **change) for host in inventory.hosts]
         check_user_modules({**wanted, "data": "own:data"}, inventory.with_hosts(hosts))
 
 

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from sshd import Person, Sshd, make_key
 
 from geomx_cli.core.errors import GeomxError
@@ -158,7 +159,7 @@ def test_a_proxy_command_concerns_its_host_alone(sites: list[Sshd], person: Pers
     options = person.options()
     hosts = [Host(name=name, parties=("A",), access=Ssh(address=name)) for name in ("alpha", "beta", "gamma")]
     inventory = this_machine(defaults(), range(20_000, 20_100))
-    found = with_addresses(inventory.model_copy(update={"hosts": tuple(hosts)}), options)
+    found = with_addresses(structs.replace(inventory, hosts=tuple(hosts)), options)
     assert [host.address for host in found.hosts] == ["127.0.0.1"] * 3
     for name in ("alpha", "gamma"):
         assert works(SshConnector(name, Ssh(address=name), "python3", options=options))

@@ -5,30 +5,36 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.inventory import Host, Inventory, Local, Ssh
+from geomx_cli.inventory import Host, Inventory, Local, Party, Ssh
 from geomx_cli.jobs.store import user_files
 from geomx_cli.jobs.store.script import ignored_interpreter, with_interpreter
 from geomx_cli.plan import JobSpec
 
 
+def inventory_of(*hosts: Host) -> Inventory:
+    """An inventory of one party."""
+    return Inventory((Party("A", 1),), Party("hub", 0), (*hosts, Host("hub", ("hub",))))
+
+
 def test_the_interpreter_of_the_command_is_that_of_hosts_without_one() -> None:
     far = Host(name="far", parties=("A",), access=Ssh(address="192.0.2.1"), devices=("cpu",))
-    near, named = far.model_copy(update={"name": "near", "access": Local()}), far.model_copy(update={"python": "/p"})
-    inventory = Inventory.model_construct(hosts=(far, near, named))
+    near, named = structs.replace(far, name="near", access=Local()), structs.replace(far, name="named", python="/p")
+    inventory = inventory_of(far, near, named)
 
     def pythons(*script: str) -> list[str]:
-        return [host.python for host in with_interpreter(script, inventory).hosts]
+        return [host.python for host in with_interpreter(script, inventory).hosts_of("A")]
 
     assert pythons("/opt/g/bin/python3", "train.py") == ["/opt/g/bin/python3", "", "/p"]
     assert pythons("python", "train.py") == pythons(".venv/bin/python", "x.py") == pythons() == ["", "", "/p"]
 
-    assert "runs in /p on far, the python of the inventory, not in /q/python of" in ignored_interpreter(
+    assert "runs in /p on named, the python of the inventory, not in /q/python of" in ignored_interpreter(
         ("/q/python", "train.py"), inventory
     )
     assert not ignored_interpreter(("python", "train.py"), inventory) and not ignored_interpreter((), inventory)
-    same = Inventory.model_construct(hosts=(far, named.model_copy(update={"python": "~/g/bin/python"})))
+    same = inventory_of(far, structs.replace(named, name="other", python="~/g/bin/python"))
     assert not ignored_interpreter((str(Path("~/g/bin/python").expanduser()), "train.py"), same)
 
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from msgspec import structs
+
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.inventory import Host, Inventory
@@ -83,7 +85,7 @@ def with_interpreter(script: Sequence[str], inventory: Inventory) -> Inventory:
     if not word:
         return inventory
     return inventory.with_hosts(
-        host if host.shares_files or host.python else host.model_copy(update={"python": word})
+        host if host.shares_files or host.python else structs.replace(host, python=word)
         for host in inventory.hosts
     )
 
