@@ -88,7 +88,7 @@ def examine(
         if holding is not None:
             probes.hold_ports()
             stack.pop_all()
-            holding.callback(probes.end)
+            holding.callback(probes.close, release=False)
         return report
 
 
