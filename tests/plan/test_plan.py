@@ -532,7 +532,8 @@ def rearranged(runs: dict[str, tuple[str, ...]], **fields: Any) -> Inventory:
     hosts = [
         {
             "name": name, "parties": (name[0],), "access": {"kind": "ssh", "address": name},
-            "ports": tuple(range(9100, 9110)), "devices": () if name[0] == "c" else ("cpu",), "runs": runs.get(name, ()),
+            "ports": tuple(range(9100, 9110)), "devices": () if name[0] == "c" else ("cpu",),
+            "runs": runs.get(name, ()),
         }
         for name in ("c1", "c2", "x1", "x2", "y1", "y2")
     ]  # fmt: skip
