@@ -10,7 +10,7 @@ from msgspec import structs
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Local, Party, Ssh
 from geomx_cli.jobs.store import user_files
-from geomx_cli.jobs.store.script import ignored_interpreter, with_interpreter
+from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
 from geomx_cli.plan import JobSpec
 
 
@@ -36,6 +36,23 @@ def test_the_interpreter_of_the_command_is_that_of_hosts_without_one() -> None:
     assert not ignored_interpreter(("python", "train.py"), inventory) and not ignored_interpreter((), inventory)
     same = inventory_of(far, structs.replace(named, name="other", python="~/g/bin/python"))
     assert not ignored_interpreter((str(Path("~/g/bin/python").expanduser()), "train.py"), same)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -u -m torch.distributed.run x.py", "env A=1 torchrun x.py", "uv run -- torchrun x.py",
+        "deepspeed x.py", "python -m accelerate.commands.launch x.py", "lightning run model x.py",
+    ],
+)  # fmt: skip
+def test_commands_that_start_workers_are_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By themselves, in a shell's -c, and in a shell script."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.sh").write_text(f"set -e\nif true; then CUDA_VISIBLE_DEVICES=0 {command} --lr 1; fi\n")
+    inventory = inventory_of(Host("near", ("A",), devices=("cpu",)))
+    for script in (command.split(), ["bash", "-c", f"cd . && {command}"], ["bash", "own.sh"]):
+        with pytest.raises(InvalidSettings, match=r"starts workers, and so does geomx launch \(write.*: .*python x\.py;"):
+            check_script(script, inventory)
 
 
 def test_links_are_followed_and_circles_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
