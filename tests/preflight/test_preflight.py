@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cluster import ROOT, free_ports
+from msgspec import structs
 from networks import Network, PrefixedConnector, bare_python, star
 from sshd import Person, Sshd
 
@@ -167,8 +168,10 @@ def test_after_a_port_was_lost_to_another_launch_all_are_candidates(monkeypatch:
 def test_hosts_that_listen_at_different_addresses_may_use_one_port() -> None:
     addresses = {"hub": "127.0.0.1", "alpha": "127.0.0.2", "beta": "127.0.0.3"}
     listens = {name: {"listen": address} for name, address in addresses.items()}
-    report = examine({name: local(name) for name in NAMES}, star(addresses, free_ports(3), **listens))
+    spread = structs.replace(star(addresses, free_ports(4), **listens), topology="spread")
+    report = examine({name: local(name) for name in NAMES}, spread)
     assert wrong(report) == []
+    assert {host.ports[0] for host in report.inventory.hosts} == {spread.hosts[0].ports[0]}
 
 
 def test_sites_that_reach_each_other(check: Callable[..., preflight.Report]) -> None:
