@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from wan import Wan
 
 from geomx_cli.core import plugins
@@ -103,11 +104,11 @@ def _placed(inventory: Inventory, wan: Wan, server_hosts: int) -> Inventory:
     """The inventory with each host at its site's address, so that hosts may use the same ports."""
     (first,) = inventory.hosts_of("central")
     names = ["central", *(f"central-{number}" for number in range(2, server_hosts + 1))]
-    central = [first.model_copy(update={"name": name}) for name in names]
-    inventory = inventory.model_copy(update={"hosts": (*central, *(host for host in inventory.hosts if host != first))})
+    central = [structs.replace(first, name=name) for name in names]
+    inventory = structs.replace(inventory, hosts=(*central, *(host for host in inventory.hosts if host != first)))
     sites = _sites(inventory)
-    hosts = [host.model_copy(update={"address": wan.address(sites[host.name])}) for host in inventory.hosts]
-    return inventory.model_copy(update={"hosts": tuple(hosts)})
+    hosts = [structs.replace(host, address=wan.address(sites[host.name])) for host in inventory.hosts]
+    return structs.replace(inventory, hosts=tuple(hosts))
 
 
 def _write_keys(laid: Plan, directory: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import forks
 import pytest
 from forks import Forked
+from msgspec import structs
 
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
@@ -138,9 +139,9 @@ class Cluster:
         """
         values = {**defaults(plugins.table()), **options}
         ports = free_ports(ports_needed(values))
-        inventory = this_machine(values, ports, one_host=one_host).model_copy(update=changes)
+        inventory = structs.replace(this_machine(values, ports, one_host=one_host), **changes)
         inventory = inventory.with_hosts(
-            host.model_copy(update=hosts.get(host.name, {})) for host in inventory.hosts
+            structs.replace(host, **hosts.get(host.name, {})) for host in inventory.hosts
         )
         spec = JobSpec(
             job="planned", options=values, script=("python", *script), job_dir=str(self.directory),

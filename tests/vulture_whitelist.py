@@ -53,11 +53,10 @@ _.set_epoch
 _.hybrid_forward
 _.rescale_grad
 
-# paramiko, pydantic, numpy, plotille, tarfile, importlib
+# paramiko, numpy, plotille, tarfile, importlib
 _.auth_timeout
 _.banner_timeout
 _.handshake_timeout
-_.model_config
 _.__array_interface__
 _.with_colors
 _.x_label

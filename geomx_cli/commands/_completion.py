@@ -1,6 +1,6 @@
 """Answers a shell that completes a `geomx` command line, and the values of arguments that it may complete.
 
-The answer is made from files of this machine alone and without numpy, pydantic or zmq: users wait for it at each Tab.
+The answer is made from files of this machine alone and without numpy, msgspec or zmq: users wait for it at each Tab.
 """
 
 import contextlib

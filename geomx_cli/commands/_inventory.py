@@ -144,6 +144,8 @@ def with_job_options(
     read: "InventoryFile", given: Mapping[str, Value]
 ) -> "tuple[Inventory, dict[str, Value]]":
     """Return the inventory of a file as a job with these options has it, and the effective values, as `machines`."""
+    import msgspec
+
     from geomx_cli.inventory import validated
 
     values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}
@@ -152,7 +154,7 @@ def with_job_options(
     for name in _OF_THIS_MACHINE:
         if name in shape and shape.pop(name) != read.inventory.options()[name]:
             raise UsageError(f"--algo {values['algo']} is for one worker on this machine", "add --local")
-    inventory = validated({**read.inventory.model_dump(), **shape}) if shape else read.inventory
+    inventory = validated({**msgspec.to_builtins(read.inventory), **shape}) if shape else read.inventory
     return _shaped(inventory, values), values
 
 
@@ -192,15 +194,17 @@ def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
     """Return the inventory with the chosen delivery and reduction and, if the algorithm needs one, a local server for a
     central party that trains.
     """
+    from msgspec import structs
+
     from geomx_cli.core import deliveries, plugins
 
     algorithm = plugins.algorithms()[str(values["algo"])] if "algo" in values else None
     wanted = algorithm is not None and algorithm.needs_local_server and inventory.topology == "central"
-    chosen: dict[str, object] = {name: values[name] for name in ("reduce", "shards") if name in values}
+    chosen: dict[str, Any] = {name: values[name] for name in ("reduce", "shards") if name in values}
     if "delivery" in values:
         chosen["delivery"] = deliveries.chosen(values)
         chosen["delivery_options"] = deliveries.own_options(deliveries.chosen(values), values)
-    return inventory.model_copy(update={**chosen, **({"central_server": True} if wanted else {})})
+    return structs.replace(inventory, **chosen, **({"central_server": True} if wanted else {}))
 
 
 def ssh_options(accept_new_host_keys: bool = False) -> "SshOptions":

@@ -34,10 +34,12 @@ def with_rank_scope(
     """Return the inventory with the rank scope for the script, which is said on stderr with the reason if it is not
     obvious, and the options with its framework.
     """
+    from msgspec import structs
+
     from geomx_cli.jobs.store import rank_scope
 
     chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
     if chosen.sentence:
         click.echo(chosen.sentence, err=True)
     framework = {"framework": chosen.framework} if chosen.framework else {}
-    return inventory.model_copy(update={"rank_scope": chosen.scope}), {**options, **framework}
+    return structs.replace(inventory, rank_scope=chosen.scope), {**options, **framework}

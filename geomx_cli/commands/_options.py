@@ -140,7 +140,8 @@ def unused(
         yield f"--p3 with --algo {algorithm} makes slices shorter and nothing else: it is for {fits}"
     if plugins.algorithms()[algorithm].needs_local_server and topology == "flat":
         yield f"--topology flat: all workers are one party in {algorithm}, so each mean is global; --k2 has no effect"
-    training = ", ".join(option.flag for option in written if option.group == "training")
+    of_bundled = (option.flag for option in written if option.group == "training" and option.name != "framework")
+    training = ", ".join(of_bundled)
     if script and training:
         own = "write a script's own options behind its name (MXNet scripts may read these with kv.option)"
         yield f"{training}: no effect on a script, only on the bundled training; {own}"

@@ -3,6 +3,8 @@
 import shlex
 from collections.abc import Iterator, Mapping
 
+from msgspec import structs
+
 from geomx_cli.core.units import counted
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import Plan, Process
@@ -66,7 +68,7 @@ def for_shell(inventory: Inventory) -> Inventory:
         if host.shares_files:
             return host
         known = {"python": host.python or "python3", "state_dir": host.state_dir or f"{_STATE}/geomx"}
-        return host.model_copy(update={**known, "package": host.package or _PACKAGE, "sockets": "/tmp/gx"})
+        return structs.replace(host, **known, package=host.package or _PACKAGE, sockets="/tmp/gx")
 
     return inventory.with_hosts(map(own, inventory.hosts))
 

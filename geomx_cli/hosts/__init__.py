@@ -45,13 +45,15 @@ def connector(host: "Host", python: str, ssh: "SshOptions") -> Connector:
 
 def with_addresses(inventory: "Inventory", ssh: "SshOptions") -> "Inventory":
     """Resolve the addresses of hosts known only by a name that may be private to this user (an ssh_config alias)."""
+    from msgspec import structs
+
     from geomx_cli.inventory import is_ip
 
     def with_address(host: "Host") -> "Host":
         if host.address or host.interface or is_ip(host.near_address):
             return host
         found = connector(host, "", ssh).address
-        return host if found == host.near_address else host.model_copy(update={"address": found})
+        return host if found == host.near_address else structs.replace(host, address=found)
 
     return inventory.with_hosts(map(with_address, inventory.hosts))
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from subprocess import SubprocessError
 from typing import Protocol, cast
 
+import msgspec
+
 from geomx_cli.core.errors import CheckFailed, GeomxError
 from geomx_cli.core.plugins import Plugin, Spec, find
 from geomx_cli.hosts import with_addresses
@@ -93,7 +95,7 @@ def _allocate(inventory: Inventory, job: str, spec: Spec) -> Inventory:
         raise CheckFailed(f"allocator {name} failed: {error!r}", "report it to the allocator's maintainers") from error
     if [_asked(host) for host in given] != [_asked(host) for host in inventory.hosts]:
         raise TypeError(f"allocator {name} gives other hosts than it was asked for")
-    return validated(inventory.with_hosts(given).model_dump())
+    return validated({**msgspec.to_builtins(inventory), "hosts": msgspec.to_builtins(given)})
 
 
 def _asked(host: Host) -> tuple[object, ...]:

@@ -1,16 +1,19 @@
 """The inventory: machines, their parties, and the placement of roles. Immutable and validated."""
 
 import ipaddress
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import msgspec
+from msgspec import Meta, structs
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.core.options import Value
+from geomx_cli.core.typed import to_type
 from geomx_cli.inventory.access import Local, Ssh
 from geomx_cli.ps.cluster.config import Role
 
@@ -20,56 +23,70 @@ __all__ = [
 ]  # fmt: skip
 
 CENTRAL = "central"
-NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,31}$"
+NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,31}\Z"
 """Pattern of host and party names."""
-DEVICE = r"^(cpu|gpu(0|[1-9][0-9]?))$"
+DEVICE = r"^(cpu|gpu(0|[1-9][0-9]?))\Z"
 """Pattern of devices that a worker may train on."""
-Device = Annotated[str, Field(pattern=DEVICE)]
+Name = Annotated[str, Meta(pattern=NAME)]
+Device = Annotated[str, Meta(pattern=DEVICE)]
 Topology = Literal["central", "spread", "flat"]
 RankScope = Literal["global", "party"]
 Reduce = Literal["servers", "torch"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Host(_Frozen):
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One planned host. Its processes communicate over unix sockets, with other hosts over TCP.
 
     Two hosts of an inventory may share a machine; they get different ports. Empty fields that only the machine itself
     can provide (address, package, state_dir) are filled in before a job starts.
+
+    parties: whose processes it runs; one as a rule.
+    access: how it is reached.
+    address: what hosts of its own party dial; see near_address.
+    wan_address: what hosts of other parties dial; empty: the address.
+    listen: what to bind; empty: what fits the addresses.
+    interface, wan_interface: of the network of its party, and of the one between parties.
+    devices: each has a worker.
+    threads: in the numeric libraries of each worker.
+    python: its Python; empty: that of the job.
+    package: where its geomx_cli lies; empty: where ours does.
+    workdir: where its processes start; empty: the agent's directory.
+    state_dir: where jobs lie; empty: where the job's own directory is.
+    sockets: how paths of folders for unix sockets begin; empty: the job's own.
+    env: variables for each of its processes.
+    ports: for its schedulers and servers, in this order.
+    clock_ahead: seconds that its clock is ahead of ours; known at launch.
+    reachable_from: parties that dial it; None: all others.
+    runs: roles that run here; empty: by rule.
     """
 
-    name: str = Field(pattern=NAME)
-    parties: tuple[str, ...] = Field(min_length=1, description="whose processes it runs; one as a rule")
-    access: Local | Ssh = Field(default=Local(), discriminator="kind", description="how it is reached")
-    address: str = Field(default="", description="what hosts of its own party dial; see near_address")
-    wan_address: str = Field(default="", description="what hosts of other parties dial; empty: the address")
-    listen: str = Field(default="", description="what to bind; empty: what fits the addresses")
-    interface: str = Field(default="", description="of the network of its party")
-    wan_interface: str = Field(default="", description="of the network between parties")
-    devices: tuple[Device, ...] = Field(default=(), description="each has a worker")
-    threads: int = Field(default=1, ge=1, description="threads in the numeric libraries of each worker")
-    python: str = Field(default="", description="its Python; empty: that of the job")
-    package: str = Field(default="", description="where its geomx_cli lies; empty: where ours does")
-    workdir: str = Field(default="", description="where its processes start; empty: the agent's directory")
-    state_dir: str = Field(default="", description="where jobs lie; empty: where the job's own directory is")
-    sockets: str = Field(default="", description="how paths of folders for unix sockets begin; empty: the job's own")
-    env: Mapping[str, str] = Field(default_factory=dict, description="variables for each of its processes")
-    ports: tuple[int, ...] = Field(default=(), description="for its schedulers and servers, in this order")
-    clock_ahead: float = Field(default=0.0, description="seconds that its clock is ahead of ours; known at launch")
-    reachable_from: tuple[str, ...] | None = Field(default=None, description="parties that dial it; None: all others")
-    runs: tuple[Role, ...] = Field(default=(), description="roles that run here; empty: by rule")
+    name: Name
+    parties: Annotated[tuple[str, ...], Meta(min_length=1)]
+    access: Local | Ssh = Local()
+    address: str = ""
+    wan_address: str = ""
+    listen: str = ""
+    interface: str = ""
+    wan_interface: str = ""
+    devices: tuple[Device, ...] = ()
+    threads: Annotated[int, Meta(ge=1)] = 1
+    python: str = ""
+    package: str = ""
+    workdir: str = ""
+    state_dir: str = ""
+    sockets: str = ""
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+    clock_ahead: float = 0.0
+    reachable_from: tuple[str, ...] | None = None
+    runs: tuple[Role, ...] = ()
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         wrong = [port for port in self.ports if not 0 < port < 65536]
         if wrong:
             raise ValueError(f"host {self.name}: {wrong[0]} is no port; it lies between 1 and 65535")
         _refuse_twice((f"{self.near_address}:{port}" for port in self.ports), "port")
         _refuse_twice((name for name in self.devices if name != "cpu"), f"host {self.name}: device")
-        return self
 
     @property
     def near_address(self) -> str:
@@ -110,22 +127,22 @@ class HostError:
     hint: str
 
 
-class Party(_Frozen):
+class Party(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A data centre and its number of training workers, each on a device of one of its hosts."""
 
-    name: str = Field(pattern=NAME)
-    workers: int = Field(ge=0, le=1024)
+    name: Name
+    workers: Annotated[int, Meta(ge=0, le=1024)]
 
 
-class WanLink(_Frozen):
+class WanLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The emulated link from one party to another, in this direction. rate: bits per second, 0 for unlimited. delay:
     seconds.
     """
 
     source: str
     target: str
-    rate: float = Field(default=0.0, ge=0)
-    delay: float = Field(default=0.0, ge=0)
+    rate: Annotated[float, Meta(ge=0)] = 0.0
+    delay: Annotated[float, Meta(ge=0)] = 0.0
 
     @property
     def text(self) -> str:
@@ -134,29 +151,35 @@ class WanLink(_Frozen):
         return f"{self.source}>{self.target}={','.join(parts)}"
 
 
-class Inventory(_Frozen):
-    """All parties and hosts. `parties` are the participating ones, in the order of their index.
+class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All parties and hosts.
 
-    `global_servers` is the total number of global servers or, with topology "spread", the number in each party.
+    parties: the participating ones, in the order of their index.
+    links: emulated between parties, instead of --wan.
+    allocator: gives the hosts their machines at launch; empty: they have them.
+    global_servers: their total number or, with topology "spread", the number in each party.
+    central_server: a central party that trains has a local server.
+    rank_scope: "global": global rank 0 is the master worker.
+    delivery: how slices travel: workers may listen for each other; delivery_options: its own, by name.
+    reduce: "torch": one worker of a party exchanges with servers; shards: so many do, a shard each.
     """
 
-    parties: tuple[Party, ...] = Field(min_length=1)
+    parties: Annotated[tuple[Party, ...], Meta(min_length=1)]
     central: Party
-    hosts: tuple[Host, ...] = Field(min_length=1)
-    links: tuple[WanLink, ...] = Field(default=(), description="emulated between parties, instead of --wan")
-    allocator: str = Field(default="", description="gives the hosts their machines at launch; empty: they have them")
+    hosts: Annotated[tuple[Host, ...], Meta(min_length=1)]
+    links: tuple[WanLink, ...] = ()
+    allocator: str = ""
     topology: Topology = "central"
-    global_servers: int = Field(default=1, ge=1, le=256)
-    central_server: bool = Field(default=False, description="a central party that trains has a local server")
-    rank_scope: RankScope = Field(default="party", description="global: global rank 0 is the master worker")
-    local_servers: int = Field(default=1, ge=1, le=64)
-    delivery: str = Field(default="direct", description="how slices travel: workers may listen for each other")
-    delivery_options: Mapping[str, Value] = Field(default_factory=dict, description="the delivery's own, by name")
-    reduce: Reduce = Field(default="servers", description="torch: one worker of a party exchanges with servers")
-    shards: int = Field(default=1, ge=1, le=1024, description="with reduce torch: so many, a shard each")
+    global_servers: Annotated[int, Meta(ge=1, le=256)] = 1
+    central_server: bool = False
+    rank_scope: RankScope = "party"
+    local_servers: Annotated[int, Meta(ge=1, le=64)] = 1
+    delivery: str = "direct"
+    delivery_options: Mapping[str, Value] = msgspec.field(default_factory=dict)
+    reduce: Reduce = "servers"
+    shards: Annotated[int, Meta(ge=1, le=1024)] = 1
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def __post_init__(self) -> None:
         parties = [party.name for party in (self.central, *self.parties)]
         _refuse_twice(parties, "party")
         if "global" in parties:
@@ -180,7 +203,6 @@ class Inventory(_Frozen):
                 )
             if party.workers == 0 and party is not self.central:
                 raise ValueError(f"party {party.name} has no worker")
-        return self
 
     def hosts_of(self, party: str) -> tuple[Host, ...]:
         """Return the hosts of one party, in the inventory's order."""
@@ -195,7 +217,7 @@ class Inventory(_Frozen):
 
     def with_hosts(self, hosts: Iterable[Host]) -> "Inventory":
         """Return a copy with other hosts, which must have the same number, names and parties."""
-        return self.model_copy(update={"hosts": tuple(hosts)})
+        return structs.replace(self, hosts=tuple(hosts))
 
     def options(self) -> dict[str, Value]:
         """Return this inventory's values of cluster options; `workers` is that of the largest party."""
@@ -216,12 +238,11 @@ class Inventory(_Frozen):
 def validated(data: Mapping[str, Any]) -> Inventory:
     """Validate `data` as an inventory. Raises InvalidSettings for the first error."""
     try:
-        return Inventory.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        text = first["msg"].removeprefix("Value error, ")
-        message = f"inventory: {where}: {text}" if where else f"inventory: {text}"
+        return to_type(data, Inventory)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `$")
+        place = re.sub(r"\[([0-9]+)\]", r".\1", where.rstrip("`")).lstrip(".")
+        message = f"inventory: {place}: {text}" if place else f"inventory: {text}"
         raise InvalidSettings(message, "correct this entry") from None
 
 

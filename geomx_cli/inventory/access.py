@@ -1,23 +1,19 @@
-"""How a host of the inventory is reached: one class per kind of connector (see hosts/)."""
+"""How a host of the inventory is reached: one class per kind of connector (see hosts/).
 
-from typing import ClassVar, Literal
+Their class attribute `shares_files` is that of Host, `address` is dialled by geomx itself, and str() is for messages.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
 
 __all__ = ["Local", "Ssh"]
 
 
-class _Access(BaseModel):
-    """`shares_files`: see Host.shares_files; `address`: dialled by geomx itself; str() is for messages."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    shares_files: ClassVar[bool] = False
-
-
-class Local(_Access):
+class Local(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="local"):
     """The machine that runs geomx."""
 
-    kind: Literal["local"] = "local"
     shares_files: ClassVar[bool] = True
     address: ClassVar[str] = "127.0.0.1"
 
@@ -25,16 +21,23 @@ class Local(_Access):
         return "this machine"
 
 
-class Ssh(_Access):
-    """A machine behind SSH. Empty fields default to the user's ~/.ssh/config."""
+class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ssh"):
+    """A machine behind SSH. Empty fields default to the user's ~/.ssh/config.
 
-    kind: Literal["ssh"] = "ssh"
-    address: str = Field(min_length=1, description="name, IP address or alias of ~/.ssh/config")
-    port: int = Field(default=0, ge=0, le=65535, description="0: that of ~/.ssh/config, or 22")
+    address: name, IP address or alias of ~/.ssh/config.
+    port: 0: that of ~/.ssh/config, or 22.
+    key: path of a private key; empty: the agent's and the usual ones.
+    jump: user@host:port of the machines between, separated by commas.
+    fingerprint: SHA256:... of the host key; empty: known_hosts.
+    """
+
+    address: Annotated[str, Meta(min_length=1)]
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
     user: str = ""
-    key: str = Field(default="", description="path of a private key; empty: the agent's and the usual ones")
-    jump: str = Field(default="", description="user@host:port of the machines between, separated by commas")
-    fingerprint: str = Field(default="", description="SHA256:... of the host key; empty: known_hosts")
+    key: str = ""
+    jump: str = ""
+    fingerprint: str = ""
+    shares_files: ClassVar[bool] = False
 
     def __str__(self) -> str:
         address = f"[{self.address}]" if ":" in self.address and self.port else self.address

@@ -75,6 +75,8 @@ def read(path: Path, check: Check) -> InventoryFile:
 def _listed(word: str) -> list[str]:
     """Return the machines of a list as Slurm prints it, each as often as it is there."""
     found: list[str] = []
+    if re.search(r"[][]", re.sub(r"\[[^][]*\]", "", word)):
+        raise InvalidSettings(f"{word!r} has a bracket without its pair", "write n[1-3,07], or a name on each line")
     for each in _LISTED.findall(word):
         times, star, rest = each.partition("*")
         count = _count(times) if star else 1

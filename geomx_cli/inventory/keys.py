@@ -101,7 +101,7 @@ HOST_KEYS: tuple[Key, ...] = (
         "This is the machine on which geomx is typed; no SSH is used.", shared=False,
     ),
     Key(
-        "ssh", "ssh", values.address, '"203.0.113.7"', "the host's name",
+        "ssh", "ssh", values.ssh_address, '"203.0.113.7"', "the host's name",
         "Where SSH finds it: an IP address, a name, or an alias of your ~/.ssh/config.", shared=False,
     ),
     Key("ssh_port", "ssh", values.number(1, 65535), "2222", "that of ~/.ssh/config, or 22", "The port of its sshd."),

@@ -17,7 +17,7 @@ from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
     "Parse", "absolute", "address", "delay", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of",
-    "listen", "name", "number", "ports", "python", "rate", "roles", "text", "user",
+    "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "text", "user",
 ]  # fmt: skip
 
 Parse = Callable[[Any, str], Any]
@@ -98,13 +98,18 @@ def name(value: Any, example: str) -> str:
     return found
 
 
-def address(value: Any, example: str) -> str:
+def ssh_address(value: Any, example: str) -> str:
+    """As `address`; a hint says where the user and port go that ssh takes with it."""
+    return address(value, example, of_ssh=True)
+
+
+def address(value: Any, example: str, *, of_ssh: bool = False) -> str:
     """An IP address or host name."""
     found = text(value, example)
     try:
         found_ip = ipaddress.ip_address(found)
     except ValueError:
-        return _host_name(found)
+        return _host_name(found, of_ssh=of_ssh)
     if found_ip.is_unspecified:
         raise InvalidSettings(f"nobody can dial {found}", "listen says what a host binds; this is what others dial")
     if "%" in found:
@@ -112,11 +117,11 @@ def address(value: Any, example: str) -> str:
     return str(found_ip)
 
 
-def _host_name(found: str) -> str:
+def _host_name(found: str, *, of_ssh: bool) -> str:
     parts = _PLACE.fullmatch(found)
     if parts is not None and (parts["user"] or parts["v6"] or parts["port"] or "/" in found):
-        also = [f'user = "{parts["user"]}"'] * bool(parts["user"])
-        also += [f"ssh_port = {parts['port']}"] * bool(parts["port"])
+        also = [f'user = "{parts["user"]}"'] * bool(parts["user"] and of_ssh)
+        also += [f"ssh_port = {parts['port']}"] * bool(parts["port"] and of_ssh)
         hint = f'write "{parts["v6"] or parts["host"]}" here' + (f", and under it {' and '.join(also)}" if also else "")
         raise InvalidSettings(f"{found!r} is more than an address", hint)
     if ":" in found:

@@ -1,9 +1,11 @@
 """Allocation of the ports that a job's processes listen on."""
 
 import random
-import socket
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+
+from msgspec import structs
 
 from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings
@@ -13,6 +15,7 @@ from geomx_cli.inventory import Host, HostError, Inventory
 from geomx_cli.plan.endpoints import dialled, takes_port
 from geomx_cli.plan.placement import placement_errors
 from geomx_cli.plan.topology import build_topology, links, reachability_errors
+from geomx_cli.probe import ports as ports_here
 
 __all__ = ["choose", "free_ports", "host_errors", "ports_needed", "release"]
 
@@ -28,7 +31,7 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
     if isinstance(chosen, HostError):
         raise InvalidSettings(f"host {chosen.host} {chosen.message}", chosen.hint)
     return inventory.with_hosts(
-        host.model_copy(update={"ports": tuple(sorted(chosen[host.name], key=host.ports.index))})
+        structs.replace(host, ports=tuple(sorted(chosen[host.name], key=host.ports.index)))
         for host in inventory.hosts
     )
 
@@ -135,37 +138,20 @@ def free_ports(count: int) -> list[int]:
     the job does; the later bind() then fails with a message. Raises InvalidSettings if there are too few.
     """
     found: list[int] = []
+    owner = secrets.token_hex(8)
     candidates = range(10_000, 32_768)
     for port in random.sample(candidates, len(candidates)):
         if len(found) == count:
             return found
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-                _reserve(port)
-            except OSError:
-                continue
-        found.append(port)
+        if ports_here.free(_HERE, [port])[0] and _reserved.hold(_HERE, port, owner):
+            found.append(port)
     raise InvalidSettings(f"there are not {count} free ports on this machine", "use fewer parties or servers")
 
 
 def release(ports: Iterable[int]) -> None:
     """End the reservation of these ports by `free_ports`, after their job; a no-op for others."""
-    for port in ports:
-        if port in _reserved:
-            _reserved.pop(port).close()
+    _reserved.release(ports)
 
 
-_reserved: dict[int, socket.socket] = {}  # kept open, as a job binds its ports later
-
-
-def _reserve(port: int) -> None:
-    """Reserve the port among geomx processes until this one exits. Raises OSError if another has reserved it."""
-    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        name.bind(f"\0geomx-port-{port}")
-    except OSError:
-        name.close()
-        raise
-    _reserved[port] = name
+_HERE = "127.0.0.1"
+_reserved = ports_here.Reservations("chosen")  # kept, as a job binds its ports later

@@ -3,6 +3,8 @@
 import ipaddress
 from collections.abc import Mapping, Sequence
 
+from msgspec import structs
+
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, is_ip
 from geomx_cli.plan import ports
@@ -33,7 +35,7 @@ def complete_inventory(inventory: Inventory, facts: Mapping[str, Facts]) -> Inve
 def with_clocks(inventory: Inventory, skews: Mapping[str, Skew]) -> Inventory:
     """Return the inventory with the offsets of its hosts' clocks."""
     return inventory.with_hosts(
-        host.model_copy(update={"clock_ahead": round(skews[host.name].certain, 6)}) if host.name in skews else host
+        structs.replace(host, clock_ahead=round(skews[host.name].certain, 6)) if host.name in skews else host
         for host in inventory.hosts
     )
 
@@ -58,11 +60,11 @@ def _completed(host: Host, facts: Facts) -> Host:
         if interface:
             found = _address(host, facts, interface)
             known[field] = getattr(host, field) or found
-    completed = host.model_copy(update=known)
+    completed = structs.replace(host, **known)
     # A name may resolve to both IP versions, and the dialler chooses one.
     names = [known for known in (completed.near_address, completed.wan_address) if known and not is_ip(known)]
     if any(name != "localhost" for name in names) and not host.listen and ALL in facts.free:
-        return completed.model_copy(update={"listen": ALL})
+        return structs.replace(completed, listen=ALL)
     return completed
 
 

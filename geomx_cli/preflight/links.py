@@ -36,7 +36,11 @@ def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tupl
                 bind = _Bind(*place(endpoint), process.name, endpoint.protocol)
                 binds.setdefault(process.host, []).append(bind)
     requests = {
-        host: {"token": probes.token(host), "binds": [(bind.address, bind.port, bind.protocol) for bind in own]}
+        host: {
+            "token": probes.token(host),
+            "owner": probes.owner,
+            "binds": [(bind.address, bind.port, bind.protocol) for bind in own],
+        }
         for host, own in binds.items()
     }
     checks: list[Check] = []

@@ -105,12 +105,14 @@ class ProbePool:
     """A probe on each of `hosts`, running until `close`; also a context manager.
 
     The error of a failed host is stored in `failures`, and the host receives no further requests; the others are not
-    affected. `token(host)` authenticates diallers to the listeners of that host. Not thread-safe.
+    affected. `token(host)` authenticates diallers to the listeners of that host; `owner` tells
+    our ports from those of other launches. Not thread-safe.
     """
 
     def __init__(self, hosts: Mapping[str, Connector]) -> None:
         self.failures: dict[str, GeomxError] = {}
         self.skews: dict[str, Skew] = {}
+        self.owner = secrets.token_hex(8)
         self._tokens = {name: secrets.token_hex(16) for name in hosts}
         self._open: dict[str, ProbeClient] = {}
         opened = self._each(lambda name: _start(hosts[name]), hosts)
@@ -123,24 +125,18 @@ class ProbePool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End all probes; their listening ports are free on return."""
-        everywhere(lambda name: self._open[name].close(release=name not in self.failures), list(self._open))
+    def close(self, *, release: bool = True) -> None:
+        """End all probes; with `release` their listening ports are free on return."""
+        everywhere(lambda name: self._open[name].close(release=release and name not in self.failures), list(self._open))
         self._open.clear()
 
     def hold_ports(self) -> None:
-        """Stop listening; the ports stay reserved until `end`, or for a quarter of an hour."""
-        self.ask("release", {name: {"hold": _HOLD} for name in self.hosts}, _START_LIMIT)
+        """Stop listening; the ports stay reserved until `close`, or for a quarter of an hour."""
+        self.ask("release", {name: {"hold": True, "silence": _HOLD} for name in self.hosts}, _START_LIMIT)
 
     def release_ports(self) -> None:
         """Stop listening, and reserve the ports no longer."""
         self.ask("release", {name: {} for name in self.hosts}, _START_LIMIT)
-
-    def end(self) -> None:
-        """End all probes without waiting for them."""
-        for client in self._open.values():
-            client.close(release=False)
-        self._open.clear()
 
     @property
     def hosts(self) -> tuple[str, ...]:

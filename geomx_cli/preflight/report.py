@@ -88,7 +88,7 @@ def examine(
         if holding is not None:
             probes.hold_ports()
             stack.pop_all()
-            holding.callback(probes.end)
+            holding.callback(probes.close, release=False)
         return report
 
 
@@ -185,6 +185,7 @@ class _Examination:
                     raise
             self._say(f"waiting for {ANOTHER} that has the ports")
             self._probes.release_ports()
+            self._inventory = given  # all its ports are candidates again
             time.sleep(random.uniform(0.1, 1.0))  # two that wait for each other do not meet again
             facts = self._facts()
 

@@ -37,9 +37,11 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
     temp = request["temp"] or tempfile.gettempdir()
     binds = [address for name in request["binds"][:_MOST] for address in addresses.get(name, [name])]
     wanted = [int(port) for port in request["ports"][:_MOST_PORTS]]
-    reserved = [port for port in wanted if ports.is_reserved(port)]
-    wanted = [port for port in wanted if port not in reserved]
-    free = {address: ports.free(address, wanted) for address in dict.fromkeys(binds)}
+    reserved = ports.reserved(ports.PROBED)
+    others = {address: {each.port for each in reserved if each.is_at(address)} for address in dict.fromkeys(binds)}
+    free = {
+        address: ports.free(address, [port for port in wanted if port not in own]) for address, own in others.items()
+    }
     return {
         "version": geomx_cli.__version__,
         "code": code_digest(),
@@ -58,8 +60,8 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
         "addresses": addresses,
         "free": {address: found for address, (found, error) in free.items() if not error},
         "taken": {
-            **dict.fromkeys(reserved[:_MOST], ports.ANOTHER),
             **_taken(wanted, [found for found, error in free.values() if not error]),
+            **dict.fromkeys(sorted(set(wanted).intersection(set().union(*others.values())))[:_MOST], ports.ANOTHER),
         },
         "unusable": {address: error for address, (_, error) in free.items() if error},
         "memory": machine.memory(),

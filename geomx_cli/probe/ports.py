@@ -1,60 +1,91 @@
 """TCP ports of this machine: which are free, and the holders of others."""
 
 import errno
+import ipaddress
 import os
 import pwd
+import re
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["ANOTHER", "Reservations", "bind_error", "bound", "free", "holders", "is_reserved"]
+__all__ = ["ANOTHER", "PROBED", "Reservation", "Reservations", "bind_error", "bound", "free", "holders", "reserved"]
 
 ANOTHER = "another geomx launch or doctor"
-"""The holder of a port that another probe has reserved."""
+"""The holder of a port that another launch's probe has reserved."""
+PROBED = "probed"
 _LISTENING = "0A"
+_EVERYWHERE = "*"
+
+
+class Reservation(NamedTuple):
+    """A port that a geomx process keeps from others, at a `place`: an address, or "*" for all of them."""
+
+    port: int
+    place: str
+    owner: str
+
+    def is_at(self, address: str) -> bool:
+        """Whether the port cannot be bound at `address` together with this."""
+        return _EVERYWHERE in (self.place, _place(address)) or self.place == _place(address)
 
 
 class Reservations:
-    """Ports that this process keeps from the probes of other launches, whoever's, until `clear` or its end: a launch
-    stops listening on them before its job does.
+    """Ports that this process keeps from others of the same kind, whichever account's, until they are released or it
+    ends. A launch needs them, as it stops listening before its job does.
+
+    A reservation is the name of an abstract unix socket: /proc shows those of a network namespace to all accounts, and
+    no file is left.
     """
 
-    def __init__(self) -> None:
-        self._held: dict[int, socket.socket] = {}
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._held: dict[Reservation, socket.socket] = {}
 
-    def hold(self, port: int) -> bool:
-        """Reserve a port; return whether it is ours."""
-        if port not in self._held:
-            try:
-                self._held[port] = _reservation(port)
-            except OSError:
-                return False
+    def hold(self, address: str, port: int, owner: str) -> bool:
+        """Reserve a port at an address; return whether no other owner has it. Of two calls at the same time both may
+        fail, but not both succeed. owner: hexadecimal.
+        """
+        wanted = Reservation(port, _place(address), owner)
+        if wanted in self._held:
+            return True
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0geomx-{self._kind}-port/{port}/{wanted.place}/{owner}")
+        except OSError:  # another probe of this launch has it: whichever binds the port itself gets it
+            name.close()
+            return True
+        # Others are looked for once the name is there, so that of two at least one sees the other.
+        if any(one.port == port and one.owner != owner and one.is_at(address) for one in reserved(self._kind)):
+            name.close()
+            return False
+        self._held[wanted] = name
         return True
 
-    def clear(self) -> None:
-        """End all reservations."""
-        while self._held:
-            self._held.popitem()[1].close()
+    def release(self, ports: Iterable[int] | None = None) -> None:
+        """End the reservations of these ports, by default all."""
+        ended = None if ports is None else set(ports)
+        for each in [each for each in self._held if ended is None or each.port in ended]:
+            self._held.pop(each).close()
 
 
-def is_reserved(port: int) -> bool:
-    """Whether a probe has reserved a port."""
+def reserved(kind: str) -> list[Reservation]:
+    """Return the reservations of all processes."""
     try:
-        _reservation(port).close()
+        names = Path("/proc/self/net/unix").read_text(errors="replace")
     except OSError:
-        return True
-    return False
+        return []
+    found = re.findall(rf" @geomx-{kind}-port/([0-9]{{1,5}})/([0-9a-fA-F.:*]+)/([0-9a-f]+)$", names, re.MULTILINE)
+    return [Reservation(int(port), place, owner) for port, place, owner in found]
 
 
-def _reservation(port: int) -> socket.socket:
-    """Return what reserves a port: a name of which there is one in a network namespace, without a file."""
-    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+def _place(address: str) -> str:
     try:
-        name.bind(f"\0geomx-probed-port-{port}")
-    except OSError:
-        name.close()
-        raise
-    return name
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return _EVERYWHERE  # a name, which may have several
+    return _EVERYWHERE if known.is_unspecified else str(known)
 
 
 def bound(address: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:

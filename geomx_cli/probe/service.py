@@ -13,7 +13,7 @@ from geomx_cli.core.jsonlines import LineBuffer, decode, encode
 from geomx_cli.probe import dialling
 from geomx_cli.probe.facts import facts
 from geomx_cli.probe.listeners import Listeners
-from geomx_cli.probe.ports import ANOTHER, Reservations, bind_error, holders
+from geomx_cli.probe.ports import ANOTHER, PROBED, Reservations, bind_error, holders
 
 __all__ = ["Service"]
 
@@ -27,7 +27,8 @@ Request = Mapping[str, Any]
 
 
 class Service:
-    """Serves requests, each in its own thread, until end of input or `silence` seconds without a request.
+    """Serves requests, each in its own thread, until end of input or `silence` seconds without a request, which a
+    request may change.
 
     Malformed input ends the service; a request that fails gets an error response.
     """
@@ -36,7 +37,7 @@ class Service:
         self._source, self._sink, self._silence = source, sink, silence
         self._writing = threading.Lock()
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
-        self._listeners, self._reservations = Listeners(), Reservations()
+        self._listeners, self._reservations = Listeners(), Reservations(PROBED)
         self._handlers: Mapping[str, Callable[[Request], Mapping[str, Any]]] = {
             "clock": lambda request: {"clock": time.time()},
             "facts": facts,
@@ -64,6 +65,7 @@ class Service:
 
     def _begin(self, request: Request) -> None:
         number, handler = int(request["id"]), self._handlers[request["do"]]
+        self._silence = float(request.get("silence", self._silence))  # here, as the caller waits for input next
         if not self._slots.acquire(blocking=False):
             self._answer({"id": number, "error": f"more than {_AT_ONCE} requests at once"})
             return
@@ -89,11 +91,11 @@ class Service:
                 pass  # the reader has gone, so the input will end too
 
     def _listen(self, request: Request) -> Mapping[str, Any]:
-        token = str(request["token"])
+        token, owner = str(request["token"]), str(request["owner"])
         results = []
         for address, port, protocol in request["binds"][:_MOST]:
             try:
-                if not self._reservations.hold(int(port)):
+                if not self._reservations.hold(str(address), int(port), owner):
                     results.append({"error": "it is in use", "in_use": True, "holder": ANOTHER})
                     continue
                 if protocol == "udp":
@@ -108,11 +110,9 @@ class Service:
         return {"results": results}
 
     def _release(self, request: Request) -> Mapping[str, Any]:
-        """Stop listening. With "hold", the ports stay reserved, and no request is expected for so many seconds."""
-        if hold := float(request.get("hold", 0)):
-            self._silence = hold
-        else:
-            self._reservations.clear()
+        """Stop listening; with "hold", the ports stay reserved."""
+        if not request.get("hold"):
+            self._reservations.release()
         return {"closed": self._listeners.close()}
 
 

@@ -8,9 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.options import Option
 from geomx_cli.core.plugins import Spec
+from geomx_cli.core.typed import to_type
 from geomx_cli.inventory import Host, Inventory
 
 name = "pool"
@@ -33,7 +36,7 @@ def allocate(inventory: Inventory, job: str, spec: Spec) -> Iterator[Host]:
         if machine is None:
             raise CheckFailed(f"there is no machine for {host.name}", "wait until another job has ended")
         taken = machine.rename(pool / job / machine.name)
-        yield Host.model_validate({**host.model_dump(), **json.loads(taken.read_bytes())})
+        yield to_type({**msgspec.to_builtins(host), **json.loads(taken.read_bytes())}, Host)
 
 
 def release(job: str) -> None:

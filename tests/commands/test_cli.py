@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cluster import ROOT
 from desk import in_this_process, without_progress
+from msgspec import structs
 
 from geomx_cli import cli
 from geomx_cli.commands._json import print_json
@@ -46,6 +47,12 @@ def test_help_lists_the_commands_without_importing_them() -> None:
     loaded = set(modules.split())
     assert loaded.isdisjoint({"numpy", "zmq", "pydantic", "rich", "msgspec", "mxnet", "paramiko"})
     assert not any(name.startswith("geomx_cli.commands.") and "._" not in name for name in loaded)
+
+
+def test_commands_that_read_a_job_load_neither_sockets_nor_arrays() -> None:
+    code = "import sys, geomx_cli.jobs.store.registry; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()).isdisjoint({"numpy", "zmq", "pydantic", "rich", "mxnet", "torch", "paramiko"})
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -350,7 +357,7 @@ def test_modules_are_looked_for_where_processes_look(tmp_path: Path, monkeypatch
     with pytest.raises(InvalidSettings, match="no module 'own'"):
         check_user_modules({**wanted, "data": "own:data"}, inventory)
     for change in ({"env": {"PYTHONPATH": str(tmp_path / "path/there")}}, {"python": "/opt/other/bin/python"}):
-        hosts = [host.model_copy(update=change) for host in inventory.hosts]
+        hosts = [structs.replace(host, **change) for host in inventory.hosts]
         check_user_modules({**wanted, "data": "own:data"}, inventory.with_hosts(hosts))
 
 

@@ -1,19 +1,22 @@
 """What ssh_config may say of a host, with real sshd processes; and what sshd asks for beyond a key."""
 
+import hashlib
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from sshd import Person, Sshd, make_key
 
-from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.hosts import with_addresses
 from geomx_cli.hosts.ssh.config import hop
 from geomx_cli.hosts.ssh.connector import SshConnector
-from geomx_cli.inventory import Host, Ssh
+from geomx_cli.inventory import Ssh
 from geomx_cli.plan.this_machine import this_machine
 
 Machines = Callable[..., Sshd]
@@ -84,8 +87,43 @@ def test_files_and_places_that_ssh_config_names(
     assert works(configured(person, machine, f"IdentityAgent {agent}"))
     assert works(configured(person, machine, f"IdentityAgent {agent}", f"IdentityFile {person.key}.pub"))
     assert "there is no key" in refused(configured(person, machine, "IdentityAgent none"))
+    said = refused(configured(person, machine, f"IdentityAgent {tmp_path}/none"))
+    assert f"no ssh-agent answers at {tmp_path}/none, which ~/.ssh/config names" in said
     monkeypatch.setenv("GX_AGENT", str(agent))
     assert works(configured(person, machine, "IdentityAgent $GX_AGENT"))
+
+
+def test_keys_that_cannot_be_used_are_left_out(machines: Machines, person: Person, tmp_path: Path) -> None:
+    """As by ssh, which tries the others; without others they are named."""
+    machine = machines()
+    person.knows(machine)
+    (broken := tmp_path / "broken").write_text("no key")
+    (elsewhere := make_key(tmp_path / "elsewhere")).unlink()  # its public part is there, and no agent has it
+    locked = make_key(tmp_path / "locked", passphrase="secret")
+    named = [f"IdentityFile {path}" for path in (broken, elsewhere, locked)]
+    assert works(configured(person, machine, *named, f"IdentityFile {person.key}", f"CertificateFile {broken}"))
+    assert f"the key {broken} cannot be used" in refused(configured(person, machine, *named))
+    said = refused(configured(person, machine, *named, f"IdentityFile {make_key(tmp_path / 'unknown')}"))
+    assert "SSH authentication failed" in said
+    for path, why in ((broken, "cannot be used"), (elsewhere, "cannot be used"), (locked, "has a passphrase")):
+        assert f"the key {path} {why}" in said
+
+
+def test_quotes_tabs_and_tokens(person: Person, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = person.options()
+    (tmp_path / "more").write_text('IdentityFile "%d/a~b/%%h"\nCertificateFile\t"/c %h"\nCertificateFile=/d\n')
+    person.config.write_text(f"Include\t{tmp_path}/more\nIdentityAgent /x/%C-%j\nProxyJump gate\n")
+    found = hop(Ssh(address="it", user="me"), options)
+    assert found.absent == (f"{Path.home()}/a~b/%h", "/c it", "/d")
+    text = f"{socket.gethostname()}it22megate"
+    assert found.agent == f"/x/{hashlib.sha1(text.encode()).hexdigest()}-gate"
+    person.config.write_text('UserKnownHostsFile "/a\n')
+    with pytest.raises(InvalidSettings, match="No closing quotation"):
+        hop(Ssh(address="it"), person.options())
+    person.config.write_text('Match exec "sleep 60"\n  User me\n')
+    monkeypatch.setattr("geomx_cli.hosts.ssh.config._EXEC", 0.1)
+    with pytest.raises(InvalidSettings, match="'sleep 60' of Match exec does not end within"):
+        hop(Ssh(address="it"), person.options())
 
 
 def test_certificates_of_users_and_hosts(machines: Machines, person: Person, tmp_path: Path, agent: Path) -> None:
@@ -100,7 +138,9 @@ def test_certificates_of_users_and_hosts(machines: Machines, person: Person, tmp
     machine.start()
     place = f"[127.0.0.1]:{machine.port}"
     person.known_hosts.write_text(f"@cert-authority {place} {authority.with_suffix('.pub').read_text()}")
-    named = [f"IdentityFile {key}", f"CertificateFile {certificate}"]
+    other = make_key(tmp_path / "other")
+    sign(other, Path(f"{key}.pub"), "-n", "nobody")  # that of another machine
+    named = [f"IdentityFile {key}", f"CertificateFile {key}-cert.pub", f"CertificateFile {certificate}"]
     assert works(configured(person, machine, *named))
     agent_has(agent, "-q", str(key))
     assert works(configured(person, machine, f"IdentityAgent {agent}", f"CertificateFile {certificate}"))
@@ -113,10 +153,10 @@ def test_certificates_of_users_and_hosts(machines: Machines, person: Person, tmp
         sign(authority, Path(f"{host_key}.pub"), *options)
         machine.start()
         assert problem in refused(configured(person, machine, *named))
-    other = make_key(tmp_path / "other").with_suffix(".pub").read_text()
-    person.known_hosts.write_text(f"@cert-authority {place} {other}")
+    signed_by = other.with_suffix(".pub").read_text()
+    person.known_hosts.write_text(f"@cert-authority {place} {signed_by}")
     assert "host key of" in refused(configured(person, machine, *named))
-    person.known_hosts.write_text(f"{place} {machine.host_key}\n@cert-authority {place} {other}")
+    person.known_hosts.write_text(f"{place} {machine.host_key}\n@cert-authority {place} {signed_by}")
     assert works(configured(person, machine, f"IdentityFile {person.key}"))
 
 
@@ -133,7 +173,10 @@ def test_a_command_of_match_exec_runs_once(machines: Machines, person: Person, t
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["MaxAuthTries 2"], "it closed the connection after 2 of 4 keys: more than its MaxAuthTries (name its key"),
+        (
+            ["MaxAuthTries 2"],
+            "it closed the connection after 2 of 4 keys, as sshd does after its MaxAuthTries (name its key",
+        ),
         (
             ["AuthenticationMethods publickey,password", "PasswordAuthentication yes"],
             "it accepts the last one and wants a second factor: password (geomx gives none",
@@ -156,9 +199,12 @@ def test_a_proxy_command_concerns_its_host_alone(sites: list[Sshd], person: Pers
     text = person.config.read_text()
     person.config.write_text(f"Host beta\n  ProxyCommand nc %h %p\nHost gamma\n  ProxyCommand none\n{text}")
     options = person.options()
-    hosts = [Host(name=name, parties=("A",), access=Ssh(address=name)) for name in ("alpha", "beta", "gamma")]
     inventory = this_machine(defaults(), range(20_000, 20_100))
-    found = with_addresses(inventory.model_copy(update={"hosts": tuple(hosts)}), options)
+    hosts = [
+        structs.replace(host, address="", access=Ssh(address=name))
+        for host, name in zip(inventory.hosts, ("alpha", "beta", "gamma"), strict=True)
+    ]
+    found = with_addresses(structs.replace(inventory, hosts=tuple(hosts)), options)
     assert [host.address for host in found.hosts] == ["127.0.0.1"] * 3
     for name in ("alpha", "gamma"):
         assert works(SshConnector(name, Ssh(address=name), "python3", options=options))

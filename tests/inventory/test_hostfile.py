@@ -87,6 +87,7 @@ def test_this_machine_needs_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("bob@", "machines:1: 'bob@' is no machine"),
         ("n[3-1]", "machines:1: 3-1 in 'n[3-1]' runs backwards (write 1-3)"),
         ("n[1-999999999]", "machines:1: 'n[1-999999999]' names more than 4096 machines"),
+        ("a,n[1-3 slots=4", "machines:1: 'a,n[1-3' has a bracket without its pair"),
         ("0*n", "machines:1: '0' is no number of workers"),
         ("b party=global\nc party=x", "machines:1: a party cannot be called global"),
         ("localhost\nnode2", "machines:1: the other machines cannot dial localhost"),

@@ -124,7 +124,7 @@ def test_a_whole_file(tmp_path: Path, home: Path) -> None:
     assert (inventory.central.name, inventory.central.workers) == ("hub", 0)
     assert [(party.name, party.workers) for party in inventory.parties] == [("A", 3), ("B", 1)]
     reached = {"port": 2222, "user": "alice", "jump": "gate,bob@[2001:db8::9]:2022", "key": str(home / ".ssh/mine")}
-    common: dict[str, Any] = {"python": "/opt/py", "threads": 2, "ports": range(9000, 9007)}
+    common: dict[str, Any] = {"python": "/opt/py", "threads": 2, "ports": (*range(9000, 9007),)}
     env = {"ONE": "1", "TWO": "2"}
     hub = Ssh(**{**reached, "user": "carol"}, address="192.0.2.1", fingerprint=FINGERPRINT)
     assert inventory.hosts == (
@@ -133,7 +133,7 @@ def test_a_whole_file(tmp_path: Path, home: Path) -> None:
             listen="0.0.0.0",
         ),
         Host(
-            **{**common, "threads": 8, "ports": range(9100, 9120)}, env={"ONE": "1", "TWO": "two"}, name="a1",
+            **{**common, "threads": 8, "ports": (*range(9100, 9120),)}, env={"ONE": "1", "TWO": "two"}, name="a1",
             parties=("A",), access=Ssh(**reached, address="box"), address="198.51.100.4",
             devices=("gpu1", "cpu", "cpu"), workdir="~/work", state_dir="/data/gx",
         ),
@@ -597,3 +597,8 @@ def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
     shell = desk.geomx("launch", "--dry-run", "--shell").stdout
     assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime\n') == 12
     assert str(ROOT) not in shell and str(Path.home()) not in shell and sys.executable not in shell
+
+
+def test_an_address_that_others_dial_has_no_port_of_ssh(tmp_path: Path) -> None:
+    _, hint = complaint(tmp_path, GOOD + 'wan_address = "al@10.0.0.1:22"\n')
+    assert hint == 'write "10.0.0.1" here'

@@ -5,31 +5,54 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.inventory import Host, Inventory, Local, Ssh
+from geomx_cli.inventory import Host, Inventory, Local, Party, Ssh
 from geomx_cli.jobs.store import user_files
-from geomx_cli.jobs.store.script import ignored_interpreter, with_interpreter
+from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
 from geomx_cli.plan import JobSpec
+
+
+def inventory_of(*hosts: Host) -> Inventory:
+    """An inventory of one party."""
+    return Inventory((Party("A", 1),), Party("hub", 0), (*hosts, Host("hub", ("hub",))))
 
 
 def test_the_interpreter_of_the_command_is_that_of_hosts_without_one() -> None:
     far = Host(name="far", parties=("A",), access=Ssh(address="192.0.2.1"), devices=("cpu",))
-    near, named = far.model_copy(update={"name": "near", "access": Local()}), far.model_copy(update={"python": "/p"})
-    inventory = Inventory.model_construct(hosts=(far, near, named))
+    near, named = structs.replace(far, name="near", access=Local()), structs.replace(far, name="named", python="/p")
+    inventory = inventory_of(far, near, named)
 
     def pythons(*script: str) -> list[str]:
-        return [host.python for host in with_interpreter(script, inventory).hosts]
+        return [host.python for host in with_interpreter(script, inventory).hosts_of("A")]
 
     assert pythons("/opt/g/bin/python3", "train.py") == ["/opt/g/bin/python3", "", "/p"]
     assert pythons("python", "train.py") == pythons(".venv/bin/python", "x.py") == pythons() == ["", "", "/p"]
 
-    assert "runs in /p on far, the python of the inventory, not in /q/python of" in ignored_interpreter(
+    assert "runs in /p on named, the python of the inventory, not in /q/python of" in ignored_interpreter(
         ("/q/python", "train.py"), inventory
     )
     assert not ignored_interpreter(("python", "train.py"), inventory) and not ignored_interpreter((), inventory)
-    same = Inventory.model_construct(hosts=(far, named.model_copy(update={"python": "~/g/bin/python"})))
+    same = inventory_of(far, structs.replace(named, name="other", python="~/g/bin/python"))
     assert not ignored_interpreter((str(Path("~/g/bin/python").expanduser()), "train.py"), same)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -u -m torch.distributed.run x.py", "env A=1 torchrun x.py", "uv run -- torchrun x.py",
+        "deepspeed x.py", "python -m accelerate.commands.launch x.py", "lightning run model x.py",
+    ],
+)  # fmt: skip
+def test_commands_that_start_workers_are_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By themselves, in a shell's -c, and in a shell script."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.sh").write_text(f"set -e\nif true; then CUDA_VISIBLE_DEVICES=0 {command} --lr 1; fi\n")
+    inventory = inventory_of(Host("near", ("A",), devices=("cpu",)))
+    for script in (command.split(), ["bash", "-c", f"cd . && {command}"], ["bash", "own.sh"]):
+        with pytest.raises(InvalidSettings, match=r"starts workers, and so does .* \(write.*python x\.py;"):
+            check_script(script, inventory)
 
 
 def test_links_are_followed_and_circles_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

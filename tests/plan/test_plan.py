@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import geomx_cli
 from geomx_cli.commands._plan_text import plan_text
@@ -236,7 +237,7 @@ def test_a_path_on_a_host_may_have_braces() -> None:
     values = defaults()
     inventory = this_machine(values, range(9000, 9200), one_host=False)
     far = {"access": Ssh(address="far"), "address": "10.0.0.1", "state_dir": "/{rank}", "python": "/{party}/py"}
-    hosts = [host.model_copy(update={**far, "sockets": "/tmp/gx"}) for host in inventory.hosts]
+    hosts = [structs.replace(host, **far, sockets="/tmp/gx") for host in inventory.hosts]
     spec = replace(SPEC, options=values, script=("python", "train.py", "{rank}"), carried={"train.py": "train.py"})
     argv = plan(inventory.with_hosts(hosts), spec).process("B/worker:1").argv
     assert argv == ("/{party}/py", f"/{{rank}}/jobs/{spec.job}/files/train.py", "1")
@@ -457,12 +458,10 @@ def test_scripts_for_torchrun_find_their_ranks() -> None:
 def test_the_central_party_dials_its_servers_by_their_near_address() -> None:
     hosts = [
         *(host for host in wide_area().hosts if host.name != "h"),
-        wide_area().host("h").model_copy(update={"name": "g", "devices": ("cpu",)}),
+        structs.replace(wide_area().host("h"), name="g", devices=("cpu",)),
     ]
     other = Host(name="h2", parties=("hub",), access=Ssh(address="10.0.0.2"), devices=("cpu",))
-    inventory = wide_area().model_copy(
-        update={"central": Party(name="hub", workers=2), "hosts": (*hosts, other)}
-    )
+    inventory = structs.replace(wide_area(), central=Party(name="hub", workers=2), hosts=(*hosts, other))
     found = plan(inventory, SPEC)
     root, worker = found.process("hub/global_server:0"), found.process("hub/worker:1")
     assert (root.host, worker.host) == ("g", "h2")
@@ -499,7 +498,7 @@ def test_a_host_has_its_own_job_directory_and_address() -> None:
         assert env["DMLC_NODE_HOST"] == address
     assert "GEOMX_KEY_FILE" not in plan(wide_area(), replace(SPEC, key_dir="")).process("A/worker:0").env
     everywhere = wide_area().with_hosts(
-        host.model_copy(update={"listen": "::"} if host.name == "a1" else {}) for host in wide_area().hosts
+        structs.replace(host, **({"listen": "::"} if host.name == "a1" else {})) for host in wide_area().hosts
     )
     bound = plan(everywhere, SPEC).process("A/server:0").endpoints[1]
     assert (bound.bind, bound.advertised) == ("tcp://[::]:9093", "tcp://10.1.0.1:9093")
@@ -520,7 +519,7 @@ def test_a_host_has_its_own_job_directory_and_address() -> None:
 def test_what_is_bound_can_be_dialled(address: str, wan_address: str, bound: str) -> None:
     changes = {"address": address, "wan_address": wan_address}
     inventory = wide_area().with_hosts(
-        host.model_copy(update=changes if host.name == "h" else {}) for host in wide_area().hosts
+        structs.replace(host, **(changes if host.name == "h" else {})) for host in wide_area().hosts
     )
     (_, endpoint) = plan(inventory, SPEC).process("hub/global_scheduler:0").endpoints
     assert endpoint.bind == bound
@@ -532,8 +531,9 @@ def rearranged(runs: dict[str, tuple[str, ...]], **fields: Any) -> Inventory:
     """Six machines of three parties, with these `runs`."""
     hosts = [
         {
-            "name": name, "parties": (name[0],), "access": {"kind": "ssh", "address": name}, "ports": range(9100, 9110),
-            "devices": () if name[0] == "c" else ("cpu",), "runs": runs.get(name, ()),
+            "name": name, "parties": (name[0],), "access": {"kind": "ssh", "address": name},
+            "ports": tuple(range(9100, 9110)), "devices": () if name[0] == "c" else ("cpu",),
+            "runs": runs.get(name, ()),
         }
         for name in ("c1", "c2", "x1", "x2", "y1", "y2")
     ]  # fmt: skip
@@ -573,7 +573,7 @@ def test_roles_stand_where_the_inventory_says(
         ({"x1": ("server",), "x2": ("server",)}, {}, "no host of party x runs its scheduler"),
         ({"x1": ("scheduler",), "x2": ("scheduler",)}, {}, "scheduler of party x is to run on x1 and x2"),
         ({"x1": ("scheduler",)}, {"topology": "flat"}, "party x has no scheduler with topology flat"),
-        ({"x1": ("teacher",)}, {}, "teacher|Input should be"),
+        ({"x1": ("teacher",)}, {}, "teacher"),
     ],
 )
 def test_roles_that_cannot_stand_there(
@@ -591,7 +591,7 @@ class TestPorts:
         """Each host is a separate party; the first is the central one."""
         made = [
             {"access": {"kind": "ssh", "address": f"m{index}"}, "devices": ("cpu",) if index else (), **host}
-            | {"name": f"h{index}", "parties": (f"p{index}",)}
+            | {"name": f"h{index}", "parties": (f"p{index}",), "ports": tuple(host["ports"])}
             for index, host in enumerate(hosts)
         ]
         parties = [{"name": f"p{index}", "workers": 1} for index in range(1, len(hosts))]
@@ -670,7 +670,7 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], message: str) -> Non
 def test_a_network_in_numpy_takes_no_gpu() -> None:
     inventory = this_machine(options.defaults(), range(20001, 20013))
     gpus = {"A": ("cpu", "gpu0")}
-    hosts = [host.model_copy(update={"devices": gpus.get(host.name, host.devices)}) for host in inventory.hosts]
+    hosts = [structs.replace(host, devices=gpus.get(host.name, host.devices)) for host in inventory.hosts]
     inventory = inventory.with_hosts(hosts)
     linear = replace(SPEC, options={"network": "linear"})
     with pytest.raises(InvalidSettings, match="host A: gpu0 is to train, and --network linear uses no GPU"):
@@ -687,19 +687,19 @@ def test_paths_and_ports_are_checked() -> None:
             make(replace(SPEC, socket_dir=folder))
     with pytest.raises(InvalidSettings, match="12 free ports are needed and there are 3"):
         this_machine(options.defaults(), [1, 2, 3])
-    short = wide_area().model_copy(update={"global_servers": 2})
+    short = structs.replace(wide_area(), global_servers=2)
     with pytest.raises(InvalidSettings, match="host h has 3 ports"):
         plan(short, SPEC)
     with pytest.raises(InvalidSettings, match="host h is another"):
         plan(wide_area(), replace(SPEC, options={"wan": "10mbit"}))
     with pytest.raises(InvalidSettings, match=r"\[\[link\]\] emulates links on one machine"):
-        plan(wide_area().model_copy(update={"links": (WanLink(source="hub", target="A", delay=0.1),)}), SPEC)
+        plan(structs.replace(wide_area(), links=(WanLink(source="hub", target="A", delay=0.1),)), SPEC)
 
 
 def test_every_process_knows_the_emulated_links() -> None:
     values = options.defaults() | {"parties": 2}
     links = (WanLink(source="A", target="B", rate=5e7, delay=0.04), WanLink(source="B", target="A", delay=0.001))
-    inventory = this_machine(values, range(20001, 20001 + ports_needed(values))).model_copy(update={"links": links})
+    inventory = structs.replace(this_machine(values, range(20001, 20001 + ports_needed(values))), links=links)
     found = plan(inventory, replace(SPEC, options=values))
     assert {item.env["GEOMX_LINKS"] for item in found.processes} == {"A>B=50000000bit,0.040000s B>A=0.001000s"}
     server = Settings.from_environment(table(), found.process("A/server:0").env)

@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from geomx_cli.core import options
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.plugins import table
-from geomx_cli.inventory import Inventory, Ssh, validated
+from geomx_cli.inventory import Inventory, validated
 from geomx_cli.plan import JobSpec, Plan, Process, plan
 from geomx_cli.plan.ports import choose, ports_needed
 from geomx_cli.plan.preview import preview
@@ -37,7 +38,7 @@ def two_hosts() -> Inventory:
         {"name": "b1", "parties": ("B",), "address": "10.0.1.1", "devices": ("cpu",)},
     ]
     for host in hosts:
-        host |= {"ports": tuple(range(9100, 9106)), "access": Ssh(address=host["address"]).model_dump()}
+        host |= {"ports": tuple(range(9100, 9106)), "access": {"kind": "ssh", "address": host["address"]}}
     parties = [{"name": "A", "workers": 3}, {"name": "B", "workers": 1}]
     central = {"name": "hub", "workers": 0}
     return validated(
@@ -97,7 +98,7 @@ def test_a_group_forms_on_the_party_s_network() -> None:
     shown = next(place for place in preview(inventory) if place.host == "a1")
     assert shown.workers == {"A/worker:0": "gpu0", "A/worker:1": "gpu1"} and shown.groups == {"A/worker:0": 9101}
     few = inventory.with_hosts(
-        host.model_copy(update={"ports": (9100,)} if host.name == "a1" else {}) for host in inventory.hosts
+        structs.replace(host, **({"ports": (9100,)} if host.name == "a1" else {})) for host in inventory.hosts
     )
     with pytest.raises(InvalidSettings, match="host a1 needs 2 ports"):
         choose(few, None)
@@ -123,4 +124,4 @@ def test_a_group_of_one_host_is_not_reachable_from_others() -> None:
 def test_what_cannot_be_reduced_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSettings, match=re.escape(message)):
         make(**given)
-    assert preview(two_hosts().model_copy(update={"topology": "flat"}))
+    assert preview(structs.replace(two_hosts(), topology="flat"))

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import ROOT, free_ports
+from msgspec import structs
 from networks import Network, PrefixedConnector, bare_python, star
 from sshd import Person, Sshd
 
@@ -24,10 +26,11 @@ from geomx_cli.hosts import Connector
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
-from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.job_paths import complete
 from geomx_cli.preflight import Check, probe_pool
 from geomx_cli.preflight.connect import place
+from geomx_cli.probe.ports import PROBED, Reservations
 
 SPEC = JobSpec(python=sys.executable, script=("python", "train.py"))
 NAMES = ("hub", "alpha", "beta")
@@ -112,7 +115,7 @@ def test_a_port_that_is_taken_at_the_last_moment() -> None:
     [port] = free_ports(1)
     hub = local("hub")
     with closing(hub), probe_pool.ProbePool({"hub": hub}) as asked, socket.create_server(("127.0.0.1", port)):
-        bind = {"token": asked.token("hub"), "binds": [("127.0.0.1", port, "tcp")]}
+        bind = {"token": asked.token("hub"), "owner": asked.owner, "binds": [("127.0.0.1", port, "tcp")]}
         [result] = asked.ask("listen", {"hub": bind}, 5.0)["hub"]["results"]
     assert result["in_use"]
     assert f"(pid {os.getpid()})" in result["holder"]
@@ -144,6 +147,31 @@ def test_launches_and_doctors_at_the_same_time_take_other_ports(monkeypatch: pyt
         threading.Timer(0.5, first.close).start()
         again = taken(ports[:5])
         assert again <= {*ports[:5]} and len(again) == len(mine)
+
+
+def test_after_a_port_was_lost_to_another_launch_all_are_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports, listen, lost = free_ports(10), preflight.links.listen, Reservations(PROBED)
+
+    def late(probes: probe_pool.ProbePool, planned: Plan, facts: Any) -> Any:
+        hub = next(each for process in planned.processes for each in process.endpoints if each.protocol == "tcp")
+        lost.hold("0.0.0.0", place(hub)[1], "abc") if not said else None
+        said.append(place(hub)[1])
+        return listen(probes, planned, facts)
+
+    said: list[int] = []
+    monkeypatch.setattr(preflight.links, "listen", late)
+    report = examine({name: local(name) for name in NAMES}, star(HERE, ports))
+    lost.release()
+    assert wrong(report) == [] and len(said) == 2 and said[0] != said[1]
+
+
+def test_hosts_that_listen_at_different_addresses_may_use_one_port() -> None:
+    addresses = {"hub": "127.0.0.1", "alpha": "127.0.0.2", "beta": "127.0.0.3"}
+    listens = {name: {"listen": address} for name, address in addresses.items()}
+    spread = structs.replace(star(addresses, free_ports(4), **listens), topology="spread")
+    report = examine({name: local(name) for name in NAMES}, spread)
+    assert wrong(report) == []
+    assert {host.ports[0] for host in report.inventory.hosts} == {spread.hosts[0].ports[0]}
 
 
 def test_sites_that_reach_each_other(check: Callable[..., preflight.Report]) -> None:

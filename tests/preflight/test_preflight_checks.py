@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from networks import star
 
 from geomx_cli import __version__
@@ -118,7 +119,7 @@ def test_an_extra_is_named_for_mxnet() -> None:
 def test_a_workdir_that_is_not_there() -> None:
     facts = changed(work=Folder("/home/me/data", False, "", GIB))
     assert wrong(hosts.check_host(HOST, facts, Skew(0, 0), NEED)) == []
-    [check] = wrong(hosts.check_host(HOST.model_copy(update={"workdir": "~/data"}), facts, Skew(0, 0), NEED))
+    [check] = wrong(hosts.check_host(structs.replace(HOST, workdir="~/data"), facts, Skew(0, 0), NEED))
     assert check.what == "there is no folder /home/me/data, its workdir"
 
 
@@ -131,7 +132,7 @@ def test_hosts_of_one_machine_share_its_memory_and_cores() -> None:
     assert (check.subject, check.level) == ("alpha, beta", "problem")
     assert check.what == "6 processes need at least 9.66 GB of memory, and there are 8.59 GB"
     assert wrong(list(hosts.check_memory({name: changed(memory=0) for name in both}, required))) == []  # unknown
-    planned = [HOST, HOST.model_copy(update={"name": "beta", "threads": 2})]
+    planned = [HOST, structs.replace(HOST, name="beta", threads=2)]
     assert wrong(list(hosts.check_hardware(planned, alone, required))) == []
     [check] = wrong(list(hosts.check_hardware(planned, both, required)))
     assert (check.level, check.what) == ("warning", "the workers take 6 cores, and there are 4")
@@ -158,12 +159,12 @@ def test_tcp_that_forgets_its_links_in_pauses(algorithm: str, slow: bool, boots:
 
 
 def test_gpus() -> None:
-    host = HOST.model_copy(update={"devices": ("gpu0", "gpu3")})
+    host = structs.replace(HOST, devices=("gpu0", "gpu3"))
     [check] = wrong(list(hosts.check_hardware([host], {"alpha": FACTS}, {"alpha": NEED})))
     assert check.what == "there is gpu0 (NVIDIA A100, 40960 MiB), and the inventory wants gpu3"
     [check] = wrong(list(hosts.check_hardware([host], {"alpha": changed(gpus=[])}, {"alpha": NEED})))
     assert check.what == "there is no GPU, and the inventory wants gpu0, gpu3"
-    others = [HOST.model_copy(update={"name": name}) for name in ("beta", "gamma")]
+    others = [structs.replace(HOST, name=name) for name in ("beta", "gamma")]
     [check] = hosts.warn_of_gpus([host, *others], {"alpha": changed(gpus=[]), "beta": changed(gpus=[])})
     assert (check.level, check.what) == ("warning", "there is no GPU, and the inventory wants gpu0, gpu3")
 
@@ -202,7 +203,7 @@ def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ..
     ],
 )  # fmt: skip
 def test_the_version_of_pytorch(version: str, cuda: str, devices: list[str], said: str) -> None:
-    host = HOST.model_copy(update={"devices": tuple(devices)})
+    host = structs.replace(HOST, devices=tuple(devices))
     facts = changed(versions={"numpy": "2.4.0", "torch": version, "torch.cuda": cuda}, gpus=["A100"])
     need = Requirements(processes=3, training=1, memory=GIB, modules=("zmq", "numpy", "torch"))
     assert [check.what for check in wrong(hosts.check_host(host, facts, Skew(0, 0), need))] == [said][: bool(said)]
@@ -240,7 +241,7 @@ def test_resolving_fills_in_what_only_the_host_knows() -> None:
     assert (alpha.python, alpha.package) == ("/there/bin/python", "/there/geomx_cli")
     assert (alpha.state_dir, alpha.workdir) == ("/home/me/.local/state/geomx", "/home/me/work")
     assert alpha.ports == (9001,)
-    assert resolved.host("hub") == inventory.host("hub").model_copy(update={"ports": (9000, 9001, 9002)})
+    assert resolved.host("hub") == structs.replace(inventory.host("hub"), ports=(9000, 9001, 9002))
     assert complete_inventory(resolved, {"alpha": FACTS}).host("alpha") == alpha
 
 

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.probe import facts as facts_module
 from geomx_cli.probe import ports
 from geomx_cli.probe.listeners import Listeners
+from geomx_cli.probe.service import Service
 
 pytestmark = pytest.mark.processes
 
@@ -180,7 +182,7 @@ def test_listening_dialling_measuring_and_letting_go(start: Callable[..., Probe]
     with socket.create_server(("127.0.0.1", other)), socket.socket(type=socket.SOCK_DGRAM) as udp:
         udp.bind(("127.0.0.1", idle))
         binds += [["127.0.0.1", other, "udp"], ["127.0.0.1", idle, "udp"]]
-        good, taken, nowhere, free, busy = listener.ask("listen", token="mine", binds=binds)["results"]
+        good, taken, nowhere, free, busy = listener.ask("listen", token="mine", owner="abc", binds=binds)["results"]
         assert free == good and busy == {"error": "it is in use", "in_use": True, "holder": ""}
         assert good == {"error": "", "in_use": False, "holder": ""}
         assert taken["in_use"]
@@ -226,7 +228,7 @@ def test_closed_listeners_have_freed_their_ports() -> None:
 def test_its_ports_are_free_when_its_input_ends(start: Callable[..., Probe]) -> None:
     [port] = free_ports(1)
     probe = start()
-    probe.ask("listen", token="mine", binds=[["0.0.0.0", port, "tcp"]])
+    probe.ask("listen", token="mine", owner="abc", binds=[["0.0.0.0", port, "tcp"]])
     assert listening(port)
     assert probe.end() == 0
     with socket.create_server(("127.0.0.1", port)):
@@ -237,7 +239,7 @@ def test_its_ports_are_free_when_its_input_ends(start: Callable[..., Probe]) -> 
 def test_a_caller_that_talks_nonsense_harms_nobody(start: Callable[..., Probe], greeting: bytes) -> None:
     [port] = free_ports(1)
     probe = start()
-    probe.ask("listen", token="mine", binds=[["127.0.0.1", port, "tcp"]])
+    probe.ask("listen", token="mine", owner="abc", binds=[["127.0.0.1", port, "tcp"]])
     with socket.create_connection(("127.0.0.1", port)) as caller:
         caller.settimeout(10)
         with suppress(OSError):  # the probe may cut it off while it sends
@@ -277,3 +279,16 @@ def test_hosts_and_the_control_machine_mean_the_same_usual_folder(
     monkeypatch.setenv("XDG_STATE_HOME", state)
     facts = start().ask("facts", ports=[], **{**FACTS, "state_dir": ""})
     assert f"{facts['state']['path']}/jobs" == str(jobs_folder())
+
+
+def test_a_probe_that_keeps_ports_waits_for_longer() -> None:
+    (source, requests), (answers, sink) = os.pipe(), os.pipe()
+    thread = threading.Thread(target=Service(source, sink, silence=0.3).run)
+    thread.start()
+    os.write(requests, b'{"id": 1, "do": "release", "hold": true, "silence": 60}\n')
+    thread.join(1.0)
+    assert thread.is_alive()
+    os.close(requests)
+    thread.join()
+    for end in (source, answers, sink):
+        os.close(end)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
@@ -178,7 +179,7 @@ def of_parties(
     values = {**defaults(plugins.table()), "parties": parties, "tsengine": "inter", **options}
     inventory = this_machine(values, range(20_000, 20_000 + ports_needed(values)), one_host=False)
     inventory = inventory.with_hosts(
-        host.model_copy(update={"reachable_from": reachable_from.get(host.name)}) for host in inventory.hosts
+        structs.replace(host, reachable_from=reachable_from.get(host.name)) for host in inventory.hosts
     )
     if errors := host_errors(inventory):
         raise InvalidSettings(f"{errors[0].host}: {errors[0].message}", errors[0].hint)

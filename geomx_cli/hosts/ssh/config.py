@@ -1,6 +1,7 @@
 """Resolves addresses and users of SSH hosts: the inventory takes precedence over the user's ssh_config."""
 
 import getpass
+import hashlib
 import os
 import re
 import shlex
@@ -8,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import paramiko
 
@@ -24,6 +25,8 @@ _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 _USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _DEEPEST_INCLUDE = 16
 _MOST_JUMPS = 8
+_EXEC = 30.0  # seconds for a command of Match exec
+_CERTIFICATE = "certificate: "
 
 
 def hops(ssh: Ssh, options: SshOptions) -> list[Hop]:
@@ -84,22 +87,24 @@ def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
     tokens = {
         "%": "%", "d": str(Path.home()), "h": address, "i": str(os.getuid()), "k": alias or ssh.address,
         "l": socket.gethostname(), "L": socket.gethostname().partition(".")[0], "n": ssh.address, "p": str(port),
-        "r": user, "u": getpass.getuser(),
+        "r": user, "u": getpass.getuser(), "j": (ssh.jump or found.get("proxyjump", "")).removeprefix("none"),
     }  # fmt: skip
+    tokens["C"] = hashlib.sha1("".join(tokens[name] for name in "lhprj").encode(), usedforsecurity=False).hexdigest()
 
-    def paths(keyword: str, default: str = "") -> list[str]:
-        listed = found.get(keyword) or default
-        texts = listed if isinstance(listed, list) else shlex.split(listed)
+    def expanded(keyword: str, texts: Sequence[str]) -> list[str]:
         where = f"{keyword} for {ssh.address} in {options.config}"
         return [_expanded(text, tokens, where) for text in texts if text.lower() != "none"]
 
     agent = found.get("identityagent", "")
     if agent and agent.lower() != "none":
         agent = "" if agent == "SSH_AUTH_SOCK" else _expanded(agent, tokens, f"identityagent in {options.config}")
-    files = [] if ssh.key else paths("identityfile")
+    listed = found.get("identityfile", [])
+    files = [] if ssh.key else expanded("identityfile", [one for one in listed if not one.startswith(_CERTIFICATE)])
     # ssh skips files that do not exist; of a key in the agent the public part is enough
     there = [path for path in files if os.path.exists(path) or os.path.exists(f"{path}.pub")]  # noqa: PTH110
-    certificates = paths("certificatefile")
+    marked = [one.removeprefix(_CERTIFICATE) for one in listed if one.startswith(_CERTIFICATE)]
+    certificates = expanded("certificatefile", marked)
+    known = _words(found.get("userknownhostsfile", ""), options.config) or [options.known_hosts]
     named = [os.path.expanduser(path) for path in (ssh.key, "" if files else key) if path][:1] or there  # noqa: PTH111
     usual = [] if files else [str(path) for name in _USUAL_KEYS if (path := Path("~/.ssh", name).expanduser()).exists()]
     return Hop(
@@ -108,13 +113,20 @@ def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
         user=user,
         keys=tuple(named or usual),
         named=bool(named),
-        known_hosts=(*paths("userknownhostsfile", shlex.quote(options.known_hosts)), _SYSTEM_KNOWN_HOSTS),
+        known_hosts=(*expanded("userknownhostsfile", known), _SYSTEM_KNOWN_HOSTS),
         trusted_as=alias or (address.lower() if port == 22 else f"[{address.lower()}]:{port}"),
         fingerprint=ssh.fingerprint,
         agent=agent,
         certificates=tuple(path for path in certificates if os.path.exists(path)),  # noqa: PTH110
         absent=tuple(path for path in (*files, *certificates) if path not in there and not os.path.exists(path)),  # noqa: PTH110
     )
+
+
+def _words(text: str, path: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InvalidSettings(f"{path} cannot be read: {error} in {text!r}", "correct it") from None
 
 
 def _expanded(text: str, tokens: Mapping[str, str], where: str) -> str:
@@ -150,6 +162,11 @@ def _lookup(options: SshOptions, name: str) -> dict[str, Any]:
 class _Config(paramiko.SSHConfig):  # type: ignore[misc]
     """Runs each command of Match exec once, and without stdin: paramiko's own would run twice in each lookup."""
 
+    # Tokens of paths are ours: paramiko replaces each ~ and %%h, too.
+    TOKENS_BY_CONFIG_KEY: ClassVar = {
+        key: tokens for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items() if key != "identityfile"
+    }
+
     def __init__(self) -> None:
         super().__init__()
         self._passed: dict[tuple[str, str], bool] = {}
@@ -173,7 +190,11 @@ class _Config(paramiko.SSHConfig):  # type: ignore[misc]
 
 def _succeeds(command: str) -> bool:
     nothing = subprocess.DEVNULL
-    return subprocess.run(command, shell=True, stdin=nothing, stdout=nothing, check=False).returncode == 0
+    try:
+        done = subprocess.run(command, shell=True, stdin=nothing, stdout=nothing, check=False, timeout=_EXEC)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"the command {command!r} of Match exec does not end within {_EXEC:g} s") from None
+    return done.returncode == 0
 
 
 def _read_config(path: str) -> paramiko.SSHConfig:
@@ -196,15 +217,18 @@ def _lines(path: Path, scope: str = "Host *", depth: int = 0) -> Iterator[str]:
     except (OSError, ValueError) as error:
         raise InvalidSettings(f"{path} cannot be read: {error}", "correct it") from None
     for line in text.splitlines():
-        word, _, rest = line.strip().replace("=", " ", 1).partition(" ")
-        if word.lower() == "include" and depth < _DEEPEST_INCLUDE:
+        match = re.match(paramiko.SSHConfig.SETTINGS_REGEX, line.strip())
+        word, rest = (match[1].lower(), match[2]) if match is not None else ("", "")
+        if word == "include" and depth < _DEEPEST_INCLUDE:
             for found in _included(path, rest.split()):
                 yield from _lines(found, scope, depth + 1)
             yield scope
             continue
-        if word.lower() in ("host", "match"):
+        if word in ("host", "match"):
             scope = line
-        yield line
+        # paramiko keeps several values of IdentityFile only
+        unquoted = rest.strip('"')
+        yield f"IdentityFile {_CERTIFICATE}{unquoted}" if word == "certificatefile" else line
 
 
 def _included(path: Path, patterns: Sequence[str]) -> list[Path]:

@@ -87,9 +87,9 @@ class Connection:
             with ExitStack() as stack:
                 agents = {where: stack.enter_context(_ssh_agent(where)) for where in {hop.agent for hop in hops}}
                 credentials = [options.credentials.of(hop, agents[hop.agent]) for hop in hops]
-                for hop, known in zip(hops, credentials, strict=True):
+                for hop, (known, left_out) in zip(hops, credentials, strict=True):
                     way = "" if hop is hops[-1] else "jump host: "
-                    stream = self._advance(hop, known, options)
+                    stream = self._advance(hop, known, left_out, options)
             stream.watched = True
             threading.Thread(target=self._ask, name=f"answers of {host}", daemon=True).start()
         except HostUnreachable as error:
@@ -124,11 +124,13 @@ class Connection:
             with suppress(paramiko.SSHException, EOFError, OSError):
                 self.transport.global_request("keepalive@openssh.com", wait=True)
 
-    def _advance(self, hop: Hop, credentials: Sequence[Credential], options: SshOptions) -> _Stream:
+    def _advance(
+        self, hop: Hop, credentials: Sequence[Credential], left_out: Sequence[str], options: SshOptions
+    ) -> _Stream:
         transport, stream = self._greet(hop)
         self._transports.append(transport)
         check_host_key(hop, transport.get_remote_server_key(), options)
-        _log_in(transport, hop, credentials)
+        _log_in(transport, hop, credentials, left_out)
         return stream
 
     def _greet(self, hop: Hop) -> tuple[paramiko.Transport, _Stream]:
@@ -181,14 +183,16 @@ class _AgentAt(paramiko.Agent):  # type: ignore[misc]
 
 
 @contextmanager
-def _ssh_agent(place: str) -> Iterator[Sequence[Any]]:
-    """Yield the keys of a running ssh-agent, if any; they are usable inside the block. place: see Hop.agent."""
+def _ssh_agent(place: str) -> Iterator[Sequence[Any] | None]:
+    """Yield the keys of a running ssh-agent; they are usable inside the block. place: see Hop.agent; None is yielded if
+    no agent answers at one that is named.
+    """
     try:
         if place == "none":
             raise OSError
         agent = _AgentAt(place) if place else paramiko.Agent()
     except (paramiko.SSHException, OSError):
-        yield ()
+        yield () if place in ("", "none") else None
         return
     try:
         yield agent.get_keys()
@@ -260,7 +264,9 @@ def _prefer(transport: paramiko.Transport, types: Sequence[str]) -> None:
     security.key_types = (*possible, *(name for name in security.key_types if name not in possible))
 
 
-def _log_in(transport: paramiko.Transport, hop: Hop, credentials: Sequence[Credential]) -> None:
+def _log_in(
+    transport: paramiko.Transport, hop: Hop, credentials: Sequence[Credential], left_out: Sequence[str]
+) -> None:
     tried: list[str] = []
     for credential in credentials:
         tried.append(f"{credential.name} ({credential.key.fingerprint})")
@@ -280,7 +286,7 @@ def _log_in(transport: paramiko.Transport, hop: Hop, credentials: Sequence[Crede
             if len(tried) == 1:
                 raise _not_let_in(hop, tried, why, hint) from None
             count = f"{len(tried)} of {len(credentials)}"
-            why = f"; it closed the connection after {count} keys: more than its MaxAuthTries"
+            why = f"; it closed the connection after {count} keys, as sshd does after its MaxAuthTries"
             hint = "name its key: key in the inventory, or IdentityFile in ~/.ssh/config, or remove others (ssh-add -d)"
             raise _not_let_in(hop, tried, why, hint) from None
         if not more:
@@ -291,10 +297,10 @@ def _log_in(transport: paramiko.Transport, hop: Hop, credentials: Sequence[Crede
             " least from this machine (Match User ... Address ...)"
         )
         raise _not_let_in(hop, tried, why, hint)
-    absent = f"; ~/.ssh/config names {', '.join(hop.absent)}, which does not exist" if hop.absent else ""
     key = f"-i {shlex.quote(hop.keys[0] + '.pub')} " if hop.named and hop.keys else ""
     copy = f"ssh-copy-id {key}-p {hop.port} {shlex.quote(f'{hop.user}@{hop.address}')}"
-    raise _not_let_in(hop, tried, absent, f"{copy}, or name another user or key in the inventory")
+    why = "".join(f"; {each}" for each in left_out)
+    raise _not_let_in(hop, tried, why, f"{copy}, or name another user or key in the inventory")
 
 
 def _not_let_in(hop: Hop, tried: Sequence[str], why: str, hint: str) -> HostUnreachable:

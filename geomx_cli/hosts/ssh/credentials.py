@@ -6,6 +6,7 @@ import getpass
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,27 +36,39 @@ class Credentials:
         self._lock = threading.Lock()
         self._loaded: dict[str, Any] = {}
 
-    def of(self, hop: "Hop", agent: Sequence[Any]) -> list[Credential]:
-        """Return the keys to try for `hop`, in order; `agent`: the keys of the ssh-agent.
+    def of(self, hop: "Hop", agent: Sequence[Any] | None) -> tuple[list[Credential], list[str]]:
+        """Return the keys to try for `hop`, in order, and why others that ssh_config names are left out, as clauses.
+        `agent`: the keys of the ssh-agent; None: it does not answer.
 
         A file whose key the agent holds is not opened. A passphrase is requested only for a configured file, or if
-        there is no other key. Raises HostUnreachable for an unusable file, or if a passphrase is needed without a
-        terminal.
+        there is no other key. As in ssh, a file that cannot be used, or a passphrase that nobody can be asked for, is
+        left out. Raises HostUnreachable for the first of them if no key is left.
         """
-        held = {bytes(key.asbytes()): key for key in agent}
-        found, locked = [], []
+        held = {bytes(key.asbytes()): key for key in agent or ()}
+        found: list[Credential] = []
+        certified: list[Credential] = []
+        locked: list[str] = []
+        errors: list[HostUnreachable] = []
         for path in hop.keys:
-            key = held.pop(_public_part(path), None) or self._load(path, ask=False)
-            if key is not None:
-                found.append(Credential(path, key))
-            else:
-                locked.append(path)
+            with _noted(errors):
+                key = held.pop(_public_part(path), None) or self._load(path, ask=False)
+                if key is not None:
+                    found.append(Credential(path, key))
+                else:
+                    locked.append(path)
         if not hop.named:
             found += [Credential(f"{key.comment or 'a key'} of the ssh-agent", key) for key in held.values()]
-        if hop.named or not found:
-            found += [Credential(path, self._load(path, ask=True)) for path in locked]
-        certified = [_certified(each, path) for path in hop.certificates for each in found]
-        return [*filter(None, certified), *found]
+        for path in locked if hop.named or not found else ():
+            with _noted(errors):
+                found.append(Credential(path, self._load(path, ask=True)))
+        for path in hop.certificates:
+            with _noted(errors):
+                certified += filter(None, [_certified(each, path) for each in found])
+        if errors and not found:
+            raise errors[0]
+        left_out = [f"~/.ssh/config names {path}, which does not exist" for path in hop.absent]
+        left_out += [f"no ssh-agent answers at {hop.agent}, which ~/.ssh/config names"] * (agent is None)
+        return [*certified, *found], [*left_out, *(error.message for error in errors)]
 
     def _load(self, path: str, *, ask: bool) -> Any:
         """Load a key; None if it has a passphrase and `ask` is False."""
@@ -68,6 +81,14 @@ class Credentials:
                     return None
                 self._loaded[path] = key
             return self._loaded[path]
+
+
+@contextmanager
+def _noted(errors: list[HostUnreachable]) -> Iterator[None]:
+    try:
+        yield
+    except HostUnreachable as error:
+        errors.append(error)
 
 
 def _answers(path: str, *, ask: bool) -> Iterator[str | None]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from geomx_cli.core.env_names import without_effect_at_launch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
@@ -64,7 +66,7 @@ class SweepJobs:
             ranks = rank_scope.choose(str(options["rank_scope"]), script, name, inventory)
             if ranks.sentence:
                 self.note(f"{name}: {ranks.sentence}")
-            inventory = inventory.model_copy(update={"rank_scope": ranks.scope})
+            inventory = structs.replace(inventory, rank_scope=ranks.scope)
             options = {**options, **({"framework": ranks.framework} if ranks.framework else {})}
             self._warnings[name] = script_fit.warning_of(script, options, inventory)
             if self._warnings[name]:
@@ -94,7 +96,7 @@ class SweepJobs:
         """Run the job of a cell; see jobs.actions.launch."""
         inventory, options = self._prepared[cell.algo]
         if self.inventory_file is None:
-            inventory = self.machines(cell.algo)[0].model_copy(update={"rank_scope": inventory.rank_scope})
+            inventory = structs.replace(self.machines(cell.algo)[0], rank_scope=inventory.rank_scope)
         launch_options = launching.LaunchOptions(
             sync=self.sync,
             warned=tuple(self._ignored),

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.private import make_folders, make_private
@@ -66,7 +68,7 @@ class JobDirectory:
             make_folders(self.path)
             self._refuse_others()
             _write_new(self.path / "plan.json", json.dumps(plan.to_json(), indent=1))
-            _write_new(self.path / "inventory.json", inventory.model_dump_json(indent=1))
+            _write_new(self.path / "inventory.json", json.dumps(msgspec.to_builtins(inventory), indent=1))
         self._remember()
 
     @contextmanager

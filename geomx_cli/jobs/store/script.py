@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from msgspec import structs
+
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.inventory import Host, Inventory
@@ -21,8 +23,9 @@ _LAUNCHERS = {
 }  # fmt: skip
 """Programs and modules that start the ranks of a script, and the word after them that does, if one is needed."""
 _SHELLS = ("bash", "sh", "zsh", "dash")
-_BEFORE = ("exec", "then", "do", "else", "nohup", "time", "{", "!")
-"""Words of a shell before a command."""
+_BEFORE = ("exec", "then", "do", "else", "nohup", "time", "env", "{", "!")
+"""Words before a command."""
+_RUNNERS = ("uv", "poetry", "pipenv", "pixi")
 _BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
 
 
@@ -48,30 +51,47 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
 
 def _check_launcher(script: Sequence[str]) -> None:
     """Raise InvalidSettings for a command that starts the ranks of a script itself, also in a shell script here."""
-    shell = next((word for word in script if word.endswith(".sh")), "")
-    is_run = bool(shell) and (Path(script[0]).name in _SHELLS or script[0] == shell)
-    for command in (script, *(_commands(Path(shell)) if is_run else ())):
-        words = command[2:] if len(command) > 2 and command[1] == "-m" else command
-        if _LAUNCHERS.get(name := Path(words[0]).name) in ("", *words[1:2]):
+    for command in (script, *_commands(_shell_text(script))):
+        words = _started(command)
+        if words and _LAUNCHERS.get(name := Path(words[0]).name) in ("", *words[1:2]):
             named = next((each for each in command if each.endswith(".py")), "SCRIPT.py")
-            own = f"write: -- python {named}" if command is script else f"write in {shell}: python {named}"
-            hint = f"{own}; launch sets RANK, WORLD_SIZE and the like in every worker"
+            shell = next((word for word in script if word.endswith(".sh")), "")
+            where = f"write in {shell}:" if shell and command is not script else "write: --"
+            hint = f"{where} python {named}; launch sets RANK, WORLD_SIZE and the like in every worker"
             what = f"{name} {_LAUNCHERS[name]}".strip()
             raise InvalidSettings(f"{what} starts workers, and so does geomx launch", hint)
 
 
-def _commands(shell: Path) -> Iterator[list[str]]:
-    """Yield the simple commands of a shell script, without variables before them; none if it cannot be read."""
+def _started(command: Sequence[str]) -> list[str]:
+    """Return the words of a command from the program that it starts in the end, or the module that Python runs."""
+    words = list(command)
+    while words and (words[0] in _BEFORE or re.match(r"[A-Za-z_]\w*=", words[0])):
+        del words[0]
+    if words[1:2] == ["run"] and words[0] in _RUNNERS:
+        return _started([word for word in words[2:] if word != "--"])
+    if words and Path(words[0]).name.startswith("python"):
+        given = [word for word in words[1:] if word not in _BARE]
+        return given[1:] if given[:1] == ["-m"] else words
+    return words
+
+
+def _shell_text(script: Sequence[str]) -> str:
+    """Return the text of the shell script that a command runs; "" if there is none, or it cannot be read."""
+    is_shell = Path(script[0]).name in _SHELLS
+    if is_shell and "-c" in script[1:-1]:
+        return script[script.index("-c", 1) + 1]
+    shell = next((word for word in script if word.endswith(".sh") and (is_shell or word == script[0])), "")
     try:
-        lines = shell.read_text(errors="replace").replace("\\\n", " ").splitlines()
+        return Path(shell).read_text(errors="replace") if shell else ""
     except OSError:
-        return
-    for line in lines:
+        return ""
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Yield the simple commands of a shell script."""
+    for line in text.replace("\\\n", " ").splitlines():
         for part in re.split(r"[;&|()]", "" if line.lstrip().startswith("#") else line):
-            words = part.split()
-            while words and (words[0] in _BEFORE or re.match(r"[A-Za-z_]\w*=", words[0])):
-                del words[0]
-            if words:
+            if words := part.split():
                 yield words
 
 
@@ -83,7 +103,7 @@ def with_interpreter(script: Sequence[str], inventory: Inventory) -> Inventory:
     if not word:
         return inventory
     return inventory.with_hosts(
-        host if host.shares_files or host.python else host.model_copy(update={"python": word})
+        host if host.shares_files or host.python else structs.replace(host, python=word)
         for host in inventory.hosts
     )
 

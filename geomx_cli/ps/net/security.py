@@ -10,12 +10,12 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-import zmq
-import zmq.utils.z85
+from typing import TYPE_CHECKING, NamedTuple
 
 from geomx_cli.core.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    import zmq
 
 __all__ = ["Identity", "KeyRing", "ZapAuthenticator", "generate", "load"]
 
@@ -50,6 +50,8 @@ def generate(job: str, processes: Mapping[str, Mapping[str, Identity] | None]) -
     """The content of each process's key file. `processes`: by name, which processes dial it, None if it does not
     listen.
     """
+    import zmq  # here, as every command imports this module
+
     server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
     pairs = {name: tuple(key.decode() for key in zmq.curve_keypair()) for name in processes}
     return {
@@ -90,7 +92,9 @@ class ZapAuthenticator:
     Messages on accepted connections carry the name of the process that the key was made for, as "User-Id".
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyRing) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyRing) -> None:
+        import zmq.utils.z85
+
         self._allowed = {zmq.utils.z85.decode(key): known.process.encode() for key, known in keys.allowed.items()}
         self.socket = context.socket(zmq.REP)
         self.socket.bind("inproc://zeromq.zap.01")
