@@ -332,7 +332,10 @@ def _main() -> None:
     gc.freeze()
     with socket.socket(fileno=int(channel_number)) as channel:
         request = _serve(channel)
-    _end_with(_become, request)
+    if imported == "stock":  # its processes take leave of each other where their key-value stores are freed
+        _become(request)
+    else:
+        _end_with(_become, request)
 
 
 if __name__ == "__main__":
