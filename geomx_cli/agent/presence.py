@@ -50,9 +50,11 @@ class Presence:
                 process = self._run(own[0], subprocess.PIPE, "stay", *awaited)
                 self._staying |= {scheduler: (process, now)} if process is not None else {}
 
-    def tell(self, child: Child, cause: str, hint: str) -> None:
-        """Have the processes on other hosts told of a failure: a process that ended cannot, and they would wait."""
-        process = self._run(child, subprocess.DEVNULL, "tell", cause, hint) if child.task.scheduler else None
+    def tell(self, child: Child, cause: str, hint: str, *, verb: str = "fail") -> None:
+        """Have the processes on other hosts told of a failure: a process that ended cannot, and they would wait.
+        verb: "absent" if it is one only where the process had not joined, as its scheduler knows.
+        """
+        process = self._run(child, subprocess.DEVNULL, verb, cause, hint) if child.task.scheduler else None
         if process is not None:
             self._telling.append(process)
 

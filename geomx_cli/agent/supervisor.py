@@ -251,7 +251,7 @@ class Supervisor:
             self._fail(child, failure)
         elif self._is_absent(child) and self._lifecycle.stage is Stage.RUNNING and not self._control.connected:
             hint = "see its log; others wait for it, as launch says where it follows the job"
-            self._presence.tell(child, "ended with status 0 and had not joined the job", hint)
+            self._presence.tell(child, "ended with status 0 and had not joined the job", hint, verb="absent")
         ended = {"process": child.name, "status": child.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
         self._status.change()

@@ -1,6 +1,7 @@
 """Speaks to a process's scheduler in its name, with its variables: its agent runs this where nobody else can.
 
-    python -m geomx_cli.runtime.presence tell CAUSE HINT    it has failed: one that was killed tells nobody
+    python -m geomx_cli.runtime.presence fail CAUSE HINT    it has failed: one that was killed tells nobody
+    python -m geomx_cli.runtime.presence absent CAUSE HINT  it has ended; this is a failure if it had not joined
     python -m geomx_cli.runtime.presence stay PROCESS...    these of its host have not joined; until stdin ends
 
 One that has not joined is connected to nobody, and the others would wait for both kinds.
@@ -48,9 +49,9 @@ def main(verb: str, *words: str) -> int:
         sys.stdin.buffer.read()
         node.loop.submit(lambda: tell((), _LIMIT, last=True))
 
-    if verb == "tell":
+    if verb != "stay":
         cause, hint = words
-        ask("fail", {"process": node.process, "message": f"{node.process} {cause}", "hint": hint}, _LIMIT, last=True)
+        ask(verb, {"process": node.process, "message": f"{node.process} {cause}", "hint": hint}, _LIMIT, last=True)
     else:
         node.liveness.watch(link)
         tell(words, settings.number("silence"), last=False)

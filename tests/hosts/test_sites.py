@@ -112,9 +112,9 @@ def world(tmp_path: Path) -> Iterator[World]:
         network.close()
 
 
-def rounds(world: World, count: int, slow: float = 0) -> list[str]:
+def rounds(world: World, count: int, slow: float = 0, **variables: str) -> list[str]:
     """The command of a job of `count` rounds, with three tensors and a pause of `slow` seconds before each."""
-    world.describe(ROUNDS=str(count), OUT="w{rank}.npz", SERVER_OPTIMIZER="1", SLOW=str(slow))
+    world.describe(ROUNDS=str(count), OUT="w{rank}.npz", SERVER_OPTIMIZER="1", SLOW=str(slow), **variables)
     return ["--", "python", str(SCRIPT)]
 
 
@@ -145,12 +145,17 @@ def test_a_job_over_three_sites_survives_a_dropped_connection(world: World) -> N
 
 
 def test_a_detached_job_finishes_without_the_control_machine(world: World) -> None:
-    launch = world.geomx("launch", "--detach", *rounds(world, 200, slow=0.03))  # under load launch returns late
+    gates = world.desk / "gates"
+    gates.mkdir()
+    for name in ("declare", "part0", "barrier", "leave", "close"):
+        (gates / name).touch()
+    launch = world.geomx("launch", "--detach", *rounds(world, 60, GATES=str(gates), SEGMENT="30"))
     assert launch.returncode == 0, launch.stderr
     with world.cut():
-        assert len(world.running()) >= 11  # the master may have ended
+        until(lambda: len(world.running()) >= 11)  # the master may have ended
+        (gates / "part1").touch()
         until(lambda: not world.running())
-    assert_equal(results(world), expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 200), optimizer=True))
+    assert_equal(results(world), expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 60), optimizer=True))
     status = json.loads(world.geomx("status", "--json").stdout)
     assert status["state"] == "done"
     collected = world.geomx("logs", "collect", "--to", "here")

@@ -78,8 +78,9 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
     made.close()
 
 
-def test_a_worker_that_died_before_it_joined_ends_the_wait_for_it(plane: Plane) -> None:
-    assert plane.speak("tell", "was killed by SIGKILL", "see dmesg").wait(60) == 0
+@pytest.mark.parametrize("verb", ["fail", "absent"])
+def test_a_worker_that_died_before_it_joined_ends_the_wait_for_it(plane: Plane, verb: str) -> None:
+    assert plane.speak(verb, "was killed by SIGKILL", "see dmesg").wait(60) == 0
     error = plane.error()
     assert isinstance(error, PeerLost)
     assert (error.message, error.hint, error.peer) == ("A/worker:0 was killed by SIGKILL", "see dmesg", "A/worker:0")

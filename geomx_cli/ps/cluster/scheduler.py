@@ -93,6 +93,12 @@ class Scheduler:
         if entry is None and request.topic == "fail" and request.body["process"] == request.link.name:
             self._fail(request, None)  # its agent tells that it has ended, in its name
             return
+        if entry is None and request.topic == "absent" and request.body["process"] == request.link.name:
+            if request.link.name in self._joined():
+                request.answer()
+            else:
+                self._fail(request, None)
+            return
         if entry is None and request.topic == "awaited":
             self._await(request)
             return
@@ -123,11 +129,10 @@ class Scheduler:
         peer, message, hint = body["process"], body["message"], body.get("hint", "")
         if by is None:
             return PeerLost(message, hint, peer=peer)
-        members = [item.member.process for item in self._entries.values()]
         of_party = party_of(peer) == party_of(by.process)
         if peer == by.process or by.role == "server" or (of_party and self._global):
             return PeerLost(message, hint, peer=peer)
-        if peer in (*members, self.node.process) or "/" not in peer or of_party:
+        if peer in (*self._joined(), self.node.process) or "/" not in peer or of_party:
             return PeerLost(f"{message} (reported by {by.process})", hint, peer=peer)
         what = f"{by.process} reported that {peer} failed, of which it cannot know: {message}"
         return PeerLost(what, f"see the log of {by.process}: another program may have its key", peer=by.process)
@@ -151,8 +156,7 @@ class Scheduler:
         for other in [known for known in self._hosts if known.name == link.name]:  # of a process that has ended
             self._hosts[other].awaited.clear()
             self._forget_host(other)
-        joined = {item.member.process for item in self._entries.values()}
-        if (awaited := set(body["processes"]) - joined) and not self._complete:
+        if (awaited := set(body["processes"]) - self._joined()) and not self._complete:
             self._hosts[link] = _Host(body["host"], awaited)
             self.node.liveness.watch(link)
             limit = self.node.settings.number("silence") + self.node.timeout
@@ -268,6 +272,9 @@ class Scheduler:
         what += f", and {counted(len(host.awaited), 'process')} there had not joined"
         hint = f"see whether it runs, and its link to host {self.node.settings.host}"
         self.node.fail(PeerLost(what, hint, peer=link.name))
+
+    def _joined(self) -> set[str]:
+        return {item.member.process for item in self._entries.values()}
 
     def _present(self) -> list[Link]:
         return [link for link, item in self._entries.items() if not item.gone or link in self.node.shutdown.leaving]
