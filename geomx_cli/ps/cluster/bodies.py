@@ -278,8 +278,8 @@ class _Overlay(TypedDict):
 
 _REQUESTS: Mapping[str, type] = {
     "join": _Join, "awaited": _Awaited, "absent": _Fail, "pending": _Pending, "fail": _Fail, "bye": _Nothing,
-    "gone": _Nothing, "leave": _Nothing, "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare,
-    "optimizer": _Optimizer,
+    "gone": _Nothing, "leave": _Nothing, "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster,
+    "declare": _Declare, "optimizer": _Optimizer,
     "barrier": _Barrier, "patience": _Patience, "mode": _Mode, "compression": _Compression, "compare": _Compare,
     "state_open": _State, "state_read": _StateRead,
     "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite, "loss": _Loss,
