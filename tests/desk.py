@@ -161,8 +161,8 @@ class Launch:
         return finished(self.directory)
 
     def assert_clean(self) -> None:
-        """No process, key file or socket of the job is left."""
-        assert not self.pids(), self.errors
+        """No process, key file or socket of the job is left; agents may take a moment to exit."""
+        self.wait_for(lambda: not self.pids(), 5)
         for kind in ("keys", "*.key", "*.key.*", "*.sock"):
             assert not self.desk.state_files(kind, self.id)
         if len(self.desk.launches) == 1:
