@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["after", "finished", "pass_on"]
+__all__ = ["after", "finished", "first", "pass_on"]
 
 _Result = TypeVar("_Result")
 
@@ -42,6 +42,21 @@ def finished(result: _Result) -> "Future[_Result]":
     """A future that has this result."""
     done: Future[_Result] = Future()
     done.set_result(result)
+    return done
+
+
+def first(futures: Sequence["Future[Any]"]) -> "Future[None]":
+    """A future that is done when any of `futures` is, whether it has failed or not."""
+    done: Future[None] = Future()
+    lock = threading.Lock()
+
+    def complete(_: "Future[Any]") -> None:
+        with lock:
+            if not done.done():
+                done.set_result(None)
+
+    for future in list(futures):
+        future.add_done_callback(complete)
     return done
 
 

@@ -244,6 +244,10 @@ class Client:
         """
         self._worker.others_active = active
 
+    def waits(self, waits: bool) -> None:
+        """Whether the script waits for others: then they need not wait for it because it uses processor time."""
+        self._worker.waits(waits)
+
     # Telemetry.
 
     @property

@@ -221,6 +221,10 @@ class Worker:
         self.node.telemetry.state = "training"
         self.ready.set_result(info)
 
+    def waits(self, waits: bool) -> None:
+        """Whether the script waits for others, and so does not run."""
+        self._activity.waits = waits
+
     def _active(self) -> float:
         return max(self._activity.last(), self.others_active())
 

@@ -19,12 +19,15 @@ TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Activity:
-    """Measures the process, without the thread that measures, from the first call of `last`."""
+    """Measures the process, without the thread that measures, from the first call of `last`. waits: it waits for others
+    for now, and what it uses meanwhile, as to ask whether they wait for it, is no training.
+    """
 
     def __init__(self) -> None:
         self._main_clock = time.pthread_getcpuclockid(threading.main_thread().ident or 0)
         self._ran = self._measured = 0.0
         self._main = self._rest = 0.0
+        self.waits = False
         self._children: float | None = None  # while nothing else runs, as it takes a look at each thread
 
     def last(self) -> float:
@@ -34,7 +37,9 @@ class Activity:
         if span >= SPAN:
             main = time.clock_gettime(self._main_clock)
             rest = time.process_time() - main - time.thread_time()
-            if main - self._main >= POLLS * span or rest - self._rest >= COMPUTES * span:
+            if self.waits:
+                self._children = None
+            elif main - self._main >= POLLS * span or rest - self._rest >= COMPUTES * span:
                 self._ran, self._children = now, None
             else:
                 before, self._children = self._children, _descendants_used()

@@ -49,8 +49,8 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the results; on a GPU the current stream waits for them. The job's limits apply, not `timeout`."""
-        self.lane.while_waiting(self.done)
         self.before_wait(self.done)
+        self.lane.while_waiting(self.done)
         self.done.result()
         if self._stream is not None:
             torch.cuda.current_stream(self._gpus[0]).wait_stream(self._stream)
@@ -104,6 +104,13 @@ class _Future(torch.futures.Future):  # type: ignore[misc, type-arg, unused-igno
         super().__init__(devices=list(gpus) or None)
         self._lane = lane
         self._gpus = gpus
+        self._over: Future[None] = Future()
+        super().add_done_callback(lambda _: self._over.set_result(None))
+
+    def wait(self) -> Any:
+        """See torch.futures.Future.wait."""
+        self._lane.while_waiting(self._over)
+        return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """See torch.futures.Future.then."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from geomx_cli.core.futures import after, pass_on
+from geomx_cli.core.futures import after, first, pass_on
 from geomx_cli.runtime.frontends.torch.backward_pass import call_at_end
 from geomx_cli.runtime.frontends.torch.finite import FEW
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
@@ -110,14 +110,15 @@ class GradientSums:
         if in_pass():
             with self._lock:
                 self._begun.append(work)
-            work.before_wait = self._on_wait
+            work.before_wait = partial(self._on_wait, work.lane)
         return work
 
-    def _on_wait(self, done: "Future[None]") -> None:
+    def _on_wait(self, lane: Lane, done: "Future[None]") -> None:
         """The script waits for an operation. That takes no longer, but ends if others have made other calls."""
         if in_pass() and self._is_open:  # DistributedDataParallel may wait after `_at_end`
             self.note("a wait")
             agreed = self._rounds.agree_in_pass(list(self._calls), ends=False)
+            lane.while_waiting(first([done, agreed]))
             wait([done, agreed], return_when=FIRST_COMPLETED)
             if agreed.done():
                 agreed.result()

@@ -45,6 +45,7 @@ class LocalRounds:
             raise InvalidSettings(what, "its worker part has to derive from DrainableWorkerAlgorithm")
         self.count = 0
         self.ended = False
+        self._client = client
         self._part = part
         self._held = HeldWeights(state.optimizer, state.trained, client.settings.text("algo"))
         self._vote = StopVote(client, -len(state.trained), f"{state.prefix}{STOP}")
@@ -74,13 +75,17 @@ class LocalRounds:
         part, began = self._part, time.monotonic()
         if not isinstance(part, PacedWorkerAlgorithm):
             return
-        while not wait((other,), _ASKING).done:
-            asked = part.awaited()
-            wait((other, asked), return_when=FIRST_COMPLETED)
-            if asked.done() and asked.result():
-                part.join()
-                self._begin(steps_left=sys.maxsize)
-                self._synchronise()
+        self._client.waits(True)
+        try:
+            while not wait((other,), _ASKING).done:
+                asked = part.awaited()
+                wait((other, asked), return_when=FIRST_COMPLETED)
+                if asked.done() and asked.result():
+                    part.join()
+                    self._begin(steps_left=sys.maxsize)
+                    self._synchronise()
+        finally:
+            self._client.waits(False)
         part.waited(time.monotonic() - began)
 
     def _begin(self, steps_left: int) -> None:
@@ -222,12 +227,23 @@ class LocalSynchroniser(Synchroniser):
         self._local.while_waiting(other)
         self.rounds = self._local.count
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Optimizer hook."""
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Optimizer hook; returns the arguments of the step."""
         self.check_step(self._state)
         self._local.before_step()
         if self._check.compares:
             self._check.observe(*last_gradients(self._state))
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return None
+
+        def resumed() -> Any:
+            """The closure may wait for other workers, and so take part in rounds: their result precedes the step."""
+            loss = closure()
+            self._local.before_step()
+            return loss
+
+        return ((args[0], resumed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": resumed})
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook."""
