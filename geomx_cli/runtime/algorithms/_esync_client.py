@@ -49,6 +49,9 @@ class EsyncClient:
 
     def begin(self) -> None:
         """Start a round: this worker has received the weights it starts from."""
+        if self._asked is not None:  # about a step of the last round, which others have ended
+            self._reports.append(self._asked)
+            self._asked = None
         self.settle()
         self.rounds += 1
         self._steps = 0
