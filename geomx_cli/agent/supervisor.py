@@ -258,7 +258,7 @@ class Supervisor:
 
     def _is_absent(self, child: Child) -> bool:
         """Whether its script ended as if it had done all, and had not joined the job."""
-        return child.status == 0 and child.events.waits and not child.asked
+        return child.status == 0 and child.events.waits and not (child.events.left or child.asked)
 
     def _is_own(self, child: Child) -> bool:
         """Whether the failure of `child` is no effect of SIGTERM. On a full disk it could not record that it failed."""

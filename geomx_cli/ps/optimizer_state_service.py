@@ -21,7 +21,8 @@ MAX_READERS = 4096
 KINDS, KINDS_OF_MEMBER = 64, 2
 """Arrays of state of a slice, and further ones for each member: more than any optimizer has."""
 REST = 10
-"""A member whose copy of the state took a second waits for ten until the next: others are answered meanwhile."""
+"""A worker whose copy of the state took a second waits for ten until the next: others are answered meanwhile. Those of
+a party share the connection of its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,8 @@ class OptimizerStateService:
             case "state_open":
                 began = time.monotonic()
                 opened, now = self._open(by), time.monotonic()
-                self._rests[link] = now + min(REST * (now - began), self._silence / 2)  # who waits does not give up
+                rest = REST * (now - began) / max(1, int(link.hello.get("workers", 1)))
+                self._rests[link] = now + min(rest, self._silence / 2)  # who waits does not give up
                 return opened
             case "state_read":
                 return {"piece": self._opened(by).packed.piece(_natural(body["at"]))}

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.bodies import MAX_AWAITED, Body
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.runtime.settings import Settings
 
 __all__ = ["main"]
 
 _LIMIT = 8.0  # seconds for an answer
-_MOST = 1024
 
 
 def main(verb: str, *words: str) -> int:
@@ -43,7 +42,7 @@ def main(verb: str, *words: str) -> int:
         node.rpc.ask(link, topic, body, end, end, limit, "always")
 
     def tell(processes: Sequence[str], limit: float, *, last: bool) -> None:
-        ask("awaited", {"host": settings.host, "processes": list(processes[:_MOST])}, limit, last=last)
+        ask("awaited", {"host": settings.host, "processes": list(processes[:MAX_AWAITED])}, limit, last=last)
 
     def leave() -> None:
         sys.stdin.buffer.read()

@@ -287,8 +287,8 @@ def test_sigterm_waits_while_a_worker_of_another_host_handles_the_failure(agents
     agent = agents(lease=60, grace=60, worker=SLEEP)
     agent.send(type="start")
     agent.until("started")
-    agent.send(type="stop", delay=0.5)
-    for _ in range(8):
+    agent.send(type="stop", delay=2.0)
+    for _ in range(12):
         agent.send(type="failing")
         time.sleep(0.25)
     assert agent.runs() and processes.marked(MARK)

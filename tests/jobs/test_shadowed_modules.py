@@ -11,7 +11,7 @@ from idx import write_data
 pytestmark = pytest.mark.processes
 MODULES = (
     "selectors", "random", "queue", "heapq", "struct", "json", "socket", "numpy", "zmq", "msgspec", "click", "rich",
-    "pydantic", "psutil", "mxnet", "sitecustomize",
+    "psutil", "mxnet", "sitecustomize",
 )  # fmt: skip
 
 

@@ -81,3 +81,16 @@ def test_a_question_that_could_not_end_the_round_is_asked_anew_at_the_step_that_
     late.set_result(answer(ready=False, slowest=False))
     assert esync.step()
     assert client.steps == [1, 2, 1, 2]
+
+
+def test_an_answer_about_a_round_that_others_have_ended_does_not_end_the_next_one() -> None:
+    """The state server does not know that this worker is ready: who waits for something else would not join."""
+    client = FakeClient(min_local_steps=1)
+    client.answers = [answer(ready=False, slowest=False), None, answer(ready=False, slowest=False)]
+    esync = EsyncClient(client)  # type: ignore[arg-type]
+    esync.begin()
+    assert [esync.step() for _ in range(2)] == [False] * 2
+    client.asked[-1][1].set_result(answer(ready=True, slowest=False))
+    esync.begin()
+    assert not esync.step()
+    assert client.steps == [1, 2, 1]

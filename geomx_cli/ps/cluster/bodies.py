@@ -13,7 +13,7 @@ from geomx_cli.core.typed import to_type
 from geomx_cli.ps.net.wire import EVERY, MAX_REPORTED, BadMessage
 
 __all__ = [
-    "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_SETTINGS", "MAX_TEXT", "Body", "checked_answer",
+    "MAX_AWAITED", "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_SETTINGS", "MAX_TEXT", "Body", "checked_answer",
     "checked_request",
 ]  # fmt: skip
 
@@ -26,6 +26,9 @@ MAX_TEXT = 4096
 """Characters of a message or hint in a report of a failure, to which its readers may add some."""
 MAX_DECLARED = 256
 """Tensors in one declaration."""
+
+MAX_AWAITED = 1024
+"""Processes of a host that have not joined."""
 
 MAX_TUNED = 65_536
 """Tensors with hyper-parameters of their own."""
@@ -88,7 +91,7 @@ class _Awaited(TypedDict):
     """See Scheduler. processes: those of the host that have not joined yet."""
 
     host: _Name
-    processes: Annotated[list[_Name], msgspec.Meta(max_length=1024)]
+    processes: Annotated[list[_Name], msgspec.Meta(max_length=MAX_AWAITED)]
 
 
 class _Cluster(TypedDict):

@@ -174,7 +174,8 @@ class Scheduler:
         heard = len(self._entries) + len({name for host in self._hosts.values() for name in host.awaited})
         if not self._complete and heard < self._plane.servers + self._plane.workers:
             names = ", ".join(sorted({host.name for host in self._hosts.values()}))
-            hint = f"a host has been lost: it is none of {names}, nor of those whose processes have joined"
+            hint = "a host has been lost, which is none of those whose processes have joined"
+            hint += f", nor of {names}" * bool(names)
             what = f"waited {limit:g} s for {self._missing()}, and not all of their hosts have been heard of"
             self.node.fail(TimedOut(what, hint))
 

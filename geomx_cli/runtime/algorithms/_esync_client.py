@@ -49,7 +49,7 @@ class EsyncClient:
 
     def begin(self) -> None:
         """Start a round: this worker has received the weights it starts from."""
-        if self._asked is not None:  # by a step before a round that this worker has joined while it waited
+        if self._asked is not None:  # about a step of the last round, which others have ended
             self._reports.append(self._asked)
             self._asked = None
         self.settle()

@@ -76,12 +76,12 @@ class MadeCalls:
 
         def explain() -> InvalidSettings:
             lists = [text.decode("ascii", "replace").splitlines() for text in read.result()["values"]]
-            if len(lists) != 2:
-                return InvalidSettings(f"worker {one} and worker {other} make other calls in {which}", ALIKE)
-            pairs = enumerate(zip_longest(*lists, fillvalue="none"), 1)
-            at, (its, others) = next((item for item in pairs if item[1][0] != item[1][1]), (len(lists[0]), ("", "")))
-            what = f"in {which} worker {one}'s call {at} is {its}, and worker {other}'s is {others}"
-            return InvalidSettings(what, ALIKE)
+            pairs = enumerate(zip_longest(*lists, fillvalue="none"), 1) if len(lists) == 2 else ()
+            for at, (its, others) in pairs:
+                if its != others:
+                    what = f"in {which} worker {one}'s call {at} is {its}, and worker {other}'s is {others}"
+                    return InvalidSettings(what, ALIKE)
+            return InvalidSettings(f"worker {one} and worker {other} make other calls in {which}", ALIKE)
 
         return after([read], explain)
 
