@@ -23,6 +23,12 @@ else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model = DistributedDataParallel(model)
 
+
+def one_waits(_: torch.Tensor) -> None:
+    """Of the two workers."""
+    dist.all_reduce(torch.ones(2), async_op=not rank)
+
+
 for step, (images, labels) in enumerate(batches(rank, 40), 1):
     if (how, rank, step) == ("weights", 1, 3):
         model.weight.data *= 2
@@ -30,6 +36,8 @@ for step, (images, labels) in enumerate(batches(rank, 40), 1):
         model.module.bias.data[0] = float("nan")
     optimizer.zero_grad()
     output = model(images)
+    if (how, step) == ("call", 2):  # only one waits within the pass: that is no difference
+        output.register_hook(one_waits)
     if (how, rank, step) == ("call", 1, 5):
         output.register_hook(lambda _: dist.all_reduce(torch.ones(3)))
     torch.nn.functional.cross_entropy(output, labels).backward()

@@ -1,7 +1,7 @@
 """The sums that a backward pass begins: the buckets of DistributedDataParallel, and those of synchronised layers."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -114,14 +114,18 @@ class GradientSums:
         return work
 
     def _on_wait(self, lane: Lane, done: "Future[None]") -> None:
-        """The script waits for an operation. That takes no longer, but ends if others have made other calls."""
+        """The script waits for an operation."""
         if in_pass() and self._is_open:  # DistributedDataParallel may wait after `_at_end`
-            self.note("a wait")
-            agreed = self._rounds.agree_in_pass(list(self._calls), ends=False)
-            lane.while_waiting(first([done, agreed]))
-            wait([done, agreed], return_when=FIRST_COMPLETED)
-            if agreed.done():
-                agreed.result()
+            self._await(lane, done, list(self._calls))
+
+    def _await(self, lane: Lane, done: "Future[None]", calls: Sequence[str]) -> None:
+        """Wait for it after these calls of the pass in progress, unless others have made other calls: then it fails."""
+        differ = self._rounds.look_in_pass(calls, done)
+        lane.while_waiting(first([done, differ]))
+        wait([done, differ], return_when=FIRST_COMPLETED)
+        if differ.done():
+            differ.result()
+        done.result()
 
     def _enter(self) -> int:
         """The next position in the pass."""
@@ -147,12 +151,11 @@ class GradientSums:
             self._is_open = False
         for copies in self._copies.values():
             copies.settle()
-        agreed = self._rounds.agree_in_pass(calls, ends=True)
         lane = self._rounds.lane_of(self._position)
-        for done in (agreed, *(work.done for work in begun)):
-            lane.while_waiting(done)
-            done.result()
+        self._await(lane, self._rounds.agree_in_pass(calls), calls)
         for work in begun:
+            lane.while_waiting(work.done)
+            work.done.result()
             if (error := work.lane.wait()) is not None:
                 raise error
         if self._finite is not None and self._first is not None:

@@ -85,10 +85,17 @@ class GroupRounds:
             self._own.calls += 1
             self.made.note(PASS)
 
-    def agree_in_pass(self, calls: Sequence[str], *, ends: bool) -> "Future[None]":
-        """As `agree`, for the calls of the backward pass so far. ends: no further ones follow."""
+    def agree_in_pass(self, calls: Sequence[str]) -> "Future[None]":
+        """As `agree`, at the end of a backward pass, for all calls in it."""
         text = f"{PASS}, {zlib.crc32(repr(calls).encode()):08x}"
-        return self._compare(text, f"operation {self._own.calls}", calls, ends=ends)
+        return self._compare(text, f"operation {self._own.calls}", calls, ends=True)
+
+    def look_in_pass(self, calls: Sequence[str], waits: "Future[Any]") -> "Future[None]":
+        """As `agree`, while this worker waits in a backward pass after these calls: fails if others made other ones."""
+        found = self.made.look_in_pass(f"operation {self._own.calls}", calls, waits, self.workers)
+        failed: Future[None] = Future()
+        found.add_done_callback(lambda found: failed.set_exception(self._end(found)))
+        return failed
 
     def _compare(self, call: str, which: str, calls: Sequence[str] = (), *, ends: bool = False) -> "Future[None]":
         if len(call) > _CALL:
@@ -216,9 +223,13 @@ class LoneRounds:
     def begin_pass(self) -> None:
         """See GroupRounds."""
 
-    def agree_in_pass(self, calls: Sequence[str], *, ends: bool) -> "Future[None]":
+    def agree_in_pass(self, calls: Sequence[str]) -> "Future[None]":
         """See GroupRounds."""
         return finished(None)
+
+    def look_in_pass(self, calls: Sequence[str], waits: "Future[Any]") -> "Future[None]":
+        """See GroupRounds."""
+        return Future()
 
     def sum(self, name: str, elements: "Array") -> "Future[None]":
         """See GroupRounds."""

@@ -52,7 +52,10 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of several keys, once all have one."""
-        return [value for body in self._await("get", keys, self.timeout) for value in body["values"]]
+        once = list(dict.fromkeys(keys))
+        values = [value for body in self._await("get", once, self.timeout) for value in body["values"]]
+        found = dict(zip(once, values, strict=True))
+        return [found[key] for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have a value."""

@@ -1,10 +1,11 @@
 """The collective calls that a worker has made, told to those that wait for one that it did not make, or made others."""
 
 import re
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.core.futures import after
@@ -21,6 +22,8 @@ _KEPT = 256
 """Latest calls of which the text is kept."""
 _SECONDS = 5.0
 """That the servers may take to tell what workers have left behind."""
+_LONG = 2.0
+"""Seconds of a wait within a backward pass after which workers look at each other's calls."""
 _LINE = re.compile(rb"(\d{1,5}) (\d{1,18}) (\d{1,18}) ([ -~]{0,200})")
 """What an ended worker leaves: its rank, the numbers of its calls and backward passes, and the latest call."""
 _MOST = 1 << 16
@@ -84,6 +87,47 @@ class MadeCalls:
             return InvalidSettings(f"worker {one} and worker {other} make other calls in {which}", ALIKE)
 
         return after([read], explain)
+
+    def look_in_pass(
+        self, which: str, own: Sequence[str], waits: "Future[Any]", workers: int
+    ) -> "Future[InvalidSettings]":
+        """Why `waits`, for which this worker waits after the calls `own` in its latest backward pass, does not end:
+        another one waits in it after other calls. Never done if none does. No worker has to look, or to be seen.
+        """
+        which = f"backward pass {self._passes} ({which})"
+        found: Future[InvalidSettings] = Future()
+        own_key, *keys = (f"pass/{self._key}/{which}/{(self._rank + step) % workers}" for step in range(workers))
+        timers: list[threading.Timer] = []
+
+        def later() -> None:
+            timers[:] = [threading.Timer(_LONG, look)]
+            timers[0].daemon = True
+            timers[0].start()
+
+        def look() -> None:
+            told = "\n".join(own).encode("ascii", "replace")[:_MOST]
+            self._control.ask("store", {"op": "set", "keys": [own_key], "values": [told]})
+            waits.add_done_callback(lambda _: self._control.ask("store", {"op": "delete", "keys": [own_key]}))
+            body = {"op": "get", "keys": keys, "seconds": _SECONDS}
+            self._control.ask("store", body, _SECONDS).add_done_callback(compare)
+
+        def compare(asked: "Future[Body]") -> None:
+            for step, text in enumerate(asked.result()["values"] if asked.exception() is None else (), 1):
+                rank = (self._rank + step) % workers
+                pairs = enumerate(zip(own, text.decode("ascii", "replace").splitlines(), strict=False), 1)
+                if (other := next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), None)) is not None:
+                    at, pair = other
+                    (one, its), (two, others) = sorted(zip((self._rank, rank), pair, strict=True))
+                    what = f"in {which} worker {one}'s call {at} is {its}, and worker {two}'s is {others}"
+                    found.set_result(InvalidSettings(what, ALIKE))
+                    return
+            if not waits.done():
+                later()
+
+        if keys and not waits.done():
+            later()
+            waits.add_done_callback(lambda _: timers[0].cancel())
+        return found
 
     def _error(self, left: bytes) -> TrainingFailed:
         """left: what ended workers have left behind."""
