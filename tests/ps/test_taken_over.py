@@ -146,7 +146,7 @@ def test_a_second_initial_value_is_warned_of(
 def test_who_reports_a_failure_that_it_cannot_know_of_is_named(cluster: Cluster, tmp_path: Path) -> None:
     """A worker that reports a process of another party, and who reports one of its own party."""
     scheduler = SimpleNamespace(
-        _entries={name: SimpleNamespace(member=SimpleNamespace(process=name)) for name in ("A/server:0", "A/worker:0")},
+        _joined=lambda: {"A/server:0", "A/worker:0"},
         node=SimpleNamespace(process="A/scheduler:0"), _global=False,
     )
 
