@@ -49,6 +49,7 @@ def test_help_lists_the_commands_without_importing_them() -> None:
     assert not any(name.startswith("geomx_cli.commands.") and "._" not in name for name in loaded)
 
 
+@pytest.mark.processes
 def test_commands_that_read_a_job_load_neither_sockets_nor_arrays() -> None:
     code = "import sys, geomx_cli.jobs.store.registry; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

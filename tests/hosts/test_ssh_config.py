@@ -109,6 +109,7 @@ def test_keys_that_cannot_be_used_are_left_out(machines: Machines, person: Perso
         assert f"the key {path} {why}" in said
 
 
+@pytest.mark.processes
 def test_quotes_tabs_and_tokens(person: Person, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = person.options()
     (tmp_path / "more").write_text('IdentityFile "%d/a~b/%%h"\nCertificateFile\t"/c %h"\nCertificateFile=/d\n')

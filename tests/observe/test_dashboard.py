@@ -72,7 +72,7 @@ def test_values_of_one_source_are_those_that_were_measured() -> None:
     values = [(number / 7, round(rng.random(), 3)) for number in range(20000)]
     for number, (seconds, value) in enumerate(values):
         many.add(seconds, value)
-        assert many.points()[-1][1] == value or number % 500
+        assert number % 500 or many.points()[-1][1] == value
     points = many.points()
     assert MOST / 4 <= len(points) <= MOST
     assert points[0][1] == values[0][1] and points[-1][1] == values[-1][1]
