@@ -61,6 +61,9 @@ def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first
         goes_on = workers_first or (party and before - set(names))
         waited_for = [started[name] for name in first if name in started] + ([] if goes_on else [agent])
         ended = asked and _wait(lambda: any(map(processes.exists, waited_for)), grace + _MARGIN)
+        if ended and goes_on:  # its record may come a moment after they have ended
+            recorded = [name for name in first if name in before]
+            _wait(lambda: any(_statuses(directory).get(name) is None for name in recorded), _ENDING)
         if ended and not workers_first:
             _wait(lambda: bool(remains(directory, only)()), _ENDING)
     rest = set(remains(directory, only)())
