@@ -189,6 +189,7 @@ class _Config(paramiko.SSHConfig):  # type: ignore[misc]
 
 
 def _succeeds(command: str) -> bool:
+    """Whether a command of the user's own ssh_config succeeds. It is for a shell, as ssh_config(5) says."""
     nothing = subprocess.DEVNULL
     try:
         done = subprocess.run(command, shell=True, stdin=nothing, stdout=nothing, check=False, timeout=_EXEC)
