@@ -60,9 +60,10 @@ class Presence:
 
     def close(self) -> None:
         """End; wait until others have been told."""
+        end = time.monotonic() + NOTICE
         for process in self._telling:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(NOTICE)
+                process.wait(max(0.0, end - time.monotonic()))
         for process, _ in self._staying.values():
             process.kill()
             process.wait()

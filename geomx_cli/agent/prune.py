@@ -60,13 +60,13 @@ def size_of(paths: Iterable[Path]) -> int:
 
 
 def remove(folder: Path, names: Iterable[str], further: Iterable[Path] = ()) -> str:
-    """Remove these entries of a folder, and the folder if it is then empty; and `further` folders. Return the first
+    """Remove `further` folders, then these entries of a folder, and the folder if it is then empty. Return the first
     that is left and why.
 
     What another host that shares the file system removes at the same time is not left.
     """
     problems: list[OSError] = []
-    for path in (*(folder / name for name in names), *further):
+    for path in (*further, *(folder / name for name in names)):  # the job's entries tell the further ones
         for place in _below(path, problems):
             try:
                 if stat.S_ISDIR(place.lstat().st_mode):

@@ -55,7 +55,7 @@ def first(futures: Sequence["Future[Any]"]) -> "Future[None]":
             if not done.done():
                 done.set_result(None)
 
-    for future in list(futures):
+    for future in futures:
         future.add_done_callback(complete)
     return done
 

@@ -26,6 +26,8 @@ _OPEN = 64
 _SCOPES = 128
 _HELD = 64 * 2**20
 """Bytes of all rows."""
+_NAMES = 2**18
+"""Names of tensors, of all workers and scopes."""
 _NAMED = 3
 
 
@@ -79,7 +81,9 @@ class ModelComparison:
             return
         steps = self._scopes.setdefault(scope, {})
         if body["names"] and ((scope, by) in self._names or len(self._names) < _SCOPES * self._workers()):
-            self._names[scope, by] = body["layout"], body["names"]
+            self._names.pop((scope, by), None)
+            if sum(len(names) for _, names in self._names.values()) + len(body["names"]) <= _NAMES:
+                self._names[scope, by] = body["layout"], body["names"]
         if step not in steps and len(steps) == _OPEN and step < min(steps):
             return
         rows = steps.setdefault(step, {})

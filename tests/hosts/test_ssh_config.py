@@ -113,11 +113,11 @@ def test_keys_that_cannot_be_used_are_left_out(machines: Machines, person: Perso
 def test_quotes_tabs_and_tokens(person: Person, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = person.options()
     (tmp_path / "more").write_text('IdentityFile "%d/a~b/%%h"\nCertificateFile\t"/c %h"\nCertificateFile=/d\n')
-    person.config.write_text(f"Include\t{tmp_path}/more\nIdentityAgent /x/%C-%j\nProxyJump gate\n")
+    person.config.write_text(f"Include\t{tmp_path}/more\nIdentityAgent /x/%C-%j\nProxyJump nonesuch\n")
     found = hop(Ssh(address="it", user="me"), options)
     assert found.absent == (f"{Path.home()}/a~b/%h", "/c it", "/d")
-    text = f"{socket.gethostname()}it22megate"
-    assert found.agent == f"/x/{hashlib.sha1(text.encode()).hexdigest()}-gate"
+    text = f"{socket.gethostname()}it22menonesuch"
+    assert found.agent == f"/x/{hashlib.sha1(text.encode()).hexdigest()}-nonesuch"
     person.config.write_text('UserKnownHostsFile "/a\n')
     with pytest.raises(InvalidSettings, match="No closing quotation"):
         hop(Ssh(address="it"), person.options())
@@ -144,7 +144,8 @@ def test_certificates_of_users_and_hosts(machines: Machines, person: Person, tmp
     named = [f"IdentityFile {key}", f"CertificateFile {key}-cert.pub", f"CertificateFile {certificate}"]
     assert works(configured(person, machine, *named))
     agent_has(agent, "-q", str(key))
-    assert works(configured(person, machine, f"IdentityAgent {agent}", f"CertificateFile {certificate}"))
+    both = [f"CertificateFile {certificate}", f"CertificateFile {key}-cert.pub"]
+    assert works(configured(person, machine, f"IdentityAgent {agent}", *both))
     assert "SSH authentication failed" in refused(configured(person, machine, named[0]))
     for options, problem in (
         (["-h", "-n", "omega"], "is for omega"), (["-h", "-V", "20200101:20210101"], "has expired"),

@@ -11,6 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
+from geomx_cli.runtime.frontends.torch import made_calls
+from geomx_cli.runtime.frontends.torch.job_store import JobStore
 from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
 from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches, follow_loaders
 from geomx_cli.runtime.frontends.torch.sparse_sums import SparseSum
@@ -103,6 +105,71 @@ def test_a_call_that_an_ended_worker_did_not_make(own: list[str], left: list[str
     with pytest.raises(TrainingFailed) as caught:
         made.missing().result()
     assert message in caught.value.message and hint in caught.value.hint
+
+
+def test_the_text_that_an_ended_worker_leaves_can_be_read() -> None:
+    told: list[bytes] = []
+    control = SimpleNamespace(ask=lambda topic, body: told.extend(body["values"]))
+    made = MadeCalls(control, 0, 1, SkippedBatches(_Session(), 1))  # type: ignore[arg-type]
+    made.note("reduce_scatter to " + "+".join(["1000"] * 99))
+    made.leave_behind()
+    other = MadeCalls(_Servers(told[0].decode()), 0, 0, SkippedBatches(_Session(), 0))  # type: ignore[arg-type]
+    other.note("reduce_scatter")
+    other.note("barrier")
+    with pytest.raises(TrainingFailed, match="and worker 1 ended before it, after reduce_scatter to 1000"):
+        other.missing().result(10)
+
+
+class _Passes:
+    """A store where worker 2 of three waits in a backward pass after these calls, and worker 0 does not."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._text = "\n".join(calls).encode()
+
+    def ask(self, topic: str, body: dict[str, Any], seconds: float = 0.0) -> "Future[dict[str, Any]]":
+        found = body["op"] == "get" and all(key.endswith("/2") for key in body["keys"])
+        answer: Future[dict[str, Any]] = Future()
+        answer.set_result({"found": found, "values": [self._text[: made_calls._MOST]] * found})
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "said"),
+    [
+        (["a", "b"], ["a", "c"], "worker 1's call 2 is b, and worker 2's is c"),
+        (["a", "barrier", "c"], ["a", "barrier", "c", "d"], ""),  # cut within "barrier"
+    ],
+)
+def test_workers_that_wait_in_a_pass_after_other_calls(
+    own: list[str], others: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made_calls, "_LONG", 0.0)
+    monkeypatch.setattr(made_calls, "_MOST", 5)
+    waits: Future[None] = Future()
+    made = MadeCalls(_Passes(others), 0, 1, SkippedBatches(_Session(), 1))  # type: ignore[arg-type]
+    found = made.look_in_pass("operation 1", own, waits, 3)
+    if said:
+        assert said in found.result(10).message
+    else:
+        with pytest.raises(TimeoutError):
+            found.result(0.05)
+    waits.set_result(None)
+
+
+def test_a_key_that_a_script_lists_twice_is_asked_for_once() -> None:
+    asked: list[list[str]] = []
+
+    def ask(topic: str, body: dict[str, Any], seconds: float) -> "Future[dict[str, Any]]":
+        asked.append(body["keys"])
+        answer: Future[dict[str, Any]] = Future()
+        answer.set_result({"found": True, "values": [b"x"] * len(body["keys"])})
+        return answer
+
+    joined: Any = SimpleNamespace(control=SimpleNamespace(ask=ask), while_waiting=lambda _: None)
+    store = JobStore(joined, "p/")
+    store.wait(["a", "b", "a"])
+    assert store.check(["a", "b", "a"]) and store.multi_get(["a", "b", "a"]) == [b"x"] * 3
+    assert asked == [["p/a", "p/b"]] * 3
 
 
 @pytest.mark.parametrize("count", [-1, 7, 2**60])

@@ -84,10 +84,11 @@ def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
     port = ssh.port or int(configured)
     user = ssh.user or found.get("user", "") or getpass.getuser()
     alias = found.get("hostkeyalias", "")
+    jump = ssh.jump or found.get("proxyjump", "")
     tokens = {
         "%": "%", "d": str(Path.home()), "h": address, "i": str(os.getuid()), "k": alias or ssh.address,
         "l": socket.gethostname(), "L": socket.gethostname().partition(".")[0], "n": ssh.address, "p": str(port),
-        "r": user, "u": getpass.getuser(), "j": (ssh.jump or found.get("proxyjump", "")).removeprefix("none"),
+        "r": user, "u": getpass.getuser(), "j": "" if jump == "none" else jump,
     }  # fmt: skip
     tokens["C"] = hashlib.sha1("".join(tokens[name] for name in "lhprj").encode(), usedforsecurity=False).hexdigest()
 

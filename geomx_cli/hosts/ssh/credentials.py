@@ -132,7 +132,10 @@ def _certified(credential: Credential, path: str) -> Credential | None:
             field.get_string()
         if not certificate.get_remainder().startswith(plain.get_remainder()):
             return None
-        if not isinstance(key, paramiko.AgentKey):  # one of the agent is this connection's
+        # Another object: the key may have several certificates, and is tried without one too.
+        if isinstance(key, paramiko.AgentKey):
+            key = paramiko.AgentKey(key.agent, key.blob, key.comment)
+        else:
             key = copy.copy(key)
         key.load_certificate(path)
     except (OSError, ValueError, IndexError, paramiko.SSHException) as error:

@@ -25,7 +25,7 @@ from geomx_cli.core.agent_protocol import (
 )
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.env_names import NO_EFFECT
-from geomx_cli.core.events import StateChanged, WarningRaised
+from geomx_cli.core.events import ProcessFailed, StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.core.units import format_duration, some_of
 from geomx_cli.jobs.actions.agent_monitor import STOP_LIMIT, AgentMonitor, lost
@@ -82,7 +82,7 @@ class Watch:
         self._stopping_since: float | None = None
         self._pass_on: JsonObject = {}  # stop request issued by another process
         self._grace = float(plan.spec.options["grace"])
-        self._failing = set[str]()  # workers that handle the job's failure, until they end
+        self._failing = set[str]()  # workers that handle the job's failure, until they report their end or end
         self._holding = False  # schedulers and servers wait for the end of all workers
         self._awaits_end = False  # the user knows of processes that have not ended yet
         self._linger = Linger(float(plan.spec.options["silence"]))
@@ -187,6 +187,8 @@ class Watch:
             self._observer.on_event(process, event)
         if isinstance(event, StateChanged) and event.state == "failing":
             self._failing.add(process)
+        if isinstance(event, ProcessFailed):  # it is to end now, and its agent sees that it does
+            self._failing.discard(process)
         if isinstance(event, WarningRaised):
             self._warn(process, event.message, time.monotonic() - when)
 

@@ -59,11 +59,12 @@ class JobStore(Store):  # type: ignore[misc, unused-ignore]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have a value."""
-        self._await("wait", keys, timeout or self.timeout)
+        self._await("wait", list(dict.fromkeys(keys)), timeout or self.timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys have a value."""
-        return all(self._ask("check", keys[at : at + _AT_ONCE])["found"] for at in range(0, len(keys), _AT_ONCE))
+        once = list(dict.fromkeys(keys))
+        return all(self._ask("check", once[at : at + _AT_ONCE])["found"] for at in range(0, len(once), _AT_ONCE))
 
     def add(self, key: str, amount: int) -> int:
         """Add to an integer, which begins with 0; return the sum."""

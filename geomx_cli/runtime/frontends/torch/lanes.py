@@ -50,8 +50,7 @@ class Lane:
         with self._lock:
             slot, self._begun = self._begun % _SLOTS, self._begun + 1
             name = f"{self._children}.{slot}"
-            previous = self._lanes.get(slot)
-            lane = Lane(name, name) if self.name else Lane(name, name, self.while_waiting)
+            previous, lane = self._lanes.get(slot), Lane(name, name, self.while_waiting)
             self._lanes[slot] = lane
         if previous is not None:
             previous.wait()

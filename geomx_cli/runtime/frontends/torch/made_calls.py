@@ -24,7 +24,9 @@ _SECONDS = 5.0
 """That the servers may take to tell what workers have left behind."""
 _LONG = 2.0
 """Seconds of a wait within a backward pass after which workers look at each other's calls."""
-_LINE = re.compile(rb"(\d{1,5}) (\d{1,18}) (\d{1,18}) ([ -~]{0,200})")
+_TEXT = 200
+"""Characters of the latest call that an ended worker leaves."""
+_LINE = re.compile(rb"(\d{1,5}) (\d{1,18}) (\d{1,18}) ([ -~]{0,%d})" % _TEXT)
 """What an ended worker leaves: its rank, the numbers of its calls and backward passes, and the latest call."""
 _MOST = 1 << 16
 """Bytes of the calls of a backward pass."""
@@ -52,7 +54,7 @@ class MadeCalls:
 
     def leave_behind(self) -> "Future[Body]":
         """The script has ended: tell the others, which may wait for a call of it."""
-        line = f"{self._rank} {self._count} {self._passes} {self._texts.get(self._count, '')}\n"
+        line = f"{self._rank} {self._count} {self._passes} {self._texts.get(self._count, '')[:_TEXT]}\n"
         return self._control.ask("store", {"op": "append", "keys": [self._key], "values": [line.encode()]})
 
     def missing(self) -> "Future[None]":
@@ -91,12 +93,15 @@ class MadeCalls:
     def look_in_pass(
         self, which: str, own: Sequence[str], waits: "Future[Any]", workers: int
     ) -> "Future[InvalidSettings]":
-        """Why `waits`, for which this worker waits after the calls `own` in its latest backward pass, does not end:
-        another one waits in it after other calls. Never done if none does. No worker has to look, or to be seen.
+        """Why `waits`, for which this worker waits after the calls `own` in its latest backward pass, does not end: the
+        worker of the next rank waits in it after other calls. Never done if that one does not. Each looks at one other,
+        as all would look at each other's over the WAN.
         """
         which = f"backward pass {self._passes} ({which})"
         found: Future[InvalidSettings] = Future()
-        own_key, *keys = (f"pass/{self._key}/{which}/{(self._rank + step) % workers}" for step in range(workers))
+        rank = (self._rank + 1) % workers
+        own_key, key = (f"pass/{self._key}/{which}/{each}" for each in (self._rank, rank))
+        told = "\n".join(own).encode("ascii", "replace")[:_MOST]
         timers: list[threading.Timer] = []
 
         def later() -> None:
@@ -105,16 +110,15 @@ class MadeCalls:
             timers[0].start()
 
         def look() -> None:
-            told = "\n".join(own).encode("ascii", "replace")[:_MOST]
             self._control.ask("store", {"op": "set", "keys": [own_key], "values": [told]})
             waits.add_done_callback(lambda _: self._control.ask("store", {"op": "delete", "keys": [own_key]}))
-            body = {"op": "get", "keys": keys, "seconds": _SECONDS}
+            body = {"op": "get", "keys": [key], "seconds": _SECONDS}
             self._control.ask("store", body, _SECONDS).add_done_callback(compare)
 
         def compare(asked: "Future[Body]") -> None:
-            for step, text in enumerate(asked.result()["values"] if asked.exception() is None else (), 1):
-                rank = (self._rank + step) % workers
-                pairs = enumerate(zip(own, text.decode("ascii", "replace").splitlines(), strict=False), 1)
+            for text in asked.result()["values"] if asked.exception() is None else ():
+                both = (each.decode("ascii", "replace").splitlines() for each in (told, text))  # cut at the same byte
+                pairs = enumerate(zip(*both, strict=False), 1)
                 if (other := next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), None)) is not None:
                     at, pair = other
                     (one, its), (two, others) = sorted(zip((self._rank, rank), pair, strict=True))
@@ -124,7 +128,7 @@ class MadeCalls:
             if not waits.done():
                 later()
 
-        if keys and not waits.done():
+        if workers > 1 and not waits.done():
             later()
             waits.add_done_callback(lambda _: timers[0].cancel())
         return found
