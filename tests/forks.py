@@ -1,9 +1,9 @@
 """Python processes for tests, forked from one whose imports are done: a fifth of a new process's CPU time.
 
-Those of geomx are forked from one that has imported numpy and geomx, or also PyTorch, frameworks around it or MXNet,
-those of stock MXNet from one that has imported MXNet alone; none starts a thread before its first operation. Each has
-its own session, environment and output, like any other process. They run a module or a script as `python -m MODULE`
-and `python SCRIPT` would.
+Those of geomx are forked from one that has imported numpy and geomx, or also PyTorch, frameworks around it or MXNet.
+Those of stock MXNet are forked from one that has imported MXNet alone. None starts a thread before its first operation.
+Each has its own session, environment and output, like any other process. They run a module or a script as
+`python -m MODULE` and `python SCRIPT` would.
 """
 
 import atexit

@@ -105,8 +105,8 @@ class ProbePool:
     """A probe on each of `hosts`, running until `close`; also a context manager.
 
     The error of a failed host is stored in `failures`, and the host receives no further requests; the others are not
-    affected. `token(host)` authenticates diallers to the listeners of that host; `owner` tells
-    our ports from those of other launches. Not thread-safe.
+    affected. `token(host)` authenticates diallers to the listeners of that host; `owner` tells our ports from those of
+    other launches. Not thread-safe.
     """
 
     def __init__(self, hosts: Mapping[str, Connector]) -> None:

@@ -196,8 +196,8 @@ def _usual(table: Array) -> Array:
 
 
 def _apart(table: Array, reference: Array, bound: Array) -> Array:
-    """Which tensors (axis 1) of which workers (axis 0) differ from the reference by more than rounding explains, or
-    have elements that are not finite where others have none.
+    """Which tensors (axis 1) of which workers (axis 0) differ from the reference by more than rounding explains. Those
+    with elements that are not finite differ where other workers' are.
     """
     sound = np.isfinite(table).all(axis=2)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,11 +1,14 @@
-"""What the views of a job print."""
+"""What the views of a job print; and for whom agents are asked to wait after a failure."""
 
 import io
+import time
 from typing import Any
+from unittest.mock import Mock
 
 from plans import planned
 
 from geomx_cli.core.events import Evaluated, RoundCompleted, StateChanged
+from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.view import follow
 from geomx_cli.jobs.view.follow import LineView, PlainView
 from geomx_cli.jobs.view.progress import Progress
@@ -83,3 +86,15 @@ def test_an_accuracy_has_the_time_of_its_evaluation() -> None:
     progress.take("A/worker:0", Evaluated(time=5.0, round=1, accuracy=0.5), 112.5)
     PlainView(out).show(progress)
     assert "   12.5 s  test accuracy 0.5000\n" in out.getvalue()
+
+
+def test_a_worker_that_has_reported_its_end_handles_the_failure_no_more() -> None:
+    """If it hangs then, its agent ends it by SIGTERM, which nobody postpones."""
+    plan, pool = planned(), Mock()
+    worker = next(process for process in plan.processes if process.role == "worker")
+    watch = Watch(plan, pool, Progress.of(plan, time.monotonic()), PlainView(io.StringIO()))
+    for fields, postpones in (({"event": "state", "state": "failing"}, 1), ({"event": "failed", "message": "x"}, 0)):
+        watch._take_event(worker.host, worker.name, {**fields, "schema_version": 1, "time": time.time()}, 0.0)
+        pool.reset_mock()
+        watch._check_workers(0.0)
+        assert [call.args[0]["type"] for call in pool.broadcast.call_args_list] == ["failing"] * postpones

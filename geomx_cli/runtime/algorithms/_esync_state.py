@@ -32,8 +32,14 @@ class Decision:
 
 @dataclass(slots=True)
 class _Record:
-    """The state of a worker: steps completed in its round, duration in seconds and end of the last one, whether it was
-    told to synchronize, whether it waits for something else, and the round it has begun.
+    """The state of a worker.
+
+    steps: completed in its round.
+    step_time, ended: of the last one, in seconds.
+    ready: it was told to synchronize.
+    waits: for something else, and takes no step.
+    round: that it has begun.
+    left: it takes no more steps.
     """
 
     rank: int
