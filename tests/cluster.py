@@ -100,7 +100,7 @@ class Cluster:
         """The output of all processes, for assertion messages."""
         return "\n".join(f"--- {name} ({p.poll()})\n{self.output(name)}" for name, p in self.processes.items())
 
-    def wait(self, limit: float = 90.0) -> dict[str, int]:
+    def wait(self, limit: float = 240.0) -> dict[str, int]:
         """Exit statuses of all processes."""
         end = time.monotonic() + limit
         for process in self.processes.values():
@@ -110,7 +110,7 @@ class Cluster:
                 pytest.fail(f"still running after {limit} s:\n{self.outputs()}")
         return {name: process.returncode for name, process in self.processes.items()}
 
-    def finish(self, limit: float = 90.0) -> None:
+    def finish(self, limit: float = 240.0) -> None:
         """Wait for all processes to exit successfully."""
         statuses = self.wait(limit)
         assert not any(statuses.values()), f"{statuses}\n{self.outputs()}"

@@ -139,7 +139,7 @@ class Launch:
         self.wait_for(lambda: known() >= count and not holds_ports())
         return self
 
-    def finish(self, limit: float = 90) -> int:
+    def finish(self, limit: float = 240) -> int:
         """Wait for launch to end; returns its exit status."""
         if self.process.stdout and not self.process.stdout.closed:
             self.output, self.errors = self.process.communicate(timeout=limit)
@@ -196,7 +196,7 @@ class Desk:
         self.environment = own | self.environment
 
     def geomx(
-        self, *arguments: str, cwd: Path | None = None, limit: float = 90, **variables: str
+        self, *arguments: str, cwd: Path | None = None, limit: float = 240, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; stderr as `without_progress`. A light one runs in this process, which has
         the imports done already, unless it would import others.

@@ -87,7 +87,7 @@ class Rehearsal:
         """What all processes have written."""
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("logs/*")))
 
-    def statuses(self, limit: float = 90) -> dict[str, int | None]:
+    def statuses(self, limit: float = 240) -> dict[str, int | None]:
         """Wait for the job's end; returns exit statuses, None for what still runs after the limit."""
         end = time.monotonic() + limit
         for process in self.processes.values():
@@ -95,7 +95,7 @@ class Rehearsal:
                 process.wait(max(0.0, end - time.monotonic()))
         return {name: process.poll() for name, process in self.processes.items()}
 
-    def finish(self, limit: float = 90) -> int:
+    def finish(self, limit: float = 240) -> int:
         """Wait for the job's end, which must be a success; returns 0, and `output` is what launch --json prints."""
         statuses = self.statuses(limit)
         assert not any(status != 0 for status in statuses.values()), f"{statuses}\n{self.logs}"
@@ -111,7 +111,7 @@ class Rehearsal:
         self.end()
         return 0
 
-    def failure(self, limit: float = 90) -> Failure:
+    def failure(self, limit: float = 240) -> Failure:
         """Wait for the job's end, which must be a failure; returns what launch would name, by what processes report."""
         statuses = self.statuses(limit)
         hosts: dict[str, str] = {}
