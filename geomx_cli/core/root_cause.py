@@ -103,7 +103,7 @@ def first_cause(
     if not blames:
         return min(cut.values(), key=_when, default=None)
     found = _end_of_blame(blames, hosts, done)
-    return cut.get(found.host, found)
+    return next((cut[place] for place in (found.host, *_blamed_hosts(found, hosts)) if place in cut), found)
 
 
 def _as_told(
@@ -120,6 +120,14 @@ def _as_told(
     if named.process != end.process or ": " in cause or not end.cause.startswith("reported to "):
         return named
     return replace(named, cause=f"{end.cause.partition(FULL_DISK)[0]}{FULL_DISK}{disk}")
+
+
+def _blamed_hosts(failure: Failure, hosts: Mapping[str, str]) -> list[str]:
+    """Return the hosts of the workers of which one has ended, where it blames a party's ("A/worker"): a collective
+    operation of theirs does not tell which.
+    """
+    group = f"{failure.peer}:"
+    return [host for name, host in hosts.items() if name.startswith(group) and name != failure.process]
 
 
 def _when(failure: Failure) -> float:

@@ -315,6 +315,21 @@ def test_first_cause(failures: list[Failure], expected: str) -> None:
     assert found.process == expected
 
 
+def test_a_lost_host_that_has_only_workers_of_a_group_is_named() -> None:
+    """`--reduce torch`: the leader does not learn which of its party's workers has ended, nor they of another."""
+    hosts = {"A/worker:0": "A", "A/worker:1": "A", "A/worker:2": "C", "B/worker:0": "B"}
+    told = ": another worker of party A has ended"
+    blames = [_failure("A/worker:0", 2, "A/worker", told), _failure("A/worker:1", 1, "A/worker:0")]
+    lost = Failure("", "C", "cannot be reached", 9, fault="host")
+    for failures, expected in (
+        ([*blames, lost], ("", "C")), ([*blames, CUT], ("", "A")), (blames, ("A/worker:0", "A")),
+        ([*blames, Failure("", "B", "cannot be reached", 9, fault="host")], ("A/worker:0", "A")),
+        ([*blames, lost, _failure("A/worker:2", 3)], ("A/worker:2", "A")),
+    ):  # fmt: skip
+        found = first_cause(failures, hosts)
+        assert found is not None and (found.process, found.host) == expected
+
+
 @pytest.mark.parametrize(("tail", "hint"), [([], "its log is empty"), (["no --data"], "correct what the log shows")])
 @pytest.mark.parametrize("cause", ["exited with status 3", "failed: the script ended with exit status 3"])
 def test_the_hint_is_where_the_reason_may_be(cause: str, tail: list[str], hint: str) -> None:
