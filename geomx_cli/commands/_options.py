@@ -134,7 +134,7 @@ def unused(
         having = plugins.users(option.name)
         if not plugins.affects(option.name, algorithm):
             yield f"{option.flag} is for --algo {' or '.join(having)}, and this job runs {algorithm}"
-    by_gradients = [name for name, each in plugins.algorithms().items() if _takes_p3(each)]
+    by_gradients = [name for name, each in plugins.algorithms().items() if each.sums_gradients]
     if any(option.name == "p3" for option in written) and ctx.params["p3"] and algorithm not in by_gradients:
         fits = " and ".join(by_gradients)
         yield f"--p3 with --algo {algorithm} makes slices shorter and nothing else: it is for {fits}"
@@ -145,10 +145,6 @@ def unused(
     if script and training:
         own = "write a script's own options behind its name (MXNet scripts may read these with kv.option)"
         yield f"{training}: no effect on a script, only on the bundled training; {own}"
-
-
-def _takes_p3(algorithm: plugins.Algorithm) -> bool:
-    return algorithm.exchanges == "gradients" and not algorithm.asynchronous
 
 
 def of_other_deliveries(ctx: click.Context, values: Mapping[str, Value]) -> Iterator[str]:
@@ -170,7 +166,11 @@ def of_other_deliveries(ctx: click.Context, values: Mapping[str, Value]) -> Iter
 
 def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:
     """Yield a sentence for options that work together, but are better chosen otherwise."""
-    codec, algorithm = codec_name(str(values["compress"])), values["algo"]
-    sparse = codec in ("topk", "sparseloco") and algorithm in ("fsa", "sync")
-    if sparse and values["optimizer_on"] == "server" and not script:
-        yield f"--compress {codec} with --algo {algorithm} trains better with --optimizer-on worker: see docs/codecs.md"
+    spec, algorithm = str(values["compress"]), str(values["algo"])
+    if not spec or script or values["optimizer_on"] == "worker" or not plugins.algorithms()[algorithm].sums_gradients:
+        return
+    from geomx_cli.ps.aggregation.codec import parse_codec
+
+    if (codec := parse_codec(spec)) is not None and codec.for_local_optimizers:
+        how = "trains better with --optimizer-on worker: see docs/codecs.md"
+        yield f"--compress {codec_name(spec)} with --algo {algorithm} {how}"

@@ -10,7 +10,7 @@ import click
 
 from geomx_cli.commands._conclusion import report
 from geomx_cli.commands._exports import Exports, export_options
-from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
+from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
 from geomx_cli.commands._job import Duration
 from geomx_cli.commands._job_spec import job_spec, with_rank_scope
 from geomx_cli.commands._json import print_json
@@ -141,7 +141,6 @@ def launch(
         sync=sync,
         warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
-        chooses_ports=inventory_path(hosts, local=local) is not None,
         observer=exports,
     )
     return report(launching.launch(inventory, spec, launch_options), json=json)

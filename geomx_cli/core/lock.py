@@ -3,14 +3,14 @@
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.private import make_folders
 
-__all__ = ["locked_folder", "try_lock"]
+__all__ = ["locked_folder"]
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def locked_folder(folder: Path, file: str = "") -> Iterator[None]:
     except OSError as error:
         raise CheckFailed(f"cannot write to {folder}: {error.strerror}", "choose another folder") from None
     try:
-        if not try_lock(lock, folder, _warn):
+        if not _try_lock(lock, folder):
             hint = "wait until it is done, or choose another folder"
             raise CheckFailed(f"another geomx writes to {folder}", hint)
         yield
@@ -36,18 +36,15 @@ def locked_folder(folder: Path, file: str = "") -> Iterator[None]:
         os.close(lock)
 
 
-def try_lock(file: int, folder: Path, note: Callable[[str], None]) -> bool:
+def _try_lock(file: int, folder: Path) -> bool:
     """Lock an open file of `folder` exclusively, until it is closed; return False at once if it is locked elsewhere. On
-    a file system without locks there is a `note` only.
+    a file system without locks there is a warning only.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        note(f"{folder} cannot be locked ({error.strerror}): run one geomx at a time there")
+        what = f"{folder} cannot be locked ({error.strerror}): run one geomx at a time there"
+        print(f"warning: {what}", file=sys.stderr, flush=True)
     return True
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

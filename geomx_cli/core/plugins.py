@@ -102,6 +102,11 @@ class Algorithm:
     asynchronous: bool = False
     own_pace: bool = False
 
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether one optimizer takes each step with the gradients of all workers."""
+        return self.exchanges == "gradients" and not self.asynchronous
+
 
 def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:
     """Return the plug-ins of `package` by name, sorted; each must have the attributes `parts`.

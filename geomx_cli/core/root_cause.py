@@ -25,7 +25,8 @@ class Failure:
 
     `cause` is a phrase to follow its name: "exited with status 1: ValueError: ...". `peer` is the process that it
     blames, "" for itself. `when` is in seconds of the reader's clock. `tail` has the last lines of its log. `fault`:
-    what failed if not the process itself: its "host" is unreachable, or the "link" between its host and another.
+    what failed if not the process itself: its "host" is unreachable, the "link" between its host and another, or its
+    "agent" took too long to stop the job, which has another cause.
     `also`: other processes that failed with the same cause.
     """
 
@@ -36,7 +37,7 @@ class Failure:
     hint: str = ""
     peer: str = ""
     tail: Sequence[str] = field(default=())
-    fault: Literal["", "host", "link"] = ""
+    fault: Literal["", "agent", "host", "link"] = ""
     also: Sequence[str] = ()
 
     def to_message(self) -> FailureFields:
@@ -93,17 +94,17 @@ def first_cause(
     reported nothing: it hangs or is disconnected. If its host is also unreachable from here, the host is the cause;
     if only other hosts lost it, the link between them.
     """
-    own = [failure for failure in failures if not failure.peer and failure.fault != "host"]
+    own = [failure for failure in failures if not failure.peer and failure.fault not in ("agent", "host")]
     if own:
         found = _as_told(min(own, key=_when), own, [failure for failure in failures if failure.peer], hosts, done)
         same = {failure.process for failure in own if failure.cause == found.cause} - {found.process}
         return replace(found, also=sorted(same))
-    cut = {failure.host: failure for failure in failures if failure.fault == "host"}
+    cut = {failure.host: failure for failure in failures if failure.fault in ("agent", "host")}
     blames = [failure for failure in failures if failure.peer]
     if not blames:
         return min(cut.values(), key=_when, default=None)
     found = _end_of_blame(blames, hosts, done)
-    return cut.get(found.host, found)
+    return next((cut[place] for place in (found.host, *_blamed_hosts(found, hosts)) if place in cut), found)
 
 
 def _as_told(
@@ -120,6 +121,14 @@ def _as_told(
     if named.process != end.process or ": " in cause or not end.cause.startswith("reported to "):
         return named
     return replace(named, cause=f"{end.cause.partition(FULL_DISK)[0]}{FULL_DISK}{disk}")
+
+
+def _blamed_hosts(failure: Failure, hosts: Mapping[str, str]) -> list[str]:
+    """Return the hosts of the workers of which one has ended, where it blames a party's ("A/worker"): a collective
+    operation of theirs does not tell which.
+    """
+    group = f"{failure.peer}:"
+    return [host for name, host in hosts.items() if name.startswith(group) and name != failure.process]
 
 
 def _when(failure: Failure) -> float:

@@ -42,7 +42,7 @@ def main(verb: str, *words: str) -> int:
         node.rpc.ask(link, topic, body, end, end, limit, "always")
 
     def tell(processes: Sequence[str], limit: float, *, last: bool) -> None:
-        ask("awaited", {"host": settings.host, "processes": list(processes[:MAX_AWAITED])}, limit, last=last)
+        ask("awaited", {"host": settings.host, "processes": list(processes)}, limit, last=last)
 
     def leave() -> None:
         sys.stdin.buffer.read()
@@ -53,7 +53,8 @@ def main(verb: str, *words: str) -> int:
         ask(verb, {"process": node.process, "message": f"{node.process} {cause}", "hint": hint}, _LIMIT, last=True)
     else:
         node.liveness.watch(link)
-        tell(words, settings.number("silence"), last=False)
+        for first in range(0, len(words), MAX_AWAITED):
+            tell(words[first : first + MAX_AWAITED], settings.number("silence"), last=False)
         threading.Thread(target=leave, daemon=True).start()
     try:
         node.run()

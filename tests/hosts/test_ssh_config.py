@@ -1,6 +1,7 @@
 """What ssh_config may say of a host, with real sshd processes; and what sshd asks for beyond a key."""
 
 import hashlib
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 from msgspec import structs
 from sshd import Person, Sshd, make_key
 
+from geomx_cli.agent import processes
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.hosts import with_addresses
@@ -121,10 +123,44 @@ def test_quotes_tabs_and_tokens(person: Person, tmp_path: Path, monkeypatch: pyt
     person.config.write_text('UserKnownHostsFile "/a\n')
     with pytest.raises(InvalidSettings, match="No closing quotation"):
         hop(Ssh(address="it"), person.options())
-    person.config.write_text('Match exec "sleep 60"\n  User me\n')
-    monkeypatch.setattr("geomx_cli.hosts.ssh.config._EXEC", 0.1)
-    with pytest.raises(InvalidSettings, match="'sleep 60' of Match exec does not end within"):
+
+
+@pytest.mark.processes
+def test_nothing_is_left_of_a_command_of_match_exec_that_does_not_end(
+    person: Person, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what has left its group, nor what its shell no longer is the parent of."""
+    started = tmp_path / "started"
+    script = tmp_path / "script"
+    script.write_text(f"(sleep 61 & echo $! >> {started})\nsetsid sleep 62 &\necho $! >> {started}\nsleep 63\n")
+    person.config.write_text(f'Match exec "sh {script}"\n  User me\n')
+    monkeypatch.setattr("geomx_cli.hosts.ssh.config._EXEC", 0.5)
+    with pytest.raises(InvalidSettings, match=r"'sh .*' of Match exec does not end within 0.5 s"):
         hop(Ssh(address="it"), person.options())
+    pids = [int(pid) for pid in started.read_text().split()]
+    running = [pid for pid in pids if (who := processes.identify(pid)) is not None and processes.exists(who)]
+    assert len(pids) == 2 and running == []
+
+
+def test_the_agents_other_keys_are_left_out_with_identities_only(
+    machines: Machines, person: Person, tmp_path: Path, agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    machine = machines(settings=["MaxAuthTries 2"])
+    person.knows(machine)
+    for number in range(3):
+        agent_has(agent, "-q", str(make_key(tmp_path / f"other{number}")))
+    agent_has(agent, "-q", str(person.key))
+    place, only = f"IdentityAgent {agent}", "IdentitiesOnly yes"
+    assert "it closed the connection after 2 of 4 keys" in refused(configured(person, machine, place))
+    said = refused(configured(person, machine, place, only))
+    assert "there is no key to try; 4 keys of the ssh-agent left out, as ~/.ssh/config says IdentitiesOnly" in said
+    said = refused(configured(person, machine, place, only, "IdentityFile /nowhere"))
+    assert "there is no key to try; ~/.ssh/config names /nowhere, which does not exist; 4 keys" in said
+    assert works(configured(person, machine, place, only, f"IdentityFile {person.key}"))
+    locked = shutil.copy(person.key, tmp_path / "locked")  # without its public part, and nobody is there to be asked
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", locked], check=True)
+    assert works(configured(person, machine, place, only, f"IdentityFile {locked}"))
 
 
 def test_certificates_of_users_and_hosts(machines: Machines, person: Person, tmp_path: Path, agent: Path) -> None:

@@ -282,6 +282,7 @@ HOSTS = {"A/worker:0": "A", "A/server:0": "A", "B/worker:0": "B"}
 
 
 CUT = Failure("", "A", "cannot be reached", 9, fault="host")
+LATE = Failure("", "A", "did not stop within 13 s", 10, fault="agent")
 
 
 def _failure(process: str, when: float, peer: str = "", why: str = "") -> Failure:
@@ -307,12 +308,38 @@ def _missed(process: str, peer: str) -> Failure:
         ([CUT, _failure("A/worker:0", 1, "B/worker:0")], "B/worker:0"),
         ([CUT, _failure("B/worker:0", 10)], "B/worker:0"),
         ([CUT], ""),
+        ([LATE, _failure("B/worker:0", 1)], "B/worker:0"),
+        ([LATE, _failure("A/worker:0", 1, "B/worker:0")], "B/worker:0"),
     ],
 )
 def test_first_cause(failures: list[Failure], expected: str) -> None:
     found = first_cause(failures, HOSTS)
     assert found is not None
     assert found.process == expected
+
+
+def test_an_agent_that_stops_late_is_not_what_stopped_the_job() -> None:
+    lost = Failure("", "B", "cannot be reached", 9, fault="host")
+    for failures in ([lost, LATE], [LATE, lost]):
+        found = first_cause(failures, HOSTS)
+        assert found is not None and (found.host, found.fault) == ("B", "host")
+    found = first_cause([LATE], HOSTS)
+    assert found is not None and found.host == "A"
+
+
+def test_a_lost_host_that_has_only_workers_of_a_group_is_named() -> None:
+    """`--reduce torch`: the leader does not learn which of its party's workers has ended, nor they of another."""
+    hosts = {"A/worker:0": "A", "A/worker:1": "A", "A/worker:2": "C", "B/worker:0": "B"}
+    told = ": another worker of party A has ended"
+    blames = [_failure("A/worker:0", 2, "A/worker", told), _failure("A/worker:1", 1, "A/worker:0")]
+    lost = Failure("", "C", "cannot be reached", 9, fault="host")
+    for failures, expected in (
+        ([*blames, lost], ("", "C")), ([*blames, CUT], ("", "A")), (blames, ("A/worker:0", "A")),
+        ([*blames, Failure("", "B", "cannot be reached", 9, fault="host")], ("A/worker:0", "A")),
+        ([*blames, lost, _failure("A/worker:2", 3)], ("A/worker:2", "A")),
+    ):  # fmt: skip
+        found = first_cause(failures, hosts)
+        assert found is not None and (found.process, found.host) == expected
 
 
 @pytest.mark.parametrize(("tail", "hint"), [([], "its log is empty"), (["no --data"], "correct what the log shows")])

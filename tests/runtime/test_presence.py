@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import KeptLink
 from cluster import clean_environment, free_ports
 
 from geomx_cli.core import plugins
@@ -16,19 +17,23 @@ from geomx_cli.core.errors import GeomxError, PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.options import defaults
+from geomx_cli.ps.cluster.bodies import MAX_AWAITED
 from geomx_cli.ps.cluster.config import PlaneSettings
+from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.scheduler import Scheduler
+from geomx_cli.ps.net.link_health import LinkHealth
+from geomx_cli.ps.net.wire import BadMessage
 from geomx_cli.runtime.settings import Settings
 
 pytestmark = pytest.mark.processes
 
 
 class Plane:
-    """A scheduler that waits for a server and two workers, and what agents run in the name of A/worker:0."""
+    """A scheduler that waits for a server and workers, and what agents run in the name of A/worker:0."""
 
-    def __init__(self, folder: Path, silence: float = 3.0) -> None:
+    def __init__(self, folder: Path, silence: float = 3.0, workers: int = 2) -> None:
         (port,) = free_ports(1)
-        plane = PlaneSettings("127.0.0.1", port, 1, 2)
+        plane = PlaneSettings("127.0.0.1", port, 1, workers)
         self.common: dict[str, Any] = {
             "local": plane, "job": "j", "job_dir": str(folder), "party": "A", "supervised": True,
             "options": {**defaults(), "silence": silence, "timeout": 1.0},
@@ -54,7 +59,8 @@ class Plane:
 
     def stay(self, *processes: str) -> subprocess.Popen[bytes]:
         process = self.speak("stay", *processes)
-        while not self.scheduler._hosts and self.thread.is_alive():
+        while not any(host.awaited == set(processes) for host in self.scheduler._hosts.values()):
+            assert self.thread.is_alive() and process.poll() is None
             time.sleep(0.02)
         return process
 
@@ -91,6 +97,47 @@ def test_a_host_that_is_lost_before_its_processes_joined_is_named(plane: Plane) 
     error = plane.error()
     assert isinstance(error, PeerLost) and error.peer == "A/worker:0"
     assert error.message == "host b of A/worker:0 has been silent for 3 s, and 3 processes there had not joined"
+
+
+@pytest.mark.timeout(60)
+def test_all_processes_of_a_host_that_has_many_are_awaited(tmp_path: Path) -> None:
+    plane = Plane(tmp_path, silence=60.0, workers=MAX_AWAITED + 2)
+    try:
+        plane.stay(*(f"A/worker:{number}" for number in range(MAX_AWAITED + 2))).communicate(timeout=60)
+        assert plane.started[-1].returncode == 0 and not plane.scheduler._hosts
+    finally:
+        plane.close()
+
+
+def test_an_agent_is_watched_until_all_have_joined_and_missed_while_one_of_its_host_has_not(tmp_path: Path) -> None:
+    plane = Plane(tmp_path, silence=60.0)
+    plane.close()
+    scheduler, agent = plane.scheduler, _link("A/worker:0")
+
+    def ask(link: Any, topic: str, **body: Any) -> None:
+        scheduler._on_request(Request(link, topic, body, lambda *_: None))
+
+    def join(number: int) -> None:
+        ask(
+            _link(f"A/worker:{number}"), "join", role="worker", process=f"A/worker:{number}", party="A", host="b",
+            servers=1, workers=2, rank=number,
+        )  # fmt: skip
+
+    ask(agent, "awaited", host="b", processes=["A/worker:0"])
+    ask(agent, "awaited", host="b", processes=["A/worker:1"])
+    with pytest.raises(BadMessage, match="A/worker:0 awaits 6 processes, more than the plane has"):
+        ask(agent, "awaited", host="b", processes=[f"A/worker:{number}" for number in range(6)])
+    join(0)
+    assert scheduler._hosts[agent].awaited == {"A/worker:1"}
+    join(1)
+    assert scheduler._hosts[agent].awaited == set() and agent in scheduler.node.liveness._links
+    assert scheduler._lose(agent, PeerLost("silent", "")) is None and agent not in scheduler._hosts
+
+
+def _link(name: str) -> Any:
+    link = KeptLink()
+    link.name, link.health = name, LinkHealth()  # type: ignore[attr-defined]
+    return link
 
 
 def test_one_that_ends_since_all_have_joined_is_not_missed_but_a_host_never_heard_of_is(tmp_path: Path) -> None:

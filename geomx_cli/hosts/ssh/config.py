@@ -4,15 +4,18 @@ import getpass
 import hashlib
 import os
 import re
+import secrets
 import shlex
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import paramiko
 
+from geomx_cli.agent import processes
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.hosts.ssh.hop import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
@@ -26,6 +29,8 @@ _USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _DEEPEST_INCLUDE = 16
 _MOST_JUMPS = 8
 _EXEC = 30.0  # seconds for a command of Match exec
+_KILL = 2.0  # seconds for SIGKILL to end it
+_MARK = "GEOMX_MATCH_EXEC"
 _CERTIFICATE = "certificate: "
 
 
@@ -114,6 +119,7 @@ def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
         user=user,
         keys=tuple(named or usual),
         named=bool(named),
+        alone=bool(named) or str(found.get("identitiesonly", "")).lower() == "yes",
         known_hosts=(*expanded("userknownhostsfile", known), _SYSTEM_KNOWN_HOSTS),
         trusted_as=alias or (address.lower() if port == 22 else f"[{address.lower()}]:{port}"),
         fingerprint=ssh.fingerprint,
@@ -190,13 +196,22 @@ class _Config(paramiko.SSHConfig):  # type: ignore[misc]
 
 
 def _succeeds(command: str) -> bool:
-    """Whether a command of the user's own ssh_config succeeds. It is for a shell, as ssh_config(5) says."""
-    nothing = subprocess.DEVNULL
+    """Whether a command of the user's own ssh_config succeeds. It is for a shell, as ssh_config(5) says.
+
+    After the limit, or an interrupt, it is killed with all that it has started, which a variable marks. The shell stays
+    in this process's group, as ssh's does, so Ctrl-C reaches it also where another thread waits for it.
+    """
+    nothing, mark = subprocess.DEVNULL, {_MARK: secrets.token_hex(8)}
+    shell = subprocess.Popen(command, shell=True, stdin=nothing, stdout=nothing, env={**os.environ, **mark})
     try:
-        done = subprocess.run(command, shell=True, stdin=nothing, stdout=nothing, check=False, timeout=_EXEC)
+        return shell.wait(_EXEC) == 0
     except subprocess.TimeoutExpired:
         raise ValueError(f"the command {command!r} of Match exec does not end within {_EXEC:g} s") from None
-    return done.returncode == 0
+    finally:
+        if shell.returncode is None:
+            processes.end(lambda: processes.marked(mark), _KILL)
+            with suppress(subprocess.TimeoutExpired):
+                shell.wait(_KILL)
 
 
 def _read_config(path: str) -> paramiko.SSHConfig:

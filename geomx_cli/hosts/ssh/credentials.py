@@ -6,12 +6,13 @@ import getpass
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import HostUnreachable
+from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.hosts.ssh.hop import Hop
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Credential", "Credentials"]
 
 _TRIES = 3
+_MAGIC = b"openssh-key-v1\0"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Credentials:
                     found.append(Credential(path, key))
                 else:
                     locked.append(path)
-        if not hop.named:
+        if not hop.alone:
             found += [Credential(f"{key.comment or 'a key'} of the ssh-agent", key) for key in held.values()]
         for path in locked if hop.named or not found else ():
             with _noted(errors):
@@ -67,6 +69,9 @@ class Credentials:
         if errors and not found:
             raise errors[0]
         left_out = [f"~/.ssh/config names {path}, which does not exist" for path in hop.absent]
+        if hop.alone and not hop.named and held:
+            whose = f"{counted(len(held), 'key')} of the ssh-agent"
+            left_out.append(f"{whose} left out, as ~/.ssh/config says IdentitiesOnly")
         left_out += [f"no ssh-agent answers at {hop.agent}, which ~/.ssh/config names"] * (agent is None)
         return [*certified, *found], [*left_out, *(error.message for error in errors)]
 
@@ -144,8 +149,18 @@ def _certified(credential: Credential, path: str) -> Credential | None:
 
 
 def _public_part(path: str) -> bytes:
+    """Return the public key beside a key file, or in it, where no passphrase protects it; b"" if there is none."""
+    import paramiko
+
     public = path if path.endswith(".pub") else f"{path}.pub"  # ssh_config may name the public part of an agent's key
-    try:
+    with suppress(OSError, ValueError, IndexError):
         return base64.b64decode(Path(public).read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return b""
+    with suppress(OSError, ValueError):
+        lines = [line for line in Path(path).read_text().splitlines() if not line.startswith("-----")]
+        body = base64.b64decode("".join(lines))
+        if body.startswith(_MAGIC):  # PROTOCOL.key of OpenSSH: cipher, its key's derivation and options, number of keys
+            fields = paramiko.Message(body[len(_MAGIC) :])
+            for _ in range(3):
+                fields.get_string()
+            return bytes(fields.get_string()) if fields.get_int() == 1 else b""
+    return b""

@@ -1,6 +1,7 @@
 """Detection of lost agents."""
 
 import time
+from dataclasses import replace
 
 from geomx_cli.core.root_cause import Failure
 from geomx_cli.jobs.actions.agent_pool import AgentPool
@@ -54,7 +55,7 @@ class AgentMonitor:
         elif silent:
             return lost(host, f"hangs: it has not answered for {self._silence:g} s")
         elif late:
-            return lost(host, f"did not stop within {stopping:.0f} s")
+            return replace(lost(host, f"did not stop within {stopping:.0f} s"), fault="agent")
         return None
 
     def unreachable(self, host: str) -> Failure:

@@ -19,7 +19,6 @@ from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.data import provide
 from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.observer import Observer
-from geomx_cli.jobs.actions.port_lock import PortLock
 from geomx_cli.jobs.actions.tee import TeeView, rank_zero
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
@@ -49,8 +48,8 @@ class LaunchOptions:
     `lease`: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
     other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
     paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
-    when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `view`: in place of the
-    table, or of lines where there is no terminal. `tee`: show the output of the worker of global rank 0.
+    when processes write them. `view`: in place of the table, or of lines where there is no terminal. `tee`: show the
+    output of the worker of global rank 0.
     """
 
     detach: bool = False
@@ -58,7 +57,6 @@ class LaunchOptions:
     sync: tuple[Path, ...] = ()
     warned: tuple[str, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
-    chooses_ports: bool = False
     observer: Observer | None = None
     view: View | None = None
     tee: bool = False
@@ -95,12 +93,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             inventory = allocation.inventory
             connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
             reached = stack.enter_context(hosts.closing(connectors))
-            until_listening = stack.enter_context(ExitStack())  # holds what others may not take meanwhile
-            lock = PortLock(view.warn)
-            until_listening.callback(lock.release)
-            if options.chooses_ports:
-                with view.waiting("waiting for another launch to bind its ports"):
-                    lock.acquire()
+            until_listening = stack.enter_context(ExitStack())  # keeps the ports from others meanwhile
             inventory = _checked(reached, inventory, spec, view, until_listening)
             planned = plan(inventory, spec)
             progress = Progress.of(planned, began)

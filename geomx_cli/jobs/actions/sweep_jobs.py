@@ -101,7 +101,6 @@ class SweepJobs:
             sync=self.sync,
             warned=tuple(self._ignored),
             ssh=self.ssh,
-            chooses_ports=self.inventory_file is not None,
             view=LineView(sys.stderr),
         )
         warning = self._warnings[cell.algo]

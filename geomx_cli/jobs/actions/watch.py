@@ -253,7 +253,7 @@ class Watch:
 
     def _fail(self, failure: Failure) -> None:
         if not self._failures:
-            who = failure.process or f"{'' if failure.fault else 'the agent on '}host {failure.host}"
+            who = failure.process or f"{'' if failure.fault == 'host' else 'the agent on '}host {failure.host}"
             cause = f"gave up on {failure.peer}" if failure.peer else failure.cause
             then = "" if self._outcome.interrupted else "; stopping the job and finding the root cause"
             self._view.note(f"{who} {cause}{then}")

@@ -40,6 +40,7 @@ class Codec(ABC):
     decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
     0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
     none. bears_momentum: whether training with gradients so encoded converges if the optimizer has momentum.
+    for_local_optimizers: whether training with gradients so encoded is better if each worker runs the optimizer.
     results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
     keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can
     be sent, and not only gradients and differences. ratio: about how many times fewer bytes it makes of
@@ -50,6 +51,7 @@ class Codec(ABC):
     decay: float = 0.0
     momentum: float = 0.0
     bears_momentum: bool = True
+    for_local_optimizers: bool = False
     ratio: float = 1.0
     results: Literal["values", "changes", "exact"]
     keeps_weights: bool = False

@@ -28,7 +28,7 @@ MAX_DECLARED = 256
 """Tensors in one declaration."""
 
 MAX_AWAITED = 1024
-"""Processes of a host that have not joined."""
+"""Processes of a host that have not joined, in one request."""
 
 MAX_TUNED = 65_536
 """Tensors with hyper-parameters of their own."""
@@ -88,7 +88,7 @@ class _Fail(TypedDict):
 
 
 class _Awaited(TypedDict):
-    """See Scheduler. processes: those of the host that have not joined yet."""
+    """See Scheduler. processes: more of those of the host that have not joined yet; none: the connection ends."""
 
     host: _Name
     processes: Annotated[list[_Name], msgspec.Meta(max_length=MAX_AWAITED)]

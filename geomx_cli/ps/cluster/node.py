@@ -44,11 +44,12 @@ class Node:
     """The common part of scheduler, server and client. Used by the loop's thread only.
 
     on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests. on_link: called for
-    peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: called, before the
-    node fails, for a peer that is considered dead. on_asked: see Transport. `members`: a scheduler's members, told when
-    it fails. active: see Liveness. listens: the bound endpoints. joining: seconds that others may take to join, without
-    a limit under an agent. patience: seconds that a round or barrier may take without progress, as a script may ask for
-    more than the option says. encoded: bytes before and after encoding, by plane.
+    peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: given a peer that
+    is considered dead, and why; returns the error by which the node fails, None if the peer is not missed. on_asked:
+    see Transport. `members`: a scheduler's members, told when it fails. active: see Liveness. listens: the bound
+    endpoints. joining: seconds that others may take to join, without a limit under an agent. patience: seconds that a
+    round or barrier may take without progress, as a script may ask for more than the option says. encoded: bytes before
+    and after encoding, by plane.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Node:
         on_request: Callable[[Request], None],
         on_link: Callable[[Link], None] = lambda _: None,
         on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
-        on_lost: Callable[[Link], None] = lambda _: None,
+        on_lost: Callable[[Link, PeerLost], PeerLost | None] = lambda _, error: error,
         on_asked: Callable[[Link, Header], None] = lambda _, __: None,
         members: Callable[[], Iterable[Link]] = tuple,
         active: Callable[[], float] = lambda: 0.0,
@@ -224,8 +225,8 @@ class Node:
         if not self.shutdown.lost(link, error):
             for membership in self.memberships:
                 membership.over = membership.over or membership.link is link
-            self._on_lost(link)
-            self.fail(error)
+            if (failure := self._on_lost(link, error)) is not None:
+                self.fail(failure)
 
     def _failing(self, handle: Callable[_Given, None]) -> Callable[_Given, None]:
         """Wrap `handle` so that its errors make the node fail in the orderly way, which reports them to all."""

@@ -144,29 +144,34 @@ class Scheduler:
             request.refuse(error)
             return
         self._entries[request.link] = entry
-        for link, host in list(self._hosts.items()):
+        for host in self._hosts.values():
             host.awaited.discard(entry.member.process)
-            self._forget_host(link)
         if not self._missing():
             self._announce()
 
     def _await(self, request: Request) -> None:
-        """The agent of a host, in the name of one of its processes, tells which of them have not joined."""
+        """The agent of a host, in the name of one of its processes, tells which of them have not joined: in several
+        requests if they are many, and in one without any that it leaves.
+        """
         link, body = request.link, request.body
-        for other in [known for known in self._hosts if known.name == link.name]:  # of a process that has ended
-            self._hosts[other].awaited.clear()
-            self._forget_host(other)
-        if (awaited := set(body["processes"]) - self._joined()) and not self._complete:
-            self._hosts[link] = _Host(body["host"], awaited)
-            self.node.liveness.watch(link)
+        for other in [known for known in self._hosts if known.name == link.name and known is not link]:
+            self._forget_host(other)  # of a process that has ended
+        if not body["processes"]:
+            self._forget_host(link)
+        elif not self._complete:
+            known = self._hosts.get(link) or _Host(body["host"], set())
+            awaited = known.awaited.union(body["processes"]) - self._joined()
+            if len(awaited) > self._plane.servers + self._plane.workers:
+                raise BadMessage(f"{link.name} awaits {len(awaited)} processes, more than the plane has")
+            self._hosts[link] = _Host(known.name, awaited)
+            self.node.liveness.watch(link)  # also once all of its processes have joined: it hears that we run
             limit = self.node.settings.number("silence") + self.node.timeout
             self._unheard = self._unheard or self.node.loop.call_later(limit, partial(self._check_unheard, limit))
         request.answer()
 
     def _forget_host(self, link: Link) -> None:
-        """Stop monitoring a host of which no process is awaited."""
-        if not self._hosts[link].awaited:
-            del self._hosts[link]
+        """Stop monitoring an agent's connection."""
+        if self._hosts.pop(link, None) is not None:
             self.node.liveness.forget(link)
 
     def _check_unheard(self, limit: float) -> None:
@@ -227,8 +232,7 @@ class Scheduler:
     def _announce(self) -> None:
         """Assign ranks to members that have none (those of a group are consecutive), and send the roster to all."""
         self._complete = True
-        for link, host in list(self._hosts.items()):
-            host.awaited.clear()
+        for link in list(self._hosts):
             self._forget_host(link)
         members = []
         for role in ("server", "worker"):
@@ -264,15 +268,17 @@ class Scheduler:
                 )
             )
 
-    def _lose(self, link: Link) -> None:
-        if (host := self._hosts.get(link)) is None:
+    def _lose(self, link: Link, error: PeerLost) -> PeerLost | None:
+        if (host := self._hosts.pop(link, None)) is None:
             self._entries[link].gone = True
-            return
+            return error
+        if not host.awaited:  # what has joined there is monitored by itself
+            return None
         silence = self.node.settings.number("silence")
         what = f"host {host.name} of {link.name} has been silent for {silence:g} s"
         what += f", and {counted(len(host.awaited), 'process')} there had not joined"
         hint = f"see whether it runs, and its link to host {self.node.settings.host}"
-        self.node.fail(PeerLost(what, hint, peer=link.name))
+        return PeerLost(what, hint, peer=link.name)
 
     def _joined(self) -> set[str]:
         return {item.member.process for item in self._entries.values()}

@@ -22,3 +22,4 @@ class Bsc(TopK):
     """The payload is that of topk."""
 
     momentum = 0.9
+    for_local_optimizers = False

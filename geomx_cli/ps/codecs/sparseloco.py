@@ -65,6 +65,7 @@ class SparseLoCo(SelectingCodec):
     """
 
     results = "changes"
+    for_local_optimizers = True
     _largest_of_rows = staticmethod(largest_of_rows)
 
     def __init__(self, decay: float, doubled: int, warmup: int) -> None:

@@ -47,6 +47,7 @@ class TopK(SelectingCodec):
     """
 
     decay = 1.0
+    for_local_optimizers = True
     results = "changes"
     smallest: int | None = None
     small: Codec | None = None

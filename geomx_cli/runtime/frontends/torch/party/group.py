@@ -50,7 +50,9 @@ class PartyGroup:
         assert settings.rank is not None
         self.rank, self.size = settings.rank, settings.group_size
         self.leads = self.rank == 0
-        self._peer = "" if self.leads else f"{settings.party}/worker:0"  # to which this worker is connected
+        self._peer = ""  # which worker has ended, where it can be one only
+        if self.size == 2 or not self.leads:
+            self._peer = f"{settings.party}/worker:{int(self.leads)}"
         self._settings = settings
         self._on_failure = on_failure
         self._patience = timedelta(seconds=settings.number("patience"))
