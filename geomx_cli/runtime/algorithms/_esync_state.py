@@ -32,8 +32,10 @@ class Decision:
 
 @dataclass(slots=True)
 class _Record:
-    """The state of a worker: steps completed in its round, duration in seconds and end of the last one, whether it was
-    told to synchronize, whether it waits for something else, and the round it has begun.
+    """The state of a worker.
+
+    steps: completed in its round. step_time: of the last one, in seconds; ended: when that ended.
+    ready: it was told to synchronize. waits: for something else than its steps. round: that it has begun.
     """
 
     rank: int
