@@ -152,7 +152,11 @@ class ControlClient:
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` in the client's thread, in which it must not wait; never after the client's end."""
         loop = self._worker.node.loop
-        loop.submit(lambda: loop.call_later(seconds, action))
+
+        def begin() -> None:
+            loop.call_later(seconds, action)
+
+        loop.submit(begin)
 
     def ask(self, topic: str, body: Body, seconds: float = 0.0) -> "Future[Body]":
         """Like `request`, but returns at once; a failure of the job is set on the future. seconds: how much longer the

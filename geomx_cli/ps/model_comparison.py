@@ -23,6 +23,8 @@ _EQUAL, _SCHEDULED, _SMALL = 1e-3, 0.3, 0.05
 """Relative differences of hyper-parameters that mean nothing; of one that a schedule changes, which may depend on the
 length of a worker's data; and of that one to its largest value, as at the end of a schedule.
 """
+_BEGIN = 3
+"""Steps in which no schedule of a worker is later than another's."""
 LARGEST = "largest "
 """Begins the name of the largest value so far of a hyper-parameter that changes during training."""
 _OPEN = 64
@@ -73,6 +75,7 @@ class ModelComparison:
         self._scopes: dict[str, dict[int, dict[str, _Row]]] = {}
         self._names: dict[tuple[str, str], tuple[int, Sequence[str]]] = {}  # by scope and worker, with their layout
         self._named: Counter[str] = Counter()  # bytes of them, by worker
+        self._late: dict[str, Collection[str]] = {}  # by scope, hyper-parameters that differed when last compared
         self._held = 0
         self._ended = False
 
@@ -114,6 +117,19 @@ class ModelComparison:
             for step in sorted(steps):
                 self._close(scope, step)
 
+    def _different_settings(self, scope: str, step: int, rows: Mapping[str, _Row]) -> tuple[str, str] | None:
+        """What is said of hyper-parameters that differ; of one that a schedule changes in the second step in a row.
+
+        A worker with more batches in an epoch is late with a step of its schedule. It has taken that one when workers
+        compare again, as the pauses between comparisons grow with the number of steps.
+        """
+        found, before = _different_settings(rows, step), self._late.get(scope, ())
+        self._late[scope] = set(found)
+        for name, (message, is_scheduled) in found.items():
+            if not is_scheduled or step <= _BEGIN or name in before:
+                return message, "does a configuration, a schedule or a loaded checkpoint differ between workers?"
+        return None
+
     def _keep_names(self, scope: str, by: str, layout: int, names: Sequence[str]) -> None:
         """Keep the names of a worker's tensors, if there is room: without them tensors are told by number."""
         _, former = self._names.pop((scope, by), (0, ()))
@@ -137,7 +153,7 @@ class ModelComparison:
         if kinds == {"alone"}:
             told = _ALONE if count >= max(row.of for row in alike.values()) else None
         elif kinds == {"settings"}:
-            told = _different_settings(alike, step)
+            told = self._different_settings(scope, step, alike)
         elif (found := _Difference.between(alike)) is not None:
             known = (self._names.get((scope, by), (-1, ())) for by in alike)
             names = next((names for own, names in known if own == layout), ())
@@ -236,8 +252,9 @@ def _apart(table: Array, reference: Array, bound: Array) -> Array:
         return np.where(sound, far, sound.any(axis=0))
 
 
-def _different_settings(rows: Mapping[str, _Row], step: int) -> tuple[str, str] | None:
-    """A message and a hint, if hyper-parameters differ that have to be alike."""
+def _different_settings(rows: Mapping[str, _Row], step: int) -> dict[str, tuple[str, bool]]:
+    """The hyper-parameters that have to be alike and are not: by name a message, and whether a schedule changes it."""
+    found: dict[str, tuple[str, bool]] = {}
     common = [name for name in next(iter(rows.values())).settings if all(name in row.settings for row in rows.values())]
     for name in (name for name in common if not name.startswith(LARGEST)):
         largest = max(row.settings.get(LARGEST + name, 0.0) for row in rows.values())
@@ -253,8 +270,8 @@ def _different_settings(rows: Mapping[str, _Row], step: int) -> tuple[str, str] 
             other = next(by for by in values if by not in odd)
             where = f"is {values[other]:g} in {other} and {values[odd[0]]:g} in {_listed(odd)}"
             message = f"workers train with different hyper-parameters: in step {step} {name} {where}"
-            return message, "does a configuration, a schedule or a loaded checkpoint differ between workers?"
-    return None
+            found[name] = message, largest > 0
+    return found
 
 
 def _unequal(

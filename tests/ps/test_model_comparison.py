@@ -136,7 +136,7 @@ def settings_said(*rows: dict[str, float], step: int = 1) -> list[str]:
         ([{"lr of group 1": 0.1, "initial_lr of group 1": 0.1}, {"lr of group 1": 0.1, "initial_lr of group 1": 0.2}],
          "initial_lr of group 1 is 0.1 in A/worker:0 and 0.2 in A/worker:1"),
         ([{"lr": 0.01, "initial_lr": 0.1}, {"lr": 0.1, "initial_lr": 0.1}], "lr is 0.01 in"),
-        ([{"lr": 0.0021, "largest lr": 0.0021}, {"lr": 0.002, "largest lr": 0.002}], ""),  # schedules of 19 and 20 steps
+        ([{"lr": 0.0021, "largest lr": 0.0021}, {"lr": 0.002, "largest lr": 0.002}], ""),  # of 19 and 20 steps
         ([{"lr": 0.001, "largest lr": 0.1}, {"lr": 0.0, "largest lr": 0.1}], ""),  # and their ends
         ([{"lr": 0.01, "largest lr": 0.1}, {"lr": 0.001, "largest lr": 0.1}], "lr is 0.01 in A/worker:0 and 0.001 in"),
         ([{"lr": 0.1}, {"lr": 0.01, "largest lr": 0.1}], "lr is 0.1 in A/worker:0 and 0.01 in A/worker:1"),
@@ -148,6 +148,15 @@ def settings_said(*rows: dict[str, float], step: int = 1) -> list[str]:
 def test_hyper_parameters_of_local_steps(rows: list[dict[str, float]], said: str) -> None:
     found = settings_said(*rows)
     assert len(found) == bool(said) and said in "".join(found)
+
+
+def test_a_rate_that_a_schedule_changes_differs_twice_before_it_is_told() -> None:
+    job = Job()
+    for step, rate in ((40, 0.1), (44, 0.01), (48, 0.1), (52, 0.1)):
+        assert not job.said
+        for rank, own in enumerate((0.01, rate)):
+            job.row(rank, [], step, b"", names=[], settings={"lr": own, "largest lr": 0.1}, kind="settings")
+    assert "in step 52 lr is 0.01 in A/worker:0 and 0.1 in A/worker:1" in job.said[0]
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,15 @@ def test_a_schedule_that_one_worker_has_resumed_elsewhere() -> None:
         member.optimizer.param_groups[0].update(initial_lr=0.1, lr=0.1 * 0.1 ** ((step + 8 * rank) // 32))
 
     (said,) = train(layers, before=before, steps=40)
-    assert "in step 24 lr is 0.1 in A/worker:0 and 0.01 in A/worker:1" in said
+    assert "in step 26 lr is 0.1 in A/worker:0 and 0.01 in A/worker:1" in said
+
+
+def test_a_worker_with_more_batches_in_an_epoch_is_late_with_its_schedule() -> None:
+    def before(member: Member, rank: int, step: int) -> None:
+        member.local = {"in_step": True}
+        member.optimizer.param_groups[0].update(initial_lr=0.1, lr=0.1 * 0.3 ** (step // (20 + rank)))
+
+    assert train(layers, before=before, steps=100) == []
 
 
 def test_times_meet_and_cost_little() -> None:

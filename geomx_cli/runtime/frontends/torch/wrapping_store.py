@@ -137,7 +137,7 @@ class WrappingStore(ABC):
         """See geomx_cli.torch.wrap."""
         given = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
         if len(given) + len(self._wrapped) > 1 and plugins.algorithms()[algorithm := str(self.option("algo"))].own_pace:
-            what = f"several optimizers with --algo {algorithm}, in whose rounds each worker takes steps of its own number"
+            what = f"several optimizers with --algo {algorithm}: workers take different numbers of steps in a round"
             raise InvalidSettings(what, "wrap one optimizer of all parameters, or launch with --algo hfa or diloco")
         for each in given:
             self._wrap(model, innermost(each), buffers)
