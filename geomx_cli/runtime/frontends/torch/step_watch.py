@@ -74,7 +74,7 @@ class _StepWatch:
     def _count_before_joining(self) -> None:
         self._early += 1
         if self._early == _STEPS and os.environ.get("RANK") != "0":
-            self._warn(_NOT_JOINED)
+            self._warn(_NOT_JOINED, affects_result=False)  # without an exchange later there is no result
 
     def _count(self, wrapping: "WrappingStore", optimizer: Any, begun: int) -> None:
         """begun: what was exchanged since the step before, as `calls` of the store counts it."""
@@ -84,9 +84,9 @@ class _StepWatch:
         if begun > 0 and (wrapping.wraps or begun >= min(self._enough, _trained(optimizer))):
             if not wrapping.wraps:
                 self._enough = min(self._enough, begun)
+                self._exchanged.add(optimizer)
             self._steps = 0
             self._exchanges += 1
-            self._exchanged.add(optimizer)
         elif is_wrapped and trains_weights:
             self._steps = 0
         elif not self._exchanges or optimizer in self._exchanged or wrapping.updates_common(optimizer):
@@ -101,10 +101,10 @@ class _StepWatch:
         """Whether this is the worker itself, and not a process that it has forked, in a job of several."""
         return os.getpid() == self._process and self._session.num_all_workers != 1
 
-    def _warn(self, message: str) -> None:
-        self._ended = True
+    def _warn(self, message: str, *, affects_result: bool = True) -> None:
+        self._ended = affects_result
         if self._is_member:
-            self._session.warn(message, affects_result=True)
+            self._session.warn(message, affects_result=affects_result)
 
 
 def _trained(optimizer: Any) -> int:
