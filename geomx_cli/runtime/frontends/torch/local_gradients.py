@@ -12,12 +12,12 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.frontends.torch.group_store import GroupStore
+    from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
 __all__ = ["keep_local", "refuse_synchronised"]
 
 
-def keep_local(parallel: Any, store: "GroupStore") -> None:
+def keep_local(parallel: Any, store: "WrappingStore") -> None:
     """Make every DistributedDataParallel (the class `parallel`) do without exchanges, as within its `no_sync`.
 
     It copies no tensors either, which `wrap` does. A step of its model by an optimizer that the script has not wrapped
