@@ -157,8 +157,9 @@ def find(folder: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def record(task: Task, working_dir: str, events: Path, when: float) -> dict[str, Any] | None:
-    """At a process's end: append an event "outputs" with time `when` and its files, as many as are found within a
-    second, to its event log, or remove its empty folder. Return the event if the log cannot take it, as on a full disk.
+    """At a process's end, append an event "outputs" with time `when` to its event log, or remove its empty folder.
+
+    The event lists the files that are found within a second. Return it if the log cannot take it, as on a full disk.
     """
     folders, deadline = folders_of(task, working_dir), time.monotonic() + _WALK
     own = dict(islice(_plain_files(folders[-1], deadline), _MOST)) if folders else {}

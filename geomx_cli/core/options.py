@@ -94,8 +94,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _sync(
         "strict", "bool", False, "GEOMX_STRICT",
-        "End the job once PyTorch's workers are found to train different models, or with other hyper-parameters,"
-        " instead of marking its result (scripts with DistributedDataParallel or geomx_cli.torch.wrap).",
+        "End the job once PyTorch's workers train different models, or with other hyper-parameters. Without it the"
+        " result is marked.",
     ),
     _sync(
         "p3", "bool", False, "ENABLE_P3",

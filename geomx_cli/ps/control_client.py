@@ -1,6 +1,6 @@
 """The control requests that a worker sends to its servers: optimizer, codec, mode, barriers, and algorithms' own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -148,6 +148,15 @@ class ControlClient:
         if root is not None:
             server, body = root if self._info.at_root else 0, {**body, "root": root}
         return self._worker.wait(self._ask(topic, body, server, self._limit), self._limit, f"an answer to {topic!r}")
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` in the client's thread, in which it must not wait; never after the client's end."""
+        loop = self._worker.node.loop
+
+        def begin() -> None:
+            loop.call_later(seconds, action)
+
+        loop.submit(begin)
 
     def ask(self, topic: str, body: Body, seconds: float = 0.0) -> "Future[Body]":
         """Like `request`, but returns at once; a failure of the job is set on the future. seconds: how much longer the

@@ -10,7 +10,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
 
-__all__ = ["HALF", "LATE", "SUMS", "TRAINED", "ModelComparison"]
+__all__ = ["HALF", "LARGEST", "LATE", "SUMS", "TRAINED", "ModelComparison"]
 
 SUMS = 4
 """Sums in the sketch of a tensor, each over a part of its elements; the Euclidean norm of all follows them."""
@@ -19,30 +19,39 @@ TRAINED, LATE, HALF = 1, 2, 4
 _ALIKE, _UNLIKE, _UNLIKE_HALF = 1e-3, 1e-2, 5e-2
 """Differences, relative to a tensor's norm, that rounding explains: on equal platforms, else, and there of 16 bits."""
 _TINY = 1e-6
-_EQUAL, _SCHEDULED = 1e-3, 0.3
-"""Relative differences of hyper-parameters that mean nothing; of a rate whose schedule depends on a worker's data."""
+_EQUAL, _SCHEDULED, _SMALL = 1e-3, 0.3, 0.05
+"""Relative differences of hyper-parameters that mean nothing; of one that a schedule changes, which may depend on the
+length of a worker's data; and of that one to its largest value, as at the end of a schedule.
+"""
+_BEGIN = 3
+"""Steps in which no schedule of a worker is later than another's."""
+LARGEST = "largest "
+"""Begins the name of the largest value so far of a hyper-parameter that changes during training."""
 _OPEN = 64
 """Steps of a scope that wait for rows, which parties send some seconds late with `--reduce torch`."""
 _SCOPES = 128
 _HELD = 64 * 2**20
-"""Bytes of all rows."""
-_NAMES = 2**18
-"""Names of tensors, of all workers and scopes."""
+"""Bytes of all rows; and of all names."""
+_OWN_NAMES = 2**20
+"""Bytes of names that each worker may have, where its share of all is smaller."""
 _NAMED = 3
+_ALONE = (
+    "all workers take optimizer steps, and nothing was exchanged: each worker trains a model of its own",
+    "use torch.distributed.init_process_group and DistributedDataParallel, or geomx_cli.torch.wrap",
+)
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What one worker has sent of its model. sketch: of shape (tensors, SUMS + 1). settings: hyper-parameters, which
-    have to be `alike` in all workers or only explain differences.
-    """
+    """What one worker has sent of its model; see bodies._Compare. sketch: of shape (tensors, SUMS + 1)."""
 
     layout: int
     marks: Array
     sketch: Array
     settings: Mapping[str, float]
     platform: str
-    alike: bool
+    kind: str
+    of: int
 
     @property
     def size(self) -> int:
@@ -65,6 +74,8 @@ class ModelComparison:
         self._workers = workers
         self._scopes: dict[str, dict[int, dict[str, _Row]]] = {}
         self._names: dict[tuple[str, str], tuple[int, Sequence[str]]] = {}  # by scope and worker, with their layout
+        self._named: Counter[str] = Counter()  # bytes of them, by worker
+        self._late: dict[str, Collection[str]] = {}  # by scope, hyper-parameters that differed when last compared
         self._held = 0
         self._ended = False
 
@@ -80,17 +91,15 @@ class ModelComparison:
         if scope not in self._scopes and len(self._scopes) == _SCOPES:
             return
         steps = self._scopes.setdefault(scope, {})
-        if body["names"] and ((scope, by) in self._names or len(self._names) < _SCOPES * self._workers()):
-            self._names.pop((scope, by), None)
-            if sum(len(names) for _, names in self._names.values()) + len(body["names"]) <= _NAMES:
-                self._names[scope, by] = body["layout"], body["names"]
+        if body["names"]:
+            self._keep_names(scope, by, body["layout"], body["names"])
         if step not in steps and len(steps) == _OPEN and step < min(steps):
             return
         rows = steps.setdefault(step, {})
         if by in rows or len(rows) >= self._workers():
             return
         table = sketch.reshape(-1, SUMS + 1)
-        rows[by] = _Row(body["layout"], marks, table, body["settings"], body["platform"], body["alike"])
+        rows[by] = _Row(body["layout"], marks, table, body["settings"], body["platform"], body["kind"], body["of"])
         self._held += rows[by].size
         if len(rows) >= body["of"]:
             for earlier in sorted(other for other in steps if other <= step):
@@ -100,12 +109,38 @@ class ModelComparison:
         if self._ended:
             self._scopes.clear()
             self._names.clear()
+            self._named.clear()
 
     def close(self) -> None:
         """No row follows: compare those that are left."""
         for scope, steps in self._scopes.items():
             for step in sorted(steps):
                 self._close(scope, step)
+
+    def _different_settings(self, scope: str, step: int, rows: Mapping[str, _Row]) -> tuple[str, str] | None:
+        """What is said of hyper-parameters that differ; of one that a schedule changes in the second step in a row.
+
+        A worker with more batches in an epoch is late with a step of its schedule. It has taken that one when workers
+        compare again, as the pauses between comparisons grow with the number of steps.
+        """
+        found, before = _different_settings(rows, step), self._late.get(scope, ())
+        self._late[scope] = set(found)
+        for name, (message, is_scheduled) in found.items():
+            if not is_scheduled or step <= _BEGIN or name in before:
+                return message, "does a configuration, a schedule or a loaded checkpoint differ between workers?"
+        return None
+
+    def _keep_names(self, scope: str, by: str, layout: int, names: Sequence[str]) -> None:
+        """Keep the names of a worker's tensors, if there is room: without them tensors are told by number."""
+        _, former = self._names.pop((scope, by), (0, ()))
+        self._named[by] -= _size_of(former)
+        room = max(_HELD, _OWN_NAMES * self._workers())
+        own = self._named[by] + _size_of(names)
+        is_one_more = len(self._names) < _SCOPES * self._workers()
+        if is_one_more and own <= room // self._workers() and self._named.total() - self._named[by] + own <= room:
+            self._names[scope, by] = layout, names
+            self._named[by] = own
+        self._named += Counter()  # without those that have none
 
     def _close(self, scope: str, step: int) -> None:
         rows = self._scopes[scope].pop(step)
@@ -114,16 +149,20 @@ class ModelComparison:
         alike = {by: row for by, row in sorted(rows.items()) if row.layout == layout}
         if self._ended or count < 2 or len({row.marks.size for row in alike.values()}) > 1:
             return
-        if (found := _Difference.between(alike)) is not None:
+        kinds = {row.kind for row in alike.values()}
+        if kinds == {"alone"}:
+            told = _ALONE if count >= max(row.of for row in alike.values()) else None
+        elif kinds == {"settings"}:
+            told = self._different_settings(scope, step, alike)
+        elif (found := _Difference.between(alike)) is not None:
             known = (self._names.get((scope, by), (-1, ())) for by in alike)
             names = next((names for own, names in known if own == layout), ())
             told = found.told(alike, names, step)
-        elif (message := _different_settings(alike, step)) is not None:
-            told = message, "does a configuration, a schedule or a loaded checkpoint differ between workers?"
         else:
-            return
-        self._ended = True
-        self._say(*told)
+            told = None
+        if told is not None:
+            self._ended = True
+            self._say(*told)
 
 
 @dataclass(frozen=True)
@@ -187,6 +226,11 @@ class _Difference:
         return (one, other) if len(self.workers) == len(rows) else (other, one)
 
 
+def _size_of(names: Sequence[str]) -> int:
+    """About how many bytes they take."""
+    return sum(100 + 4 * len(name) for name in names)
+
+
 def _usual(table: Array) -> Array:
     """The median over the workers (axis 0) of those whose elements of a tensor are finite; 0 where none's are."""
     sound = np.isfinite(table).all(axis=2, keepdims=True)
@@ -196,8 +240,9 @@ def _usual(table: Array) -> Array:
 
 
 def _apart(table: Array, reference: Array, bound: Array) -> Array:
-    """Which tensors (axis 1) of which workers (axis 0) differ from the reference by more than rounding explains. Those
-    with elements that are not finite differ where other workers' are.
+    """Which tensors (axis 1) of which workers (axis 0) are apart from the reference.
+
+    They differ by more than rounding explains, or have elements that are not finite where another worker has none.
     """
     sound = np.isfinite(table).all(axis=2)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -207,23 +252,26 @@ def _apart(table: Array, reference: Array, bound: Array) -> Array:
         return np.where(sound, far, sound.any(axis=0))
 
 
-def _different_settings(rows: Mapping[str, _Row], step: int) -> str | None:
-    """What is said of hyper-parameters that have to be alike and are not; None if there are none."""
-    if not all(row.alike for row in rows.values()):
-        return None
+def _different_settings(rows: Mapping[str, _Row], step: int) -> dict[str, tuple[str, bool]]:
+    """The hyper-parameters that have to be alike and are not: by name a message, and whether a schedule changes it."""
+    found: dict[str, tuple[str, bool]] = {}
     common = [name for name in next(iter(rows.values())).settings if all(name in row.settings for row in rows.values())]
-    for name in common:
-        scheduled = name.startswith("lr") and f"initial_{name}" in common
+    for name in (name for name in common if not name.startswith(LARGEST)):
+        largest = max(row.settings.get(LARGEST + name, 0.0) for row in rows.values())
         values = {by: row.settings[name] for by, row in rows.items()}
         given = list(values.values())
         usual = given[0] if len(given) == 2 else sorted(given)[len(given) // 2]
-        bound = _SCHEDULED if scheduled else _EQUAL
-        odd = [by for by, value in values.items() if abs(value - usual) > bound * max(abs(value), abs(usual))]
+        bound = _SCHEDULED if largest else _EQUAL
+        odd = [
+            by for by, value in values.items()
+            if abs(value - usual) > max(bound * max(abs(value), abs(usual)), _SMALL * largest)
+        ]  # fmt: skip
         if odd:
             other = next(by for by in values if by not in odd)
             where = f"is {values[other]:g} in {other} and {values[odd[0]]:g} in {_listed(odd)}"
-            return f"workers train with different hyper-parameters: in step {step} {name} {where}"
-    return None
+            message = f"workers train with different hyper-parameters: in step {step} {name} {where}"
+            found[name] = message, largest > 0
+    return found
 
 
 def _unequal(

@@ -17,14 +17,14 @@ __all__ = ["OptimizerService"]
 
 _MAX_SERIAL = 2**31
 _MAX_KIND = 64
-_MAX_AHEAD = 64
-"""Optimizers that one process may set before any slice has them."""
+_MAX_AHEAD, _MAX_TUNED = 64, 2**17
+"""Optimizers that one process may set before any slice has them, and tensors that they may have multipliers for."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
     """The optimizer that the process `by`, of the member `rank` of the root, requests. name: "" for one that runs on
-    the workers, of class `kind`.
+    the workers, of class `kind`. tuned: number of tensors with multipliers.
     """
 
     by: str
@@ -34,6 +34,7 @@ class _Wish:
     kind: str
     given: dict[str, Value | None]
     schedule: tuple[str, dict[str, Any]] | None
+    tuned: int
 
     @classmethod
     def read(cls, body: Body, rank: int, *, trains: bool) -> "_Wish":
@@ -43,7 +44,8 @@ class _Wish:
             name, params = body["schedule"]
             schedule = (str(name), dict(params))
         kind, given = str(body.get("kind", ""))[:_MAX_KIND], dict(body["params"])
-        return cls(str(body["by"]), rank, trains, str(body["name"]), kind, given, schedule)
+        tuned = len(body.get("multipliers", ()))
+        return cls(str(body["by"]), rank, trains, str(body["name"]), kind, given, schedule, tuned)
 
     def make(self) -> Optimizer:
         """Create the optimizer. Raises InvalidSettings for invalid parameters."""
@@ -125,13 +127,14 @@ class OptimizerService:
         if serial not in self._wishes:
             self._keep(serial, wish)
             by_round = {int(key): int(round_) for key, round_ in body.get("by_round", [])}
-            self._aggregator.history.add(serial, Successor(new, by_key, None if trains else by_round))
+            self._aggregator.history.add(serial, Successor(new, by_key, None if trains else by_round, wish.by))
 
     def _keep(self, serial: int, wish: _Wish) -> None:
         """Remember who has set it, and forget what is not in use any more. Raises InvalidSettings for too many."""
         history = self._aggregator.history
-        if sum(known > history.taken and other.by == wish.by for known, other in self._wishes.items()) >= _MAX_AHEAD:
-            what = f"{wish.by} has set {_MAX_AHEAD} optimizers, of which it has used none"
+        ahead = [one for known, one in self._wishes.items() if known > history.taken and one.by == wish.by]
+        if len(ahead) >= _MAX_AHEAD or wish.tuned + sum(one.tuned for one in ahead) > _MAX_TUNED:
+            what = f"{wish.by} has set {len(ahead)} optimizers, of which it has used none"
             raise InvalidSettings(what, "set an optimizer once, and then only before the rounds that it is for")
         used = (0, history.since)
         self._wishes = {n: one for n, one in self._wishes.items() if n in used or n > history.taken or history.knows(n)}

@@ -207,7 +207,9 @@ class Session:
         return settings.local.workers if flat and settings.local is not None else settings.num_all_workers
 
     def warn(self, message: str, *, affects_result: bool = False) -> None:
-        """See ScriptSession."""
+        """See ScriptSession; nothing after the script has failed, whose error says what matters."""
+        if self._aborted:
+            return
         from geomx_cli.core.events import WarningRaised
 
         print(f"warning: {message}", file=sys.stderr, flush=True)

@@ -84,13 +84,26 @@ def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:
     assert found[0]["logs"][-1, 1] < 0.99 * found[0]["logs"][0, 1], "the loss falls"
 
 
-@pytest.mark.parametrize("script", ["trainer.py", "accelerated.py", "lit.py"])
-def test_esync_with_a_slow_worker(runs: Runs, script: str) -> None:
-    """The frameworks' collectives wait for all workers, whose rounds end at other steps in each; one is done first."""
+@pytest.mark.parametrize(
+    ("script", "checkpoint"),
+    [("trainer.py", "trainer/checkpoint-4"), ("accelerated.py", ""), ("lit.py", "lit/epoch=0.ckpt")],
+)
+def test_esync_with_a_slow_worker(runs: Runs, script: str, checkpoint: str) -> None:
+    """The frameworks' collectives wait for all workers, whose rounds end at other steps in each; one is done first.
+    All go on from the checkpoint of rank 0, and take the steps that are left.
+    """
     found = runs.job(script, "line", "slow", options="--algo esync")
-    equal_in_both(found, "weights")
-    losses = found[0]["logs"][:, 1] if script == "trainer.py" else found[0]["losses"]
-    assert np.nanmean(losses[-4:]) < losses[:4].mean(), losses
+    ways = {"job": found}
+    if checkpoint:
+        resume = f"resume={runs.folder / 'job' / checkpoint}"
+        ways["resumed"] = runs.job(script, "line", "slow", resume, options="--algo esync", name="resumed")
+    first = found[0]["logs"][:4, 1].mean() if script == "trainer.py" else found[0]["losses"][:4].mean()
+    for name, kept in ways.items():
+        equal_in_both(kept, "weights")
+        losses = kept[0]["logs"][:, 1] if script == "trainer.py" else kept[0]["losses"]
+        assert np.nanmean(losses[-4:]) < first, (name, losses)
+        assert checkpoint == "" or kept[0]["steps"] == found[0]["steps"]
+        assert not any(event.get("affects_result") for event in runs.events("warning", name=name))
 
 
 def test_what_log_values_are_reported_as(monkeypatch: pytest.MonkeyPatch) -> None:

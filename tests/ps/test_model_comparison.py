@@ -30,7 +30,7 @@ class Job:
             "by": f"A/worker:{rank}", "scope": "0", "step": step, "of": self.workers, "names": NAMES,
             "layout": zlib.crc32(repr(NAMES).encode()), "marks": marks,
             "sketch": np.asarray(sketch, np.float32).tobytes(), "settings": {}, "platform": "p",
-            "alike": False, **changes,
+            "kind": "model", **changes,
         }  # fmt: skip
         self.comparison.take(checked_request("compare", body))
 
@@ -61,6 +61,16 @@ def test_names_of_one_worker_are_bounded_and_leave_room_to_others() -> None:
     job.row(0, MODEL, step=9)
     job.row(1, changed(0.1), step=9)
     assert "last.weight differs" in job.said[0]
+
+
+def test_names_are_bounded_by_bytes() -> None:
+    """Of each worker, so that those of the others are kept."""
+    job = Job(workers=64)
+    wide = {"marks": bytes([TRAINED] * 2048), "names": ["\U0001f600" * 100] * 2048, "of": 64}
+    for scope in range(100):
+        job.row(1, np.zeros((2048, SUMS + 1)), scope=str(scope), **wide)
+    job.row(0, MODEL, scope="2", of=64)
+    assert len(job.comparison._names) == 2 and job.comparison._named.total() < 2 * 2**20
 
 
 def test_the_odd_worker_is_named_whoever_comes_first() -> None:
@@ -113,7 +123,7 @@ def settings_said(*rows: dict[str, float], step: int = 1) -> list[str]:
     """What is said of workers with local steps that have these hyper-parameters."""
     job = Job(workers=len(rows))
     for rank, settings in enumerate(rows):
-        job.row(rank, [], step, b"", names=[], settings=settings, alike=True)
+        job.row(rank, [], step, b"", names=[], settings=settings, kind="settings")
     return job.said
 
 
@@ -126,7 +136,11 @@ def settings_said(*rows: dict[str, float], step: int = 1) -> list[str]:
         ([{"lr of group 1": 0.1, "initial_lr of group 1": 0.1}, {"lr of group 1": 0.1, "initial_lr of group 1": 0.2}],
          "initial_lr of group 1 is 0.1 in A/worker:0 and 0.2 in A/worker:1"),
         ([{"lr": 0.01, "initial_lr": 0.1}, {"lr": 0.1, "initial_lr": 0.1}], "lr is 0.01 in"),
-        ([{"lr": 0.0021, "initial_lr": 0.1}, {"lr": 0.002, "initial_lr": 0.1}], ""),  # schedules of 19 and 20 steps
+        ([{"lr": 0.0021, "largest lr": 0.0021}, {"lr": 0.002, "largest lr": 0.002}], ""),  # of 19 and 20 steps
+        ([{"lr": 0.001, "largest lr": 0.1}, {"lr": 0.0, "largest lr": 0.1}], ""),  # and their ends
+        ([{"lr": 0.01, "largest lr": 0.1}, {"lr": 0.001, "largest lr": 0.1}], "lr is 0.01 in A/worker:0 and 0.001 in"),
+        ([{"lr": 0.1}, {"lr": 0.01, "largest lr": 0.1}], "lr is 0.1 in A/worker:0 and 0.01 in A/worker:1"),
+        ([{"lr": 0.0011}, {"lr": 0.001}], "lr is 0.0011 in A/worker:0 and 0.001 in"),
         ([{"initial_lr": 0.1}, {"lr": 0.2, "initial_lr": 0.1}], ""),  # the first has skipped a step
         ([{"lr": 0.0}, {"lr": 0.0}], ""),
     ],
@@ -134,6 +148,15 @@ def settings_said(*rows: dict[str, float], step: int = 1) -> list[str]:
 def test_hyper_parameters_of_local_steps(rows: list[dict[str, float]], said: str) -> None:
     found = settings_said(*rows)
     assert len(found) == bool(said) and said in "".join(found)
+
+
+def test_a_rate_that_a_schedule_changes_differs_twice_before_it_is_told() -> None:
+    job = Job()
+    for step, rate in ((40, 0.1), (44, 0.01), (48, 0.1), (52, 0.1)):
+        assert not job.said
+        for rank, own in enumerate((0.01, rate)):
+            job.row(rank, [], step, b"", names=[], settings={"lr": own, "largest lr": 0.1}, kind="settings")
+    assert "in step 52 lr is 0.01 in A/worker:0 and 0.1 in A/worker:1" in job.said[0]
 
 
 @pytest.mark.parametrize(
@@ -190,3 +213,22 @@ def test_rows_of_a_member_that_lies_are_bounded_and_refused() -> None:
         with pytest.raises(BadMessage):
             job.row(0, MODEL, **wrong)
     assert not job.said
+
+
+def alone(job: Job, *ranks: int, exchanges: int = 0) -> None:
+    for rank in ranks:
+        job.row(rank, [], exchanges, b"", names=[], scope="alone", kind="alone")
+
+
+def test_workers_that_all_train_alone_are_told() -> None:
+    """Between the same exchanges; not some of them, which may train a probe or a teacher."""
+    job = Job(workers=3)
+    alone(job, 0, 0, 1)
+    alone(job, 2, 1, exchanges=7)
+    job.comparison.close()
+    assert not job.said
+    job = Job(workers=3)
+    alone(job, 1, exchanges=2)
+    alone(job, 0, 2, 1, exchanges=7)
+    (said,) = job.said
+    assert "each worker trains a model of its own; use torch.distributed.init_process_group" in said

@@ -78,6 +78,16 @@ def test_optimizers_that_nobody_uses_replace_none_that_is_used() -> None:
     assert slice_.round(1) == 1.0
 
 
+def test_optimizers_that_one_member_sets_replace_none_that_another_has_just_set() -> None:
+    history = OptimizerHistory()
+    history.use(sgd(1.0), {})
+    slice_ = Slice(history)
+    history.add(1, Successor(sgd(0.25), by="A/worker:0"))
+    for serial in range(2, 1000):
+        history.add(serial, Successor(sgd(0.5), by="B/worker:0"))
+    assert slice_.round(1, **{SERIAL: 1.0}) == 0.25 and len(history._known) < 100
+
+
 def test_a_long_history_is_short() -> None:
     history = OptimizerHistory()
     history.use(sgd(1.0), {})

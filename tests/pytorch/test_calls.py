@@ -1,6 +1,8 @@
 """What workers say of calls and batches in which they differ."""
 
 import os
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +15,30 @@ from torch.utils.data import DataLoader
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.runtime.frontends.torch import made_calls
 from geomx_cli.runtime.frontends.torch.job_store import JobStore
+from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
 from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches, follow_loaders
 from geomx_cli.runtime.frontends.torch.sparse_sums import SparseSum
 from geomx_cli.runtime.frontends.torch.step_watch import _StepWatch
+from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
+
+
+class Alone(WrappingStore):
+    """A script's store that counts what is exchanged, and how often a worker says that it trains alone."""
+
+    global_rank, num_all_workers, party_ranks, failure, calls = 0, 2, None, None, 0
+    _synchronise = _gather = _holders = _finish = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.told: list[int] = []
+
+    def option(self, name: str) -> str:
+        return "fsa"
+
+    def _compare(self, row: dict[str, Any]) -> None:
+        assert checked_request("compare", {**row, "by": "A/worker:0"})["kind"] == "alone" and row["of"] == 2
+        self.told.append(row["step"])
 
 
 class _Session:
@@ -26,10 +48,10 @@ class _Session:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
-        self.store = SimpleNamespace(calls=0)
+        self.store = Alone()
 
     def warn(self, message: str, *, affects_result: bool = False) -> None:
-        assert affects_result
+        assert affects_result == ("has joined" not in message)
         self.warnings.append(message)
 
 
@@ -132,6 +154,11 @@ class _Passes:
         answer.set_result({"found": found, "values": [self._text[: made_calls._MOST]] * found})
         return answer
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds + 0.01, call)
+        timer.daemon = True
+        timer.start()
+
 
 @pytest.mark.parametrize(
     ("own", "others", "said"),
@@ -194,7 +221,7 @@ def test_models_that_are_exchanged(size: int, exchanged: int, is_told: bool) -> 
     for _ in range(60):
         session.store.calls += exchanged
         watch.after_step(optimizer)
-    assert len(session.warnings) == is_told
+    assert session.store.told == [0] * is_told and not session.warnings
 
 
 def test_a_model_of_which_more_is_trained_later_is_exchanged() -> None:
@@ -206,4 +233,85 @@ def test_a_model_of_which_more_is_trained_later_is_exchanged() -> None:
         late.requires_grad_(step >= 10)
         session.store.calls += 51
         watch.after_step(optimizer)
+    assert not session.store.told
+
+
+def step_of(size: int) -> Any:
+    return torch.optim.SGD([torch.zeros(size, requires_grad=True)])
+
+
+def told_after(steps: Callable[[Any, Callable[..., None]], None]) -> list[int]:
+    """What a worker tells that takes these steps: after how many exchanges it trains alone."""
+    session = _Session()
+    watch = _StepWatch(session, os.getpid())  # type: ignore[arg-type]
+
+    def take(optimizer: Any, exchanged: int = 0, count: int = 1) -> None:
+        for _ in range(count):
+            session.store.calls += exchanged
+            watch.after_step(optimizer)
+
+    steps(session.store, take)
     assert not session.warnings
+    return session.store.told
+
+
+def test_a_probe_beside_training_is_no_model_of_all_workers() -> None:
+    model, probe = step_of(3000), step_of(40)
+
+    def steps(store: Any, take: Any) -> None:
+        for _ in range(3):
+            take(model, 3000, 20)
+            take(probe, 0, 200)
+
+    assert told_after(steps) == []
+
+
+def test_a_teacher_before_training_is_told_as_alone_which_the_servers_wait_for_all_to_say() -> None:
+    teacher, model = step_of(900), step_of(3000)
+
+    def steps(store: Any, take: Any) -> None:
+        take(teacher, 0, 60)
+        take(model, 3000, 100)
+
+    assert told_after(steps) == [0]
+
+
+def test_two_models_of_which_each_is_exchanged() -> None:
+    """A GAN; also where one backward pass serves both optimizers."""
+    generator, critic = step_of(3000), step_of(51)
+
+    def steps(store: Any, take: Any) -> None:
+        for _ in range(60):
+            take(critic, 51, 5)
+            take(generator, 3051)
+        for _ in range(60):
+            take(generator, 3051)
+            take(critic)
+
+    assert told_after(steps) == []
+
+
+def test_a_model_that_is_not_exchanged_any_more() -> None:
+    """The first optimizer's, or the same parameters with a new optimizer; initial weights were exchanged by hand."""
+    first, other = step_of(3000), step_of(2000)
+
+    def steps(store: Any, take: Any) -> None:
+        take(first, 3000, 8)
+        take(first, 2, 51)
+        take(first, 3000)
+        store.updates_common = lambda optimizer: optimizer is other
+        take(other, 2, 51)
+
+    assert told_after(steps) == [8, 9]
+
+
+@pytest.mark.parametrize(("rank", "is_told"), [("0", False), ("1", True)])
+def test_training_before_the_job_is_joined(monkeypatch: pytest.MonkeyPatch, rank: str, is_told: bool) -> None:
+    """The worker of rank 0 may train a teacher first."""
+    monkeypatch.setenv("RANK", rank)
+    session = _Session()
+    session.store = None  # type: ignore[assignment]
+    watch = _StepWatch(session, os.getpid())  # type: ignore[arg-type]
+    for _ in range(60):
+        watch.after_step(step_of(3))
+    assert ["before this worker has joined" in text for text in session.warnings] == [True] * is_told

@@ -187,6 +187,44 @@ def as_local_steps(**options: Callable[[int], Any]) -> Callable[[Member, int, in
     return before
 
 
+def at_step(change: Callable[[Member, int], None], first: int = 50) -> Callable[[Member, int, int], None]:
+    """Hyper-parameters of local steps, of which the second worker changes some in this step."""
+
+    def before(member: Member, rank: int, step: int) -> None:
+        member.local = {"in_step": True}
+        if rank == 1 and step >= first:
+            change(member, step)
+
+    return before
+
+
+def lower(member: Member, step: int) -> None:
+    member.optimizer.param_groups[0]["lr"] = 1e-3
+
+
+def decay(member: Member, step: int) -> None:
+    member.optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
+def adapt(member: Member, step: int) -> None:
+    member.optimizer.param_groups[0]["eps"] = 1e-8 * step
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lower, "in step 56 lr is 0.003 in A/worker:0 and 0.001 in A/worker:1"),
+        (decay, "in step 56 weight_decay is 0.01 in A/worker:0 and 0.5 in A/worker:1"),
+        (adapt, ""),
+    ],
+    ids=["rate", "decay", "of-the-optimizer"],
+)
+def test_hyper_parameters_that_one_worker_changes_during_local_steps(change: Any, said: str) -> None:
+    """Not numbers that an optimizer may keep among them, as Prodigy's estimate."""
+    found = train(layers, before=at_step(change), steps=70)
+    assert len(found) == bool(said) and said in "".join(found)
+
+
 def with_betas(rank: int) -> tuple[Any, Any]:
     return layers(rank, kind=lambda given, lr: torch.optim.AdamW(given, lr=lr, betas=(0.9, 0.999 - 0.009 * rank)))
 
@@ -252,7 +290,26 @@ def test_schedules_for_data_of_other_lengths_are_no_difference() -> None:
         if step > 1:
             schedules[rank].step()
 
-    assert train(build, before=before, steps=5) == []
+    assert train(build, before=before, steps=20) == []
+
+
+def test_a_schedule_that_one_worker_has_resumed_elsewhere() -> None:
+    """Both rates fall by the same factor, at other steps."""
+
+    def before(member: Member, rank: int, step: int) -> None:
+        member.local = {"in_step": True}
+        member.optimizer.param_groups[0].update(initial_lr=0.1, lr=0.1 * 0.1 ** ((step + 8 * rank) // 32))
+
+    (said,) = train(layers, before=before, steps=40)
+    assert "in step 26 lr is 0.1 in A/worker:0 and 0.01 in A/worker:1" in said
+
+
+def test_a_worker_with_more_batches_in_an_epoch_is_late_with_its_schedule() -> None:
+    def before(member: Member, rank: int, step: int) -> None:
+        member.local = {"in_step": True}
+        member.optimizer.param_groups[0].update(initial_lr=0.1, lr=0.1 * 0.3 ** (step // (20 + rank)))
+
+    assert train(layers, before=before, steps=100) == []
 
 
 def test_times_meet_and_cost_little() -> None:

@@ -33,7 +33,7 @@ def read_optimizer_state(client: Client) -> None:
 def compare_as(client: Client) -> None:
     """A model that differs from all others, as that of another worker."""
     row = {"scope": "0", "step": 1, "of": 2, "layout": 0, "names": [], "marks": b"", "sketch": b"", "settings": {}}
-    client.control.ask("compare", {**row, "alike": True, "platform": "", "by": os.environ["OTHER"]}).result()
+    client.control.ask("compare", {**row, "kind": "settings", "platform": "", "by": os.environ["OTHER"]}).result()
 
 
 def declare_twice(client: Client) -> None:

@@ -25,11 +25,13 @@ _KEPT = MAX_ROUNDS_AHEAD + 1
 class Successor:
     """A later optimizer with per-key hyper-parameters. `by_round`: the first round of each key that it updates; keys
     not in it are updated from their first round. Without `by_round`, contributions name the optimizer.
+    by: the process that has set it.
     """
 
     optimizer: Optimizer | None
     by_key: Mapping[int, Hyper] = field(default_factory=dict)
     by_round: Mapping[int, int] | None = None
+    by: str = ""
 
     def begins(self, key: int, round_: int) -> bool:
         """Whether it updates the key in this round, regardless of contributions."""
@@ -63,11 +65,11 @@ class OptimizerHistory:
 
     def add(self, serial: int, successor: Successor) -> None:
         """Register an optimizer that takes over slice by slice. Drops those that no slice and no contribution in flight
-        can have.
+        can have; of those to come only the same process's.
         """
         self._known[serial] = successor
         present = [known for known in sorted(self._known) if known <= self.taken]
-        later = [known for known in sorted(self._known) if known > self.taken]
+        later = [known for known in sorted(self._known) if known > self.taken and self._known[known].by == successor.by]
         for old in (*present[:-_KEPT], *later[:-_KEPT]):
             del self._known[old]
 

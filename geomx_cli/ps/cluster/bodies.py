@@ -177,9 +177,13 @@ class _Compression(TypedDict):
 
 
 class _Compare(TypedDict):
-    """A worker's row of ModelComparison. of: how many workers send one. layout: a checksum of the tensors' names, which
-    are sent with the first row. marks: a byte for each tensor; sketch: float32 numbers for each. alike: whether all
-    workers have to have these hyper-parameters (`settings`).
+    """A worker's row of ModelComparison.
+
+    kind: sketches of a "model", with the hyper-parameters (`settings`) that may explain differences; "settings" that
+    all workers have to have alike; or "alone": the worker takes steps and exchanges nothing.
+    of: how many workers send one.
+    layout: a checksum of the tensors' names, which are sent with the first row.
+    marks: a byte for each tensor. sketch: float32 numbers for each.
     """
 
     by: _Name
@@ -191,7 +195,7 @@ class _Compare(TypedDict):
     marks: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED)]
     sketch: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED * 20)]
     settings: Annotated[dict[_Setting, float], msgspec.Meta(max_length=MAX_SETTINGS)]
-    alike: bool
+    kind: Literal["model", "settings", "alone"]
     platform: Annotated[str, msgspec.Meta(max_length=200)]
 
 

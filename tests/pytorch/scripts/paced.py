@@ -46,6 +46,18 @@ else:
     raise AssertionError("it exchanges in each pass")
 model = linear(seed=rank)
 parallel = DistributedDataParallel(model)
+try:
+    geomx.wrap(parallel, [torch.optim.SGD([each], lr=RATE) for each in model.parameters()])
+except geomx.InvalidSettings as error:
+    assert "several optimizers with --algo esync" in str(error)
+else:
+    raise AssertionError("rounds of two optimizers would end at other steps")
+try:
+    geomx.wrap(torch.nn.Sequential(model, torch.nn.SyncBatchNorm(10)), torch.optim.SGD(model.parameters(), lr=RATE))
+except geomx.InvalidSettings as error:
+    assert "layer '1' exchanges in each" in str(error)
+else:
+    raise AssertionError("it exchanges in each pass")
 optimizer = geomx.wrap(parallel, torch.optim.SGD(model.parameters(), lr=RATE))
 parallel.require_backward_grad_sync = True  # Lightning sets it with manual optimization
 start, taken = vector(model.parameters()), 0.0

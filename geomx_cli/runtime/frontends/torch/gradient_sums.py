@@ -31,10 +31,12 @@ _LARGE = 8192
 class GradientSums:
     """Sums that begin within a backward pass; called in autograd's threads.
 
-    A tensor's key tells its position in the pass, so that a codec's residual belongs to one bucket. The end of the
-    pass waits for all of them, and raises the client's error itself: an error that PyTorch's C++ code raised would have
-    lost its type, and its wait cannot be interrupted. It first compares the calls that the workers have made in the
-    pass, as calls that differ would never complete. A wait within the pass, as of a synchronised layer, does so too.
+    A tensor's key tells its position in the pass, so that a codec's residual belongs to one bucket.
+    The end of the pass waits for all of them, and raises the client's error itself. An error that PyTorch's C++ code
+    raised would have lost its type, and its wait cannot be interrupted.
+    Before it waits, it compares the calls that the workers have made in the pass: those that differ would never
+    complete. A wait within the pass, as of a synchronised layer, does so too.
+
     passes: that have begun a sum. finite: gets the first elements of each pass.
     """
 

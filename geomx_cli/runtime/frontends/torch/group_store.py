@@ -14,6 +14,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import MAX_PATIENCE
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
+from geomx_cli.runtime.frontends.torch.local_gradients import refuse_synchronised
 from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
 from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
@@ -90,6 +91,7 @@ class GroupStore(Store):
         effect; raises InvalidSettings for a model without it.
         """
         if not self.exchanges_gradients:
+            refuse_synchronised(model, str(self.option("algo")))
             super().wrap(model, optimizer, buffers)
         elif not any(isinstance(item, DistributedDataParallel) for item in model.modules()):
             what = "geomx_cli.torch.wrap of a model without DistributedDataParallel, beside init_process_group"
@@ -119,6 +121,12 @@ class GroupStore(Store):
             self._trained.update({f"{number}{name}": tensor for name, tensor in own})
 
         parallel.__init__ = build
+
+    def updates_common(self, optimizer: Any) -> bool:
+        """See WrappingStore: also those of DistributedDataParallel, where gradients are exchanged."""
+        common = {id(tensor) for tensor in self._trained.values()}
+        updated = (item for group in optimizer.param_groups for item in group["params"])
+        return super().updates_common(optimizer) or any(id(item) in common for item in updated)
 
     def compared(self, optimizer: Any) -> Sequence[Compared]:
         """See Watchable: the parameters of DistributedDataParallel, also those that are not exchanged since they were

@@ -12,12 +12,12 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.frontends.torch.group_store import GroupStore
+    from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
-__all__ = ["keep_local"]
+__all__ = ["keep_local", "refuse_synchronised"]
 
 
-def keep_local(parallel: Any, store: "GroupStore") -> None:
+def keep_local(parallel: Any, store: "WrappingStore") -> None:
     """Make every DistributedDataParallel (the class `parallel`) do without exchanges, as within its `no_sync`.
 
     It copies no tensors either, which `wrap` does. A step of its model by an optimizer that the script has not wrapped
@@ -28,15 +28,13 @@ def keep_local(parallel: Any, store: "GroupStore") -> None:
     parallel.require_backward_grad_sync = parallel.require_forward_param_sync = property(
         lambda _: False, lambda _, value: None
     )
-    algorithm, own_pace = store.option("algo"), plugins.algorithms()[str(store.option("algo"))].own_pace
+    algorithm = str(store.option("algo"))
     original, process = parallel.__init__, os.getpid()
     models: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(original)
     def initialise(model: Any, module: Any, *args: Any, **options: Any) -> None:
-        if own_pace and any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules()):
-            what = f"SyncBatchNorm with --algo {algorithm}, whose workers take different numbers of steps in a round"
-            raise InvalidSettings(what, "leave the layers as BatchNorm, or launch with --algo diloco")
+        refuse_synchronised(module, algorithm)
         original(model, module, *args, **{"init_sync": False, **options})
         models.add(model)
 
@@ -54,3 +52,12 @@ def keep_local(parallel: Any, store: "GroupStore") -> None:
 
     parallel.__init__ = initialise
     register_optimizer_step_pre_hook(before_step)
+
+
+def refuse_synchronised(module: Any, algorithm: str) -> None:
+    """Raise InvalidSettings for layers that exchange in each pass, where workers take different numbers of passes."""
+    layers = (name for name, layer in module.named_modules() if isinstance(layer, torch.nn.SyncBatchNorm))
+    if plugins.algorithms()[algorithm].own_pace and (name := next(layers, None)) is not None:
+        what = f"SyncBatchNorm with --algo {algorithm}: workers take different numbers of steps"
+        what += f", and layer {name!r} exchanges in each" if name else ", and it exchanges in each"
+        raise InvalidSettings(what, "leave the layers as BatchNorm, or launch with --algo hfa or diloco")

@@ -1,13 +1,13 @@
 """The collective calls that a worker has made, told to those that wait for one that it did not make, or made others."""
 
 import re
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.core.errors import InvalidSettings, TrainingFailed
+from geomx_cli.core.errors import GeomxError, InvalidSettings, TrainingFailed
 from geomx_cli.core.futures import after
 
 if TYPE_CHECKING:
@@ -102,18 +102,19 @@ class MadeCalls:
         rank = (self._rank + 1) % workers
         own_key, key = (f"pass/{self._key}/{which}/{each}" for each in (self._rank, rank))
         told = "\n".join(own).encode("ascii", "replace")[:_MOST]
-        timers: list[threading.Timer] = []
-
-        def later() -> None:
-            timers[:] = [threading.Timer(_LONG, look)]
-            timers[0].daemon = True
-            timers[0].start()
 
         def look() -> None:
-            self._control.ask("store", {"op": "set", "keys": [own_key], "values": [told]})
-            waits.add_done_callback(lambda _: self._control.ask("store", {"op": "delete", "keys": [own_key]}))
+            if waits.done():
+                return
             body = {"op": "get", "keys": [key], "seconds": _SECONDS}
-            self._control.ask("store", body, _SECONDS).add_done_callback(compare)
+            with suppress(GeomxError):  # the job has failed, and the wait with it
+                self._control.ask("store", {"op": "set", "keys": [own_key], "values": [told]})
+                waits.add_done_callback(forget)
+                self._control.ask("store", body, _SECONDS).add_done_callback(compare)
+
+        def forget(_: "Future[Any]") -> None:
+            with suppress(GeomxError):
+                self._control.ask("store", {"op": "delete", "keys": [own_key]})
 
         def compare(asked: "Future[Body]") -> None:
             for text in asked.result()["values"] if asked.exception() is None else ():
@@ -125,12 +126,10 @@ class MadeCalls:
                     what = f"in {which} worker {one}'s call {at} is {its}, and worker {two}'s is {others}"
                     found.set_result(InvalidSettings(what, ALIKE))
                     return
-            if not waits.done():
-                later()
+            self._control.later(_LONG, look)
 
         if workers > 1 and not waits.done():
-            later()
-            waits.add_done_callback(lambda _: timers[0].cancel())
+            self._control.later(_LONG, look)
         return found
 
     def _error(self, left: bytes) -> TrainingFailed:

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from geomx_cli.ps.cluster.bodies import MAX_COMPARED, MAX_SETTINGS
-from geomx_cli.ps.model_comparison import HALF, LATE, SUMS, TRAINED
+from geomx_cli.ps.model_comparison import HALF, LARGEST, LATE, SUMS, TRAINED
 from geomx_cli.runtime.frontends.torch.tensor_parts import local
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.cluster.bodies import Body
 
-__all__ = ["CheckTimes", "Compared", "ModelWatch", "comparable", "sketch"]
+__all__ = ["CheckTimes", "Compared", "ModelWatch", "comparable", "row_of", "sketch"]
 
 _FIRST = 3
 """Steps, from the first on, in which the models are compared in any case."""
@@ -32,8 +32,10 @@ _PERIOD = 30.0
 """Seconds, at least, between two comparisons of a long job."""
 _PROGRESS = 8
 """Comparisons at least, while the number of steps doubles, if they are not closer than the period."""
-_NAME = 64
+_NAME = 64 - len(LARGEST)
 """Characters of a hyper-parameter's name."""
+_SCHEDULABLE = frozenset({"lr", "weight_decay", "momentum", "betas"})
+"""What scripts change during training."""
 _FEW = 8
 """Numbers of one, as betas are several."""
 _OPTIMIZERS = 16
@@ -45,7 +47,7 @@ _MISSES = 100
 @dataclass(frozen=True)
 class Compared:
     """What workers should have alike when an optimizer begins a step: tensors by name; without any, its
-    hyper-parameters, in the first steps.
+    hyper-parameters.
 
     send: takes a row of ModelComparison. scope: of the names. of: how many workers send. in_step: whether steps of this
     number are of the same batch in all workers, and so at the same point of a schedule. scale: of the gradients.
@@ -112,7 +114,8 @@ class ModelWatch:
 
     Steps begin with equal models in all workers of a synchronous job, whatever was done to the weights since the last
     step. Steps with nothing but a worker's own gradients are left out, as those of local SGD: they differ on purpose.
-    Of algorithms with local steps hyper-parameters are compared, in the first steps: later ones may lie apart.
+    Of algorithms with local steps hyper-parameters are compared, also where workers are at other steps: a row is
+    compared with that of another worker's step of the same number.
     """
 
     def __init__(self) -> None:
@@ -140,13 +143,15 @@ class ModelWatch:
         for compared in store.compared(optimizer):
             if compared.tensors and is_together:
                 compared.send(watched.row(optimizer, compared))
-            elif not compared.tensors and watched.times.step <= _FIRST:
+            elif not compared.tensors:
                 compared.send(watched.settings(optimizer, compared))
         watched.times.took(time.monotonic() - began)
 
 
 class _Watched:
-    """An optimizer, and which of its tensors were trained in its first step."""
+    """An optimizer, and which of its tensors were trained in its first step; the hyper-parameters in that step, and
+    the largest value of those that have changed since.
+    """
 
     def __init__(self, number: int) -> None:
         self.times = CheckTimes()
@@ -154,19 +159,27 @@ class _Watched:
         self._number = number
         self._layout = -1
         self._first: set[str] = set()
+        self._original: dict[str, float] = {}
+        self._largest: dict[str, float] = {}
 
     def settings(self, optimizer: Any, compared: Compared) -> "Body":
         """The row of an optimizer's hyper-parameters; see ControlClient.compare."""
         known = {*optimizer.defaults, "initial_lr"}  # as schedules name it; other entries are the script's own
         if any("max_momentum" in group for group in optimizer.param_groups):  # a schedule changes it in each step
             known -= {"momentum", "betas"}
-        found = [(name, number) for key, name, number in _settings(optimizer) if key in known]
-        if not compared.in_step:
-            scheduled = {name.removeprefix("initial_") for name, _ in found if name.startswith("initial_")}
-            found = [(name, number) for name, number in found if name not in scheduled]
-        elif compared.scale is not None and not optimizer.state:
+        found: list[tuple[str, float]] = []
+        scheduled: dict[str, float] = {}
+        for key, name, number in _settings(optimizer):
+            if key not in known:
+                continue
+            if f"initial_{key}" in optimizer.param_groups[0] or number != self._original.setdefault(name, number):
+                if key not in _SCHEDULABLE or not compared.in_step:  # the optimizer itself changes other ones
+                    continue
+                scheduled[LARGEST + name] = self._largest[name] = max(abs(number), self._largest.get(name, 0.0))
+            found.append((name, number))
+        if compared.in_step and compared.scale is not None and not optimizer.state:
             found.insert(0, ("the scale of its GradScaler", compared.scale))
-        return self._row(compared, dict(found[:MAX_SETTINGS]), alike=True)
+        return self._row("settings", compared, [*found[: MAX_SETTINGS // 2], *scheduled.items()])
 
     def row(self, optimizer: Any, compared: Compared) -> "Body":
         """The row of the tensors; see ControlClient.compare."""
@@ -181,16 +194,22 @@ class _Watched:
         ]  # fmt: skip
         names, found, sums = _merged([name[:100] for name in names], np.array(marks, np.uint8), sketch(tensors))
         own = [(name, number) for _, name, number in (*_age(optimizer), *_settings(optimizer))]
-        return self._row(compared, dict(own[:MAX_SETTINGS]), alike=False) | {
+        return self._row("model", compared, own) | {
             "layout": layout, "names": names if is_new else [], "marks": found.tobytes(), "sketch": sums.tobytes(),
             "platform": _platform(tensors[0]),
         }  # fmt: skip
 
-    def _row(self, compared: Compared, settings: Mapping[str, float], *, alike: bool) -> "Body":
-        return {
-            "scope": f"{compared.scope}{self._number}", "step": self.times.step, "of": compared.of, "layout": 0,
-            "names": [], "marks": b"", "sketch": b"", "settings": settings, "alike": alike, "platform": "",
-        }  # fmt: skip
+    def _row(self, kind: str, compared: Compared, settings: Sequence[tuple[str, float]]) -> "Body":
+        scope = f"{compared.scope}{self._number}"
+        return row_of(kind, scope, self.times.step, compared.of, dict(settings[:MAX_SETTINGS]))
+
+
+def row_of(kind: str, scope: str, step: int, of: int, settings: Mapping[str, float]) -> "Body":
+    """A row without tensors; see bodies._Compare."""
+    return {
+        "kind": kind, "scope": scope, "step": step, "of": of, "layout": 0, "names": [], "marks": b"", "sketch": b"",
+        "settings": settings, "platform": "",
+    }  # fmt: skip
 
 
 def comparable(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:

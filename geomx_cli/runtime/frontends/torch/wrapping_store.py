@@ -14,7 +14,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
+from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable, row_of
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 
 if TYPE_CHECKING:
@@ -125,9 +125,21 @@ class WrappingStore(ABC):
         updated = (item for group in optimizer.param_groups for item in group["params"])
         return not self.is_wrapped(optimizer) and any(id(item) in self._parameters for item in updated)
 
+    def updates_common(self, optimizer: Any) -> bool:
+        """Whether an optimizer updates parameters that the workers train together."""
+        return self.is_wrapped(optimizer) or self.is_foreign(optimizer)
+
+    def tell_alone(self, exchanges: int) -> None:
+        """Tell the servers that this worker takes step after step since that many exchanges, and exchanges nothing."""
+        self._compare(row_of("alone", "alone", exchanges, self.num_all_workers, {}))
+
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See geomx_cli.torch.wrap."""
-        for each in optimizer if isinstance(optimizer, list | tuple) else (optimizer,):
+        given = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
+        if len(given) + len(self._wrapped) > 1 and plugins.algorithms()[algorithm := str(self.option("algo"))].own_pace:
+            what = f"several optimizers with --algo {algorithm}: workers take different numbers of steps in a round"
+            raise InvalidSettings(what, "wrap one optimizer of all parameters, or launch with --algo hfa or diloco")
+        for each in given:
             self._wrap(model, innermost(each), buffers)
 
     def _wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
@@ -138,9 +150,6 @@ class WrappingStore(ABC):
             raise InvalidSettings(given, "write geomx.wrap(model, optimizer)")
         if optimizer in self._optimizers:
             raise InvalidSettings("this optimizer is wrapped already", "wrap each optimizer once")
-        if self._wrapped and plugins.algorithms()[algorithm := str(self.option("algo"))].own_pace:
-            what = f"a second optimizer with --algo {algorithm}: rounds of two models end at other steps in each worker"
-            raise InvalidSettings(what, "wrap one module of both and one optimizer, or train with --algo hfa")
         prefix = f"{len(self._wrapped) + 1}/" if self._wrapped else ""
         state = self._state(model, optimizer, prefix)
         for name, parameter in state.trained.items():

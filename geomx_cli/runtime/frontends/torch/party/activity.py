@@ -1,5 +1,7 @@
-"""What a party's workers tell one another besides collective operations: when their training code last ran, as those
-that exchange with the servers wait for all; and to the first worker what it sends to the servers for all.
+"""What a party's workers tell one another besides collective operations.
+
+Each tells when its training code last ran, as those that exchange with the servers wait for all. To the first worker
+they give what it sends to the servers for all.
 """
 
 import atexit
@@ -26,9 +28,10 @@ class GroupActivity:
     """Every worker tells the others through the group's store, in a thread of its own, as operations of the store block
     where a host cannot be reached. A worker of which nothing new comes counts as one that runs.
 
-    store: a connection of its own to the group's store. on_stuck: called in that thread, with the reason, once a
-    `pending` operation has waited here for the option `patience` in which no code of the party has run. on_post:
-    called in that thread of the first worker with a rank and what that worker has left under `post_key`.
+    store: a connection of its own to the group's store.
+    on_stuck: called in that thread with the reason: a `pending` operation waits here, and no code of the party ran for
+    the option `patience`.
+    on_post: called in that thread of the first worker, with a rank and what that worker has left under `post_key`.
     """
 
     def __init__(
