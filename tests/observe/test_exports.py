@@ -6,7 +6,6 @@ import json
 import socket
 import struct
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,10 +159,8 @@ def test_a_second_export_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr("geomx_cli.observe.exports.tensorboard.LIMIT", 0.2)
-    monkeypatch.setattr("tensorboardX.SummaryWriter.add_scalar", lambda *_, **__: release.wait(20))
-    begun = time.monotonic()
+    monkeypatch.setattr("tensorboardX.SummaryWriter.add_scalar", lambda *_, **__: release.wait())
     with exported(str(tmp_path), None) as take:
         for number in range(20_000):
             take("A/worker:0", {**EVENTS[0][1], "round": number})
-    release.set()
-    assert time.monotonic() - begun < 15
+    release.set()  # the export has ended by now
