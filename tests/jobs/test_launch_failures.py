@@ -282,7 +282,7 @@ HOSTS = {"A/worker:0": "A", "A/server:0": "A", "B/worker:0": "B"}
 
 
 CUT = Failure("", "A", "cannot be reached", 9, fault="host")
-LATE = Failure("", "A", "did not stop within 13 s", 10, fault="agent")
+TARDY = Failure("", "A", "did not stop within 13 s", 10, fault="agent")
 
 
 def _failure(process: str, when: float, peer: str = "", why: str = "") -> Failure:
@@ -308,8 +308,8 @@ def _missed(process: str, peer: str) -> Failure:
         ([CUT, _failure("A/worker:0", 1, "B/worker:0")], "B/worker:0"),
         ([CUT, _failure("B/worker:0", 10)], "B/worker:0"),
         ([CUT], ""),
-        ([LATE, _failure("B/worker:0", 1)], "B/worker:0"),
-        ([LATE, _failure("A/worker:0", 1, "B/worker:0")], "B/worker:0"),
+        ([TARDY, _failure("B/worker:0", 1)], "B/worker:0"),
+        ([TARDY, _failure("A/worker:0", 1, "B/worker:0")], "B/worker:0"),
     ],
 )
 def test_first_cause(failures: list[Failure], expected: str) -> None:
@@ -320,10 +320,10 @@ def test_first_cause(failures: list[Failure], expected: str) -> None:
 
 def test_an_agent_that_stops_late_is_not_what_stopped_the_job() -> None:
     lost = Failure("", "B", "cannot be reached", 9, fault="host")
-    for failures in ([lost, LATE], [LATE, lost]):
+    for failures in ([lost, TARDY], [TARDY, lost]):
         found = first_cause(failures, HOSTS)
         assert found is not None and (found.host, found.fault) == ("B", "host")
-    found = first_cause([LATE], HOSTS)
+    found = first_cause([TARDY], HOSTS)
     assert found is not None and found.host == "A"
 
 
