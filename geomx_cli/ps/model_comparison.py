@@ -120,19 +120,11 @@ class ModelComparison:
                 self._close(scope, step)
 
     def _different_settings(self, scope: str, step: int, rows: Mapping[str, _Row]) -> tuple[str, str] | None:
-        """What is said of hyper-parameters that differ.
-
-        Schedules depend on how many batches an epoch has. With as many in all workers one that a schedule changes is
-        told at the beginning, and later in the second comparison in a row. A worker that is a little late with a step
-        of its schedule has taken that one by then, as the pauses grow. Where lengths are unknown a difference is told
-        once it stays as it is, as of two constants. A warm-up of another length changes it from step to step.
-        """
+        """What is said of hyper-parameters that differ."""
         found, before = _different_settings(rows), self._late.get(scope, {})
         self._late[scope] = found
         for name, now in found.items():
-            known = min(now.epochs, default=1) > 0
-            stays = name in before and (known or before[name].values == now.values)
-            if stays or (known and step <= _BEGIN) or not now.epochs:
+            if now.counts(step, before.get(name)):
                 message = f"workers train with different hyper-parameters: in step {step} {name} {now.where}"
                 return message, "does a configuration, a schedule or a loaded checkpoint differ between workers?"
         return None
@@ -261,13 +253,29 @@ def _apart(table: Array, reference: Array, bound: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Differing:
-    """A hyper-parameter that is not alike in all workers. values: by worker. epochs: the lengths of their epochs if a
-    schedule changes it. where: which workers have which value.
+    """A hyper-parameter that is not alike in all workers. values: by worker. where: which workers have which value.
+    scheduled: whether it has changed in any. epochs: the lengths of their epochs.
     """
 
     values: Mapping[str, float]
-    epochs: Collection[float]
     where: str
+    scheduled: bool
+    epochs: Collection[float]
+
+    def counts(self, step: int, before: "_Differing | None") -> bool:
+        """Whether it is a mistake. before: how it differed when last compared.
+
+        Schedules depend on how many batches an epoch has. With as many in all workers one that a schedule changes
+        counts at the beginning, and later in the second comparison in a row. A worker that is a little late with a step
+        of its schedule has taken that one by then, as the pauses grow. Where lengths are unknown a difference counts
+        once it stays as it is, as of two constants. A warm-up of another length changes it from step to step. With
+        other lengths the second comparison shows whether it is a constant.
+        """
+        if not self.scheduled:
+            return before is not None or len(self.epochs) < 2
+        if min(self.epochs, default=0.0) > 0:
+            return before is not None or step <= _BEGIN
+        return before is not None and before.values == self.values
 
 
 def _different_settings(rows: Mapping[str, _Row]) -> dict[str, _Differing]:
@@ -290,7 +298,7 @@ def _different_settings(rows: Mapping[str, _Row]) -> dict[str, _Differing]:
         if odd:
             other = next(by for by in values if by not in odd)
             where = f"is {values[other]:g} in {other} and {values[odd[0]]:g} in {_listed(odd)}"
-            found[name] = _Differing(values, epochs if largest else (), where)
+            found[name] = _Differing(values, where, largest > 0, epochs)
     return found
 
 

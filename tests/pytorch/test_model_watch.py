@@ -258,7 +258,7 @@ def with_own_entries(rank: int) -> tuple[Any, Any]:
         (layers, as_local_steps(scale=lambda rank: 8.0 / (1 + rank)), "the scale of its GradScaler is 8 in A/worker:0"),
         (layers, as_local_steps(), ""),
         (with_own_entries, as_local_steps(), ""),
-        (lambda rank: layers(rank, 3e-3 / (1 + rank)), as_local_steps(epoch=lambda rank: 10 + rank), "in step 1 lr is"),
+        (lambda rank: layers(rank, 3e-3 / (1 + rank)), as_local_steps(epoch=lambda rank: 10 + rank), "in step 2 lr is"),
         (layers, as_local_steps(in_step=lambda rank: not rank, scale=lambda rank: 8.0 / (1 + rank)), ""),
     ],
     ids=["rate", "betas", "groups", "scale", "alike", "own-entries", "other-data", "skipped-step"],
@@ -312,11 +312,13 @@ def test_schedules_for_data_of_other_lengths_are_no_difference() -> None:
     ids=["warm-up", "warm-up-of-unknown", "epochs", "by-hand"],
 )
 def test_schedules_of_workers_with_twice_as_many_batches(rate: Any, lengths: tuple[int, int]) -> None:
-    """lengths: of an epoch; of those that are unknown only the schedules differ."""
+    """lengths: of an epoch; where they are unknown, a schedule of PyTorch has noted the first rate."""
 
     def before(member: Member, rank: int, step: int) -> None:
         member.local = {"in_step": True, "epoch": lengths[rank]}
-        member.optimizer.param_groups[0]["lr"] = 0.1 * rate(step, lengths[rank] or 10 * (1 + rank))
+        (group,) = member.optimizer.param_groups
+        group["lr"] = 0.1 * rate(step, lengths[rank] or 10 * (1 + rank))
+        group.update({} if lengths[rank] else {"initial_lr": 0.1})
 
     assert "".join(train(layers, before=before, steps=60)) == ""
 

@@ -62,7 +62,7 @@ def batches_in_epoch() -> int:
     iterator = _latest() if _latest is not None else None
     try:
         return 0 if iterator is None else len(iterator._index_sampler)
-    except TypeError:  # of an IterableDataset, or a sampler without a length
+    except (TypeError, NotImplementedError):  # of an IterableDataset, or a sampler without a length
         return 0
 
 

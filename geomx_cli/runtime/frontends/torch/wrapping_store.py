@@ -103,8 +103,8 @@ class WrappingStore(ABC):
         tensors = comparable(state.model, state.trained)
         if self.exchanges_gradients:
             return (Compared(self._compare, state.prefix, everywhere, tensors),)
-        options = {"in_step": own.in_step, "scale": own.scale(), "epoch": batches_in_epoch()}
-        settings = Compared(self._compare, "all/", self.num_all_workers, {}, **options)
+        scale, epoch = own.scale(), batches_in_epoch()
+        settings = Compared(self._compare, "all/", self.num_all_workers, {}, own.in_step, scale, epoch)
         first = self.party_ranks.start if self.party_ranks else 0
         return (settings, Compared(self._compare, f"{first}/{state.prefix}", here, tensors))[: 1 + (here > 1)]
 
