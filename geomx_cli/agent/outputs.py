@@ -26,6 +26,7 @@ from geomx_cli.core.private import is_own_folder
 
 __all__ = ["elsewhere", "find", "folder_of", "folders_of", "list_files", "main", "outputs", "record", "send_file"]
 
+DISKS = ("/tmp", "/var/tmp", os.path.expanduser("~"))  # noqa: PTH111
 _NAMED = 8  # files that an event names
 _LONGEST = 400  # characters of a name in an event
 _MOST = 10_000  # files of a host
@@ -55,7 +56,7 @@ def send_file(host_spec: HostSpec, request: bytes, out: BinaryIO) -> None:
     """Write the answer to a request."""
     asked = decode(request)
     tasks = (task for task in host_spec.tasks if task.name == asked["process"])
-    folders = [folder for task in tasks for folder in folders_of(task, host_spec.working_dir)]
+    folders = [folder for task in tasks for folder in folders_of(task)]
     try:
         with _open(folders, str(asked["name"])) as file:
             _send(out, file, int(asked["offset"]))
@@ -73,7 +74,7 @@ def outputs(host_spec: HostSpec) -> tuple[list[dict[str, Any]], list[str]]:
     left_out: list[str] = []
     for task in host_spec.tasks:
         known = set[str]()
-        for folder in folders_of(task, host_spec.working_dir):
+        for folder in folders_of(task):
             for name, size, problem in find(folder):
                 if problem:
                     left_out.append(f"{folder}/{_text(name)}: {problem}")
@@ -93,24 +94,23 @@ def folder_of(task: Task) -> Path | None:
     return Path(path) if path else None
 
 
-def folders_of(task: Task, working_dir: str) -> list[Path]:
+def folders_of(task: Task) -> list[Path]:
     """Return where a process may have saved files: those folders of `elsewhere` that it has made, then its output
     folder. Of two files with one name the first holds, which was saved last.
     """
     if (folder := folder_of(task)) is None:
         return []
-    temporary = task.env.get("TMPDIR") or os.environ.get("TMPDIR", "")
-    return [*filter(is_own_folder, elsewhere(folder, temporary, working_dir)), folder]
+    return [*filter(is_own_folder, elsewhere(folder)), folder]
 
 
-def elsewhere(folder: Path, temporary: str, working_dir: str) -> list[Path]:
+def elsewhere(folder: Path) -> list[Path]:
     """Return where a process whose output folder cannot be written saves what it cannot save later: a folder of its own
-    on the disks of temporary files, of its working directory and of the home directory, in this order.
+    on each of the other disks, in this order. Whoever looks for it later may have another environment, so TMPDIR and the
+    working directory do not count.
     """
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]  # another job's process may have its name
     own = f"geomx-{folder.parent.parent.name}-{folder.name}-{digest}"
-    bases = (temporary, "/tmp", "/var/tmp", working_dir, os.path.expanduser("~"))  # noqa: PTH111
-    return list(dict.fromkeys(Path(base, own) for base in bases if base))
+    return [Path(disk, own) for disk in DISKS]
 
 
 def _open(folders: Sequence[Path], name: str) -> BinaryIO:
@@ -156,12 +156,12 @@ def find(folder: Path) -> Iterator[tuple[str, int, str]]:
             yield os.path.relpath(wrong.filename, folder), 0, f"cannot be read: {wrong.strerror}"
 
 
-def record(task: Task, working_dir: str, events: Path, when: float) -> dict[str, Any] | None:
+def record(task: Task, events: Path, when: float) -> dict[str, Any] | None:
     """At a process's end, append an event "outputs" with time `when` to its event log, or remove its empty folder.
 
     The event lists the files that are found within a second. Return it if the log cannot take it, as on a full disk.
     """
-    folders, deadline = folders_of(task, working_dir), time.monotonic() + _WALK
+    folders, deadline = folders_of(task), time.monotonic() + _WALK
     own = dict(islice(_plain_files(folders[-1], deadline), _MOST)) if folders else {}
     other = [dict(islice(_plain_files(folder, deadline), _MOST)) for folder in folders[:-1]]
     if not (own or any(other)):

@@ -46,7 +46,7 @@ def _elsewhere(directory: Path) -> list[Path]:
         host_spec = HostSpec.read(directory)
     except (OSError, CheckFailed):
         return []
-    return [folder for task in host_spec.tasks for folder in folders_of(task, host_spec.working_dir)[:-1]]
+    return [folder for task in host_spec.tasks for folder in folders_of(task)[:-1]]
 
 
 def size_of(paths: Iterable[Path]) -> int:

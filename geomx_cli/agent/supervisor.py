@@ -241,7 +241,7 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         child.log.take_rest()
         unwritten = child.events.unwritten(child.log.recent)
-        saved = outputs.record(child.task, self._host_spec.working_dir, child.events.path, self._clock.time())
+        saved = outputs.record(child.task, child.events.path, self._clock.time())
         if saved is not None:
             unwritten.append(saved)
         self._forward(child)

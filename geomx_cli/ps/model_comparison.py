@@ -10,7 +10,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
 
-__all__ = ["HALF", "LARGEST", "LATE", "SUMS", "TRAINED", "ModelComparison"]
+__all__ = ["EPOCH", "HALF", "LARGEST", "LATE", "SUMS", "TRAINED", "ModelComparison"]
 
 SUMS = 4
 """Sums in the sketch of a tensor, each over a part of its elements; the Euclidean norm of all follows them."""
@@ -20,13 +20,15 @@ _ALIKE, _UNLIKE, _UNLIKE_HALF = 1e-3, 1e-2, 5e-2
 """Differences, relative to a tensor's norm, that rounding explains: on equal platforms, else, and there of 16 bits."""
 _TINY = 1e-6
 _EQUAL, _SCHEDULED, _SMALL = 1e-3, 0.3, 0.05
-"""Relative differences of hyper-parameters that mean nothing; of one that a schedule changes, which may depend on the
-length of a worker's data; and of that one to its largest value, as at the end of a schedule.
+"""Relative differences of hyper-parameters that mean nothing; of one that a schedule changes; and of that one to its
+largest value, as at the end of a schedule.
 """
 _BEGIN = 3
 """Steps in which no schedule of a worker is later than another's."""
 LARGEST = "largest "
 """Begins the name of the largest value so far of a hyper-parameter that changes during training."""
+EPOCH = "batches of an epoch"
+"""The name of how many a worker has; 0 if unknown."""
 _OPEN = 64
 """Steps of a scope that wait for rows, which parties send some seconds late with `--reduce torch`."""
 _SCOPES = 128
@@ -75,7 +77,7 @@ class ModelComparison:
         self._scopes: dict[str, dict[int, dict[str, _Row]]] = {}
         self._names: dict[tuple[str, str], tuple[int, Sequence[str]]] = {}  # by scope and worker, with their layout
         self._named: Counter[str] = Counter()  # bytes of them, by worker
-        self._late: dict[str, Collection[str]] = {}  # by scope, hyper-parameters that differed when last compared
+        self._late: dict[str, Mapping[str, _Differing]] = {}  # by scope, those when last compared, by name
         self._held = 0
         self._ended = False
 
@@ -118,15 +120,12 @@ class ModelComparison:
                 self._close(scope, step)
 
     def _different_settings(self, scope: str, step: int, rows: Mapping[str, _Row]) -> tuple[str, str] | None:
-        """What is said of hyper-parameters that differ; of one that a schedule changes in the second step in a row.
-
-        A worker with more batches in an epoch is late with a step of its schedule. It has taken that one when workers
-        compare again, as the pauses between comparisons grow with the number of steps.
-        """
-        found, before = _different_settings(rows, step), self._late.get(scope, ())
-        self._late[scope] = set(found)
-        for name, (message, is_scheduled) in found.items():
-            if not is_scheduled or step <= _BEGIN or name in before:
+        """What is said of hyper-parameters that differ."""
+        found, before = _different_settings(rows), self._late.get(scope, {})
+        self._late[scope] = found
+        for name, now in found.items():
+            if now.counts(step, before.get(name)):
+                message = f"workers train with different hyper-parameters: in step {step} {name} {now.where}"
                 return message, "does a configuration, a schedule or a loaded checkpoint differ between workers?"
         return None
 
@@ -252,15 +251,45 @@ def _apart(table: Array, reference: Array, bound: Array) -> Array:
         return np.where(sound, far, sound.any(axis=0))
 
 
-def _different_settings(rows: Mapping[str, _Row], step: int) -> dict[str, tuple[str, bool]]:
-    """The hyper-parameters that have to be alike and are not: by name a message, and whether a schedule changes it."""
-    found: dict[str, tuple[str, bool]] = {}
+@dataclass(frozen=True)
+class _Differing:
+    """A hyper-parameter that is not alike in all workers. values: by worker. where: which workers have which value.
+    scheduled: whether it has changed in any. epochs: the lengths of their epochs.
+    """
+
+    values: Mapping[str, float]
+    where: str
+    scheduled: bool
+    epochs: Collection[float]
+
+    def counts(self, step: int, before: "_Differing | None") -> bool:
+        """Whether it is a mistake. before: how it differed when last compared.
+
+        Schedules depend on how many batches an epoch has. With as many in all workers one that a schedule changes
+        counts at the beginning, and later in the second comparison in a row. A worker that is a little late with a step
+        of its schedule has taken that one by then, as the pauses grow. Where lengths are unknown a difference counts
+        once it stays as it is, as of two constants. A warm-up of another length changes it from step to step. With
+        other lengths the second comparison shows whether it is a constant.
+        """
+        if not self.scheduled:
+            return before is not None or len(self.epochs) < 2
+        if min(self.epochs, default=0.0) > 0:
+            return before is not None or step <= _BEGIN
+        return before is not None and before.values == self.values
+
+
+def _different_settings(rows: Mapping[str, _Row]) -> dict[str, _Differing]:
+    """The hyper-parameters that have to be alike and are not, by name: none that schedules of other lengths change."""
+    found: dict[str, _Differing] = {}
+    epochs = {row.settings[EPOCH] for row in rows.values() if EPOCH in row.settings}
     common = [name for name in next(iter(rows.values())).settings if all(name in row.settings for row in rows.values())]
-    for name in (name for name in common if not name.startswith(LARGEST)):
+    for name in (name for name in common if name != EPOCH and not name.startswith(LARGEST)):
         largest = max(row.settings.get(LARGEST + name, 0.0) for row in rows.values())
         values = {by: row.settings[name] for by, row in rows.items()}
         given = list(values.values())
         usual = given[0] if len(given) == 2 else sorted(given)[len(given) // 2]
+        if largest and len(epochs) > 1:
+            continue
         bound = _SCHEDULED if largest else _EQUAL
         odd = [
             by for by, value in values.items()
@@ -269,8 +298,7 @@ def _different_settings(rows: Mapping[str, _Row], step: int) -> dict[str, tuple[
         if odd:
             other = next(by for by in values if by not in odd)
             where = f"is {values[other]:g} in {other} and {values[odd[0]]:g} in {_listed(odd)}"
-            message = f"workers train with different hyper-parameters: in step {step} {name} {where}"
-            found[name] = message, largest > 0
+            found[name] = _Differing(values, where, largest > 0, epochs)
     return found
 
 

@@ -3,6 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
+from geomx_cli.core import plugins
 from geomx_cli.core.events import WarningRaised
 from geomx_cli.core.options import codec_name
 from geomx_cli.ps.aggregation.codec import parse_codec
@@ -11,9 +12,6 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
 __all__ = ["MomentumCheck"]
-
-_OF_GRADIENTS = ("fsa", "mixed", "sync", "async")
-"""Algorithms in which parties send gradients, to which a codec's momentum belongs."""
 
 
 class MomentumCheck:
@@ -27,7 +25,8 @@ class MomentumCheck:
         self._client = client
         self._specs = {name: client.settings.text(name) for name in ("compress", "compress_lan")}
         self._momentum = 0.0
-        self._warned = client.settings.text("algo") not in _OF_GRADIENTS
+        about = plugins.algorithms()[client.settings.text("algo")]
+        self._warned = about.exchanges != "gradients"  # to which a codec's momentum belongs
 
     def use_codec(self, spec: str) -> None:
         """The script has chosen this codec for what parties exchange."""

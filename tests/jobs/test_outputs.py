@@ -76,7 +76,7 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
     for number in range(9):
         (folder / f"b{number}").write_text("12")
     (folder / "model.two").touch()
-    assert outputs.record(task, "", log, 7.0) is None
+    assert outputs.record(task, log, 7.0) is None
     ((fields, _),) = read_objects(log)
     event = parse(fields)
     assert isinstance(event, OutputsWritten) and (event.count, event.bytes, event.time) == (13, 34, 7.0)
@@ -84,7 +84,7 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
     assert _bounded(fields["files"]) == fields["files"], "status.json has them too"
     log.unlink()
     log.symlink_to(tmp_path / "secret")
-    unwritten = outputs.record(task, "", log, 7.0)
+    unwritten = outputs.record(task, log, 7.0)
     assert unwritten is not None and unwritten["count"] == 13, "its agent reports it without the log"
     assert (tmp_path / "secret").read_text() == "secret"
 
@@ -92,7 +92,7 @@ def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: P
 def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(outputs, "DISKS", (str(tmp_path / "tmp"),))
     monkeypatch.setattr(last_save, "LIMIT", 0.0)
     monkeypatch.setattr(last_save, "_PAUSE", 0.0)
     (tmp_path / "tmp").mkdir()
@@ -111,7 +111,7 @@ def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
         request = {"process": task.name, "name": name, "offset": 0}
         outputs.send_file(spec(task, tmp_path), json.dumps(request).encode(), out)
         assert content in out.getvalue()
-    assert outputs.record(task, "", tmp_path / "log", 7.0) is None
+    assert outputs.record(task, tmp_path / "log", 7.0) is None
     event = next(read_objects(tmp_path / "log"))[0]
     assert (event["files"], event["count"], event["bytes"]) == ({"model.bin": 9, "a": 1, "deep/b": 6}, 4, 36)
     (tmp_path / "hosts/A").mkdir(parents=True)
@@ -120,21 +120,23 @@ def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
     assert not place.exists() and not folder.exists() and (tmp_path / "tmp").is_dir()
 
 
-def test_a_folder_on_another_disk_that_others_made_is_not_used(task: Task, tmp_path: Path) -> None:
-    (theirs, *_) = outputs.elsewhere(Path(task.env["GEOMX_OUTPUT_DIR"]), str(tmp_path), "")
+def test_a_folder_on_another_disk_that_others_made_is_not_used(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "DISKS", (str(tmp_path),))
+    (theirs,) = outputs.elsewhere(Path(task.env["GEOMX_OUTPUT_DIR"]))
     theirs.mkdir()
     (theirs / "bait").touch()
     theirs.chmod(0o777)
-    own = Task(task.name, task.argv, {**task.env, "TMPDIR": str(tmp_path)})
-    assert "bait" not in {file["name"] for file in outputs.outputs(spec(own, tmp_path))[0]}
+    assert "bait" not in {file["name"] for file in outputs.outputs(spec(task, tmp_path))[0]}
     theirs.chmod(0o700)
-    assert "bait" in {file["name"] for file in outputs.outputs(spec(own, tmp_path))[0]}
+    assert "bait" in {file["name"] for file in outputs.outputs(spec(task, tmp_path))[0]}
 
 
 def test_an_empty_folder_goes(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "A-worker-0"
     folder.mkdir(parents=True)
-    outputs.record(Task("A/worker:0", (), {"GEOMX_OUTPUT_DIR": str(folder)}), "", tmp_path / "log", 7.0)
+    outputs.record(Task("A/worker:0", (), {"GEOMX_OUTPUT_DIR": str(folder)}), tmp_path / "log", 7.0)
     assert not list(tmp_path.iterdir())
 
 

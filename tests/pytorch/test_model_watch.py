@@ -3,6 +3,8 @@
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,13 @@ from rehearsal import Rehearsal
 from torch import nn
 from workers import Workers, rehearsed
 
+from geomx_cli.core.futures import finished
 from geomx_cli.ps.cluster.bodies import MAX_COMPARED, checked_request
 from geomx_cli.ps.model_comparison import SUMS, ModelComparison
+from geomx_cli.runtime.frontends.torch import skipped_batches
+from geomx_cli.runtime.frontends.torch.finite import GradientCheck
+from geomx_cli.runtime.frontends.torch.lanes import Lane
+from geomx_cli.runtime.frontends.torch.local import LocalSynchroniser
 from geomx_cli.runtime.frontends.torch.model_watch import CheckTimes, Compared, ModelWatch, comparable, sketch
 
 
@@ -251,9 +258,10 @@ def with_own_entries(rank: int) -> tuple[Any, Any]:
         (layers, as_local_steps(scale=lambda rank: 8.0 / (1 + rank)), "the scale of its GradScaler is 8 in A/worker:0"),
         (layers, as_local_steps(), ""),
         (with_own_entries, as_local_steps(), ""),
+        (lambda rank: layers(rank, 3e-3 / (1 + rank)), as_local_steps(epoch=lambda rank: 10 + rank), "in step 2 lr is"),
         (layers, as_local_steps(in_step=lambda rank: not rank, scale=lambda rank: 8.0 / (1 + rank)), ""),
     ],
-    ids=["rate", "betas", "groups", "scale", "alike", "own-entries", "skipped-step"],
+    ids=["rate", "betas", "groups", "scale", "alike", "own-entries", "other-data", "skipped-step"],
 )  # fmt: skip
 def test_hyper_parameters_of_local_steps(build: Any, before: Any, said: str) -> None:
     """In the first step; not what a script keeps in the groups, nor scales of which one worker has skipped a step."""
@@ -266,7 +274,7 @@ def test_a_schedule_that_lags_in_a_worker_that_has_skipped_a_step_is_no_differen
 
     def said(*, is_told: bool = False, other: float = 0.0) -> str:
         def before(member: Member, rank: int, step: int) -> None:
-            member.local = {"in_step": is_told or not rank}
+            member.local = {"in_step": is_told or not rank, "epoch": 100}
             first = 0.1 + other * rank
             member.optimizer.param_groups[0].update(initial_lr=first, lr=first * (step + rank) / 10)
 
@@ -293,11 +301,34 @@ def test_schedules_for_data_of_other_lengths_are_no_difference() -> None:
     assert train(build, before=before, steps=20) == []
 
 
-def test_a_schedule_that_one_worker_has_resumed_elsewhere() -> None:
+@pytest.mark.parametrize(
+    ("rate", "lengths"),
+    [
+        (lambda step, length: min(1.0, step / (10 * length)), (10, 20)),
+        (lambda step, length: min(1.0, step / (10 * length)), (0, 0)),
+        (lambda step, length: 0.1 ** (step // length), (20, 40)),
+        (lambda step, length: 1.0 if step < length else 0.5 * 0.9**step, (20, 40)),
+    ],
+    ids=["warm-up", "warm-up-of-unknown", "epochs", "by-hand"],
+)
+def test_schedules_of_workers_with_twice_as_many_batches(rate: Any, lengths: tuple[int, int]) -> None:
+    """lengths: of an epoch; where they are unknown, a schedule of PyTorch has noted the first rate."""
+
+    def before(member: Member, rank: int, step: int) -> None:
+        member.local = {"in_step": True, "epoch": lengths[rank]}
+        (group,) = member.optimizer.param_groups
+        group["lr"] = 0.1 * rate(step, lengths[rank] or 10 * (1 + rank))
+        group.update({} if lengths[rank] else {"initial_lr": 0.1})
+
+    assert "".join(train(layers, before=before, steps=60)) == ""
+
+
+@pytest.mark.parametrize("epoch", [0, 100], ids=["unknown", "known"])
+def test_a_schedule_that_one_worker_has_resumed_elsewhere(epoch: int) -> None:
     """Both rates fall by the same factor, at other steps."""
 
     def before(member: Member, rank: int, step: int) -> None:
-        member.local = {"in_step": True}
+        member.local = {"in_step": True, "epoch": epoch}
         member.optimizer.param_groups[0].update(initial_lr=0.1, lr=0.1 * 0.1 ** ((step + 8 * rank) // 32))
 
     (said,) = train(layers, before=before, steps=40)
@@ -310,6 +341,92 @@ def test_a_worker_with_more_batches_in_an_epoch_is_late_with_its_schedule() -> N
         member.optimizer.param_groups[0].update(initial_lr=0.1, lr=0.1 * 0.3 ** (step // (20 + rank)))
 
     assert train(layers, before=before, steps=100) == []
+
+
+def test_batches_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the DataLoader that gave the last batch counts them; unknown of a stream."""
+    from torch.utils.data import DataLoader, IterableDataset, dataloader
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    iterators: Any = dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(iterators, "__next__", iterators.__next__)
+    skipped_batches.follow_loaders.__wrapped__(iterators)
+    for data, length in (([0] * 10, 4), (Stream(), 0)):
+        iterator = iter(DataLoader(data, batch_size=3))  # type: ignore[arg-type, unused-ignore]
+        next(iterator)
+        assert skipped_batches.batches_in_epoch() == length
+
+
+def test_a_scaler_that_another_optimizer_has_lowered() -> None:
+    """A worker lowers the scale alone, after gradients of any optimizer: what it began with is compared."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    first, second = (torch.optim.SGD([weight], lr=0.1) for weight in weights)
+    scaler.scale(weights[0].sum() * float("inf") + weights[1].sum()).backward()
+    scaler.step(first)
+    scaler.step(second)
+    scaler.update()
+    own: Any = SimpleNamespace(scaler=scaler)
+    assert (scaler.get_scale(), LocalSynchroniser.scale(own)) == (4.0, 8.0)
+
+
+@pytest.mark.parametrize("at_fault", [True, False])
+def test_gradients_that_are_not_finite_in_the_first_of_two_passes_before_a_step(at_fault: bool) -> None:
+    """As in DistributedDataParallel: all workers' later gradients contain its mean. The one that began it is named."""
+    said: list[str] = []
+    weight = nn.Parameter(torch.ones(3))
+    check = GradientCheck(said.append, {"weight": weight})
+    check._parameter = None  # as of buckets
+    spoiled = torch.full((3,), float("nan"))
+    for pass_ in (1, 2):
+        check.begin_pass()
+        check.contributes(None, spoiled if at_fault or pass_ == 2 else torch.ones(3), pass_)
+        weight.grad = spoiled.clone()
+        check.received(None, spoiled)
+    with torch.no_grad():
+        weight -= spoiled
+    check.begin_pass()
+    assert ["step 1" in message for message in said] == [True] * at_fault
+
+
+def test_a_step_that_is_skipped_clears_suspicions() -> None:
+    """Gradients that are gone by the next pass have spoiled nothing; other ones of later passes are looked at."""
+    said: list[str] = []
+    weight = nn.Parameter(torch.ones(3))
+    check = GradientCheck(said.append, {"weight": weight})
+    for spoils in (True, False):
+        check.begin_pass()
+        gradient = torch.full((3,), float("inf") if spoils else 1.0)
+        check.contributes(weight, gradient, 1)
+        check.received(weight, torch.full((3,), float("inf")))
+        weight.grad = None  # GradScaler skips the step, and the script zeroes the gradients
+    with torch.no_grad():
+        weight *= float("nan")
+    check.begin_pass()
+    assert said == []
+
+
+def test_who_waits_for_callbacks_takes_part_in_rounds() -> None:
+    """A callback may wait for a worker that waits for this one in a round; also for the callbacks of a callback's call.
+    """
+    freed: list[Future[None]] = []
+
+    def take_part(over: "Future[Any]") -> None:
+        for each in freed:
+            if not each.done():
+                each.set_result(None)
+
+    script = Lane("", "own", take_part)
+    operation = script.next()
+    for lane in (operation, operation.next()):
+        freed.append(waited := Future())
+        lane.run(finished(None), lambda waited=waited: waited.result(2))  # type: ignore[misc]
+    for _ in range(8):  # until the name of the first operation comes again
+        script.next()
+    assert operation.wait() is None
 
 
 def test_times_meet_and_cost_little() -> None:

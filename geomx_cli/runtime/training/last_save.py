@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from geomx_cli.agent import outputs
@@ -40,7 +40,7 @@ def save_at_last(folder: Path, write: Callable[[Path], None], warn: Warn, what: 
             if first:
                 warn(f"{what} could be saved in {folder} now")
             return folder
-    for place in _elsewhere(folder):
+    for place in outputs.elsewhere(folder):
         try:
             place.mkdir(mode=0o700, exist_ok=True)
             if not is_own_folder(place):  # another account may have made it, as in /tmp
@@ -52,7 +52,3 @@ def save_at_last(folder: Path, write: Callable[[Path], None], warn: Warn, what: 
         warn(f"{what} is in {where}: {folder} cannot be written ({first})")
         return place
     raise TrainingFailed(f"cannot save {what} in {folder}: {first}", _HINT)
-
-
-def _elsewhere(folder: Path) -> Sequence[Path]:
-    return outputs.elsewhere(folder, os.environ.get("TMPDIR", ""), os.getcwd())  # noqa: PTH109

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.frontends.mxnet.optimizer_params import (
@@ -24,8 +25,6 @@ from geomx_cli.runtime.pushed_hyper import Hyper
 
 __all__ = ["ScriptOptimizer"]
 
-_SUMS = ("fsa", "sync")
-"""Algorithms whose global servers support plain sums of all gradients."""
 _ON_WORKERS = (
     "geomx: the optimizer {} cannot run on the global servers: they sum gradients, and each worker updates its weights"
 )
@@ -155,8 +154,9 @@ class ScriptOptimizer:
         return found
 
     def _refuse_where_servers_must(self, kind: str) -> None:
-        if self._store.option("algo") not in _SUMS:
+        about = plugins.algorithms()[str(self._store.option("algo"))]
+        if about.exchanges != "gradients" or about.asynchronous:  # no servers that sum the gradients of all workers
             raise InvalidSettings(
-                f"the optimizer {kind} cannot run on the servers, and {self._store.option('algo')} needs one there",
+                f"the optimizer {kind} cannot run on the servers, and {about.name} needs one there",
                 f"use one of {', '.join(optimizers.SUPPORTED)}",
             )

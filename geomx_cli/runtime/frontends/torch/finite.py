@@ -59,7 +59,8 @@ class GradientCheck:
         if parameter is not self._parameter or not self._looks or is_finite(gradient):
             return
         if not (spoiled := self._spoiled()):
-            self._suspected = round_
+            if self._received_sound:  # else these gradients may be those of an earlier pass, to which this one adds
+                self._suspected = round_
         elif self._received_sound:
             self._say(f"parameter {spoiled} has elements that are not finite {self._where} in step {round_}")
 
@@ -71,10 +72,25 @@ class GradientCheck:
     def stepped(self) -> None:
         """The optimizer has taken the step with the means, or another skipped it."""
         suspected, self._suspected = self._suspected, 0
-        if suspected and self._spoiled():
+        if not suspected and self._received_sound:
+            return
+        if not self._spoiled():
+            self._received_sound = True
+        elif suspected:
             which = f"the gradient of {self._name}" if self._name else "a gradient"
             where = f"{which} has elements that are not finite {self._where}"
             self._say(f"{where} in step {suspected}")
+
+    def begin_pass(self) -> None:
+        """Another backward pass begins, before a step or after it: until that, its gradients add to the means."""
+        if (self._suspected or not self._received_sound) and (self._spoiled() or not self._accumulates()):
+            self.stepped()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def _accumulates(self) -> bool:
+        """Whether means that are not finite wait for a step."""
+        gradients = (tensor.grad for tensor in self._trained.values() if tensor.grad is not None)
+        return not all(is_finite(local(gradient)) for gradient in gradients)
 
     def _say(self, where: str) -> None:
         self._looks = False

@@ -138,7 +138,7 @@ class GradientSums:
                 self.passes += 1
                 self._rounds.begin_pass()
                 if self._finite is not None:
-                    self._finite.stepped()
+                    self._finite.begin_pass()
                 call_at_end(self._at_end)
                 actions, self._actions = self._actions, []
                 for action in actions:

@@ -105,10 +105,15 @@ class GroupRounds:
 
         def compare(_: "Future[Array]") -> None:
             try:
-                why = self._difference(made.result(), which, calls, ends=ends)
+                rows = made.result()
+                texts = [row[:_CALL].tobytes().decode("ascii", "replace").rstrip() for row in rows]
+                batches = [int.from_bytes(row[_CALL:].tobytes(), "little") for row in rows]
+                why = self._difference(texts, batches, which, calls)
             except Exception as error:
                 agreed.set_exception(error)
                 return
+            if why is None and ends:
+                self._batches.compare(batches)
             if why is None:
                 agreed.set_result(None)
             else:
@@ -118,15 +123,11 @@ class GroupRounds:
         return agreed
 
     def _difference(
-        self, rows: "Array", which: str, calls: Sequence[str], *, ends: bool
+        self, texts: Sequence[str], batches: Sequence[int], which: str, calls: Sequence[str]
     ) -> "Future[InvalidSettings] | None":
-        """What is said if the rows of the workers differ, by rank."""
-        texts = [row[:_CALL].tobytes().decode("ascii", "replace").rstrip() for row in rows]
-        batches = [int.from_bytes(row[_CALL:].tobytes(), "little") for row in rows]
+        """What is said if the calls of the workers differ; texts and batches: by rank."""
         rank = next((rank for rank, other in enumerate(texts) if other != texts[0]), 0)
         if not rank:
-            if ends:
-                self._batches.compare(batches)
             return None
         if texts[0].startswith(PASS) and texts[rank].startswith(PASS):
             return self.made.calls_differ(which, calls, 0, rank)

@@ -39,6 +39,7 @@ class GroupStore(Store):
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
         super().__init__(client, session)
         self._thread = threading.get_ident()  # which trains
+        self._taking_part = threading.Lock()  # autograd has a thread for each GPU
         self._groups: list[GeomxProcessGroup] = []  # of all workers
         self._models: list[weakref.ref[Any]] = []
         self._trained: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -98,8 +99,15 @@ class GroupStore(Store):
             raise InvalidSettings(what, "wrap what DistributedDataParallel returns; or leave init_process_group out")
 
     def while_waiting(self, other: "Future[Any]") -> None:
-        """Called while the script waits for the other workers, as in a collective operation, until `other` is done."""
-        if threading.get_ident() == self._thread and not self.finished:
+        """Called while the script waits for the other workers, as in a collective operation, until `other` is done.
+
+        Hooks of a backward pass may run in autograd's threads, for which the training thread waits. Other threads have
+        no part in the rounds.
+        """
+        stands_in = torch._C._current_graph_task_id() != -1
+        if self.finished or not (stands_in or threading.get_ident() == self._thread):
+            return
+        with self._taking_part:
             for item in self._wrapped:
                 item.while_waiting(other)
 

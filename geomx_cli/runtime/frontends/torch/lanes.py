@@ -23,8 +23,8 @@ _here = threading.local()
 
 class Lane:
     """A sequence of collective calls that all workers make in the same order. name: "" for the script's own calls.
-    calls: how many have been compared. children: the prefix of its operations' names. while_waiting: called where a
-    thread waits for an operation of the script, with its future; returns at the latest when that is done.
+    calls: how many have been compared. children: the prefix of its operations' names. while_waiting: called where any
+    thread waits for an operation or its callbacks, with their future; returns at the latest when that is done.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Lane:
     def wait(self) -> BaseException | None:
         """Wait until nothing runs in this lane and those of its operations; return what failed there."""
         for over in self._running:
+            self.while_waiting(over)
             over.result()
         errors = [self._error, *(lane.wait() for lane in list(self._lanes.values()))]
         return next((error for error in errors if error is not None), None)

@@ -17,6 +17,7 @@ from geomx_cli.runtime.frontends.torch.finite import is_finite, not_finite, warn
 from geomx_cli.runtime.frontends.torch.held_weights import HeldWeights
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
+from geomx_cli.runtime.frontends.torch.skipped_batches import follow_loaders
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_parts import local
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
@@ -208,6 +209,7 @@ class LocalSynchroniser(Synchroniser):
         self._samples = SampleCount(model) if client.settings.text("weight") == "samples" else None
         optimizer.register_step_post_hook(self._after_step)
         _watch_scalers()
+        follow_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
         _SYNCHRONISERS[optimizer] = self
 
     def skip(self) -> None:
@@ -219,8 +221,8 @@ class LocalSynchroniser(Synchroniser):
         self._count_step()
 
     def scale(self) -> float | None:
-        """See Synchroniser."""
-        return self.scaler.get_scale() if self.scaler is not None and self.scaler.is_enabled() else None
+        """See Synchroniser: not the scale of now, which a worker lowers alone for any optimizer of that GradScaler."""
+        return float(self.scaler._init_scale) if self.scaler is not None and self.scaler.is_enabled() else None
 
     def while_waiting(self, other: "Future[Any]") -> None:
         """See Synchroniser."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from geomx_cli.ps.cluster.bodies import MAX_COMPARED, MAX_SETTINGS
-from geomx_cli.ps.model_comparison import HALF, LARGEST, LATE, SUMS, TRAINED
+from geomx_cli.ps.model_comparison import EPOCH, HALF, LARGEST, LATE, SUMS, TRAINED
 from geomx_cli.runtime.frontends.torch.tensor_parts import local
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class Compared:
     hyper-parameters.
 
     send: takes a row of ModelComparison. scope: of the names. of: how many workers send. in_step: whether steps of this
-    number are of the same batch in all workers, and so at the same point of a schedule. scale: of the gradients.
+    number follow as many batches in all workers. scale: with which a GradScaler has begun. epoch: the batches in one of
+    this worker, on which schedules depend; 0 if unknown.
     """
 
     send: "Callable[[Body], None]"
@@ -59,6 +60,7 @@ class Compared:
     tensors: Mapping[str, Any]
     in_step: bool = False
     scale: float | None = None
+    epoch: int = 0
 
 
 class CheckTimes:
@@ -168,7 +170,7 @@ class _Watched:
         if any("max_momentum" in group for group in optimizer.param_groups):  # a schedule changes it in each step
             known -= {"momentum", "betas"}
         found: list[tuple[str, float]] = []
-        scheduled: dict[str, float] = {}
+        scheduled: dict[str, float] = {EPOCH: compared.epoch}
         for key, name, number in _settings(optimizer):
             if key not in known:
                 continue

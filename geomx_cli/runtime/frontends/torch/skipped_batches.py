@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
 
-__all__ = ["SkippedBatches", "follow_loaders"]
+__all__ = ["SkippedBatches", "batches_in_epoch", "follow_loaders"]
 
 _latest: "weakref.ReferenceType[Any] | None" = None
 """The DataLoader's iterator that has given the last batch to train on."""
@@ -57,6 +57,16 @@ class SkippedBatches:
             self._suspected = f"worker {rank} skipped {which} of its DataLoader, and others did not"
 
 
+def batches_in_epoch() -> int:
+    """How many batches the DataLoader has that has given the last one to train on; 0 if unknown."""
+    iterator = _latest() if _latest is not None else None
+    try:
+        return 0 if iterator is None else len(iterator._index_sampler)
+    except (TypeError, NotImplementedError):  # of an IterableDataset, or a sampler without a length
+        return 0
+
+
+@functools.cache
 def follow_loaders(iterators: Any) -> None:
     """Note the batches that DataLoaders give; iterators: the base class of their iterators. Those given without
     gradients, as to an evaluation, do not count.

@@ -80,10 +80,13 @@ class Chosen:
         """Raises InvalidSettings for `buffers` that the algorithm cannot average."""
         config = TrainConfig.from_options(settings.options)
         about = plugins.algorithms()[config.algorithm]
-        statistics = _statistics(state, buffers, about.name)
-        if about.exchanges != "gradients":
+        algorithm: Any = plugins.find("algorithm", config.algorithm)
+        by_gradients = about.exchanges == "gradients"
+        averages = not about.asynchronous if by_gradients else algorithm.server_optimizer(config) is None
+        statistics = _statistics(state, buffers, about.name, averages=averages)
+        if not by_gradients:
             config = replace(config, options={**config.options, "sync_stats": bool(statistics)})
-        return cls(config, about, plugins.find("algorithm", config.algorithm), statistics)
+        return cls(config, about, algorithm, statistics)
 
     @property
     def exchanges_gradients(self) -> bool:
@@ -110,13 +113,13 @@ class Chosen:
             broadcast.arrays(ScriptModel(state, self.statistics).read_statistics())
 
 
-def _statistics(state: ModelState, buffers: str, algorithm: str) -> dict[str, Any]:
-    """The buffers to average, by key."""
+def _statistics(state: ModelState, buffers: str, algorithm: str, *, averages: bool) -> dict[str, Any]:
+    """The buffers to average, by key. averages: whether the servers do, and run no optimizer on what they get."""
     if buffers == "local":
         return {}
     if buffers != "mean":
         raise InvalidSettings(f"there is no buffers={buffers!r}", 'write "local" or "mean"')
-    if algorithm not in ("fsa", "sync", "hfa", "local"):
+    if not averages:
         what = f'buffers="mean" with --algo {algorithm}, whose servers do not average'
         raise InvalidSettings(what, 'leave it at "local", or train with fsa, sync or hfa')
     return {f"{state.prefix}{name}": tensor for name, tensor in state.buffers.items() if tensor.is_floating_point()}

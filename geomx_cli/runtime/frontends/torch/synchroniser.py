@@ -28,7 +28,7 @@ class Synchroniser(ABC):
     in_step = False
 
     def scale(self) -> float | None:
-        """The factor by which a GradScaler has multiplied the gradients of the step that begins, if it is known."""
+        """The scale with which the GradScaler of the optimizer has begun, if it is known."""
         return None
 
     @abstractmethod

@@ -15,6 +15,7 @@ from geomx_cli.core.options import Value
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable, row_of
+from geomx_cli.runtime.frontends.torch.skipped_batches import batches_in_epoch
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class WrappingStore(ABC):
         tensors = comparable(state.model, state.trained)
         if self.exchanges_gradients:
             return (Compared(self._compare, state.prefix, everywhere, tensors),)
-        settings = Compared(self._compare, "all/", self.num_all_workers, {}, own.in_step, own.scale())
+        scale, epoch = own.scale(), batches_in_epoch()
+        settings = Compared(self._compare, "all/", self.num_all_workers, {}, own.in_step, scale, epoch)
         first = self.party_ranks.start if self.party_ranks else 0
         return (settings, Compared(self._compare, f"{first}/{state.prefix}", here, tensors))[: 1 + (here > 1)]
 
