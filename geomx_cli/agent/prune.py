@@ -34,8 +34,14 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     except FileNotFoundError:
         place = str(job_dir)
     further = [folder for part in parts for folder in _elsewhere(part)]
-    size = size_of([*(job_dir / name for name in ENTRIES), *further])
-    left = "" if dry_run or running else remove(job_dir, ENTRIES, further)
+    # Another host that shares the file system reads in its own folder what it has elsewhere, perhaps at the same time.
+    own = [*(name for name in ENTRIES if name != "hosts"), *(f"hosts/{part.name}" for part in parts)]
+    size = size_of([*(job_dir / name for name in own), *further])
+    left = "" if dry_run or running else remove(job_dir, own, further)
+    if not left:
+        for empty in (job_dir / "hosts", job_dir):
+            with suppress(OSError):
+                empty.rmdir()
     print(encode({"bytes": size, "place": place, "running": running, "left": left}).decode(), end="")
     return 0
 

@@ -116,8 +116,10 @@ def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
     assert (event["files"], event["count"], event["bytes"]) == ({"model.bin": 9, "a": 1, "deep/b": 6}, 4, 36)
     (tmp_path / "hosts/A").mkdir(parents=True)
     (tmp_path / "hosts/A/agent.json").write_bytes(spec(task, tmp_path).encode())
+    (tmp_path / "hosts/B").mkdir()
     assert prune.main(tmp_path / "hosts/A", ()) == 0
     assert not place.exists() and not folder.exists() and (tmp_path / "tmp").is_dir()
+    assert [path.name for path in (tmp_path / "hosts").iterdir()] == ["B"], "that host removes it itself"
 
 
 def test_a_folder_on_another_disk_that_others_made_is_not_used(
