@@ -41,7 +41,7 @@ def _rows(options: Iterable[Option]) -> Iterator[str]:
 
 def _values(option: Option) -> str:
     if option.choices:
-        return ", ".join(f"`{choice}`" for choice in option.choices)
+        return ", ".join(f"`{choice}`" for choice in option.offered)
     apart = f"{option.stands_apart}, or" if option.stands_apart else ""
     return " ".join(part for part in (apart, KINDS[option.kind].noun.removeprefix("a "), option.span) if part)
 

@@ -45,6 +45,7 @@ def environment(name: str, host: str, **variables: Any) -> dict[str, str]:
         "GEOMX_RANK": rest.partition(":")[2],
         "GEOMX_KEY_FILE": f"/jobs/j1/keys/{name.replace('/', '-').replace(':', '-')}.key",
         "GEOMX_RANK_SCOPE": "party",
+        "GEOMX_TOPOLOGY": "central",
         "OMP_NUM_THREADS": "1",
     }
     in_flat = rest.startswith("server") and variables.get("GEOMX_TOPOLOGY") == "flat"
