@@ -2,19 +2,21 @@
 
 from collections.abc import Iterable, Iterator
 
+from geomx_cli import __version__
 from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import Option
 from geomx_cli.core.plugins import table
 
 __all__ = ["page"]
 
-_HEAD = """\
+_HEAD = f"""\
 # Options
 
-This page is made from the table of options by `python -m geomx_cli.commands.reference`.
+The options of geomx {__version__}. This page is made from the table of options by
+`python -m geomx_cli.commands.reference`.
 
 Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes. A
-flag goes before the variable, and the variable before the default. Durations take a unit (`300ms`, `5s`,
+flag overrides the variable, and the variable the default. Durations take a unit (`300ms`, `5s`,
 `2m`, `1.5h`), sizes too (`64k`, `1MiB`); true or false is `--name` or `--no-name`, and 1 or 0 in the
 environment.
 """
