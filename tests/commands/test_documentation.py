@@ -23,8 +23,8 @@ README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PLACES = re.compile(r"\b(JOB[12]?|PROCESS|DIR|FILE|NAME|NUMBER|PROJECT|EXPERIMENT|SPEC|MODE|DURATION)\b")
 OTHERS = {
-    "--help", "--version", "--heterogeneous", "--straggling-party", "--sweep", "--bounds", "--codecs", "--server-hosts",
-    "--global-servers", "--local-servers", "--warm-up",
+    "--help", "--version", "--name", "--no-name", "--heterogeneous", "--straggling-party", "--sweep", "--bounds",
+    "--codecs", "--server-hosts", "--global-servers", "--local-servers", "--warm-up",
 }  # fmt: skip
 """Flags of every program, and those that benchmarks make of names."""
 EXAMPLES = (ROOT / "CONTRIBUTING.md",)
@@ -42,7 +42,7 @@ def blocks(text: str) -> Iterator[str]:
 
 def commands(path: Path) -> Iterator[list[str]]:
     """The words of each command of geomx in a page, without the program's name and variables before it."""
-    for line in blocks(path.read_text()):
+    for line in (line for line in blocks(path.read_text()) if "--help" not in line):
         beside = re.split(r"\s{2,}(?!#)", line.strip())[0]  # in a diagram a command stands beside its file
         place = re.match(r"^(?:\$ )?(?:[A-Z_0-9]+=\S+ )*(?:\S*/)?geomx (?=[a-z-])(.*)$", beside)
         if place is None or re.search(r"[{([…]|\.\.\.", place[1].partition("#")[0]):

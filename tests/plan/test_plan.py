@@ -759,3 +759,13 @@ def test_no_two_launches_choose_one_port(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_free_ports_are_distinct() -> None:
     ports = free_ports(30)
     assert len(set(ports)) == 30
+
+
+def test_benchmarks_place_nine_parties(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """C is the site of the central party, and party C at another."""
+    monkeypatch.syspath_prepend(str(Path(geomx_cli.__file__).parents[1] / "benchmarks"))
+    from pushpull_job import planned  # type: ignore[import-not-found]
+
+    places = {process.party: site for process, site, *_ in planned({"parties": 9, "workers": 1}, tmp_path, None)}
+    assert (places["central"], places["C"], places["I"]) == ("C", "D", "J")
+    assert len({*places.values()}) == 10

@@ -29,11 +29,11 @@ def names() -> tuple[str, ...]:
 
 def framework_for(name: str) -> str:
     """Return the framework that --framework auto means for a network: the preferred one that is installed in this
-    Python, or if none is, the preferred one. For a user's network, and for one that is unknown, any framework will do.
+    Python, or if none is, the preferred one. Any framework will do for a user's network, for one that is unknown, and
+    for one that needs none.
     """
-    known = name in names()
     having = [each for each in map(frontends.find, frontends.NAMES) if each.framework]
-    fitting = [each.framework for each in having if name in each.networks or not known] or [having[0].framework]
+    fitting = [each.framework for each in having if name in each.networks] or [each.framework for each in having]
     return next((each for each in fitting if find_spec(each) is not None), fitting[0])
 
 
