@@ -15,7 +15,7 @@ _FOREIGN = re.compile(r'<(?:script|img|iframe|link|source)\b[^>]*(?:src|href)="(
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add both files, whose links lead into docs/."""
-    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
         text = (TOP / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, name.lower(), content=text))
     return files

@@ -74,6 +74,7 @@ def _object(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> 
         "file": str(read.path),
         "algo": algo,
         "topology": inventory.topology,
+        "topology_reason": inventory.topology_reason,
         "central": inventory.central.name,
         "parties": {party.name: party.workers for party in (inventory.central, *inventory.parties)},
         "hosts": [place.to_json() for place in places],
@@ -85,10 +86,12 @@ def _object(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> 
 def _lines(
     read: "InventoryFile", algo: str, places: "tuple[Preview, ...]", network: str
 ) -> Iterator[str]:
+    from geomx_cli.plan.automatic_topology import topology_line
+
     inventory = read.inventory
     processes = sum(len(place.servers) + len(place.workers) for place in places)
     on = f"on {counted(len(places), 'host')} with --algo {algo}"
-    yield f"{read.path}: {processes} processes {on}, topology {inventory.topology}"
+    yield f"{read.path}: {processes} processes {on}, {topology_line(inventory)}"
     if network:
         yield network
     yield from read.notes

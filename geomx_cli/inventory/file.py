@@ -264,7 +264,7 @@ def _option(name: str, value: Any, known: Mapping[str, Option]) -> Value:
 def _value(option: Option, value: Any) -> Value:
     """Convert an option's value from text with a unit or from the TOML type of its kind."""
     kind = KINDS[option.kind]
-    fits = isinstance(value, (*kind.types, str) if kind.has_unit else kind.types)
+    fits = isinstance(value, (*kind.types, str) if kind.has_unit else kind.types) or (value and value == option.word)
     if not fits or (isinstance(value, bool) and option.kind != "bool"):
         hint = f"write {option.name} = {kind.example}"
         raise InvalidSettings(f"it is {kind_of(value)} and must be {kind.noun}", hint)

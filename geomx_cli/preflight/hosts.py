@@ -145,7 +145,7 @@ def _modules(host: Host, facts: Facts, required: Requirements) -> Iterator[Check
         packages = " ".join(f"'{_EXTRAS.get(name, name)}'" for name in missing)
         what = f"{facts.executable} has no {', '.join(missing)}"
         fix = f"there: {facts.executable} -m pip install {packages}"
-        if "mxnet" in missing and facts.versions.get(required.instead):
+        if {"torch", "mxnet"}.intersection(missing) and facts.versions.get(required.instead):
             fix += f", or train with {required.instead}, which it has: --framework {required.instead}"
         if "torch" in missing and facts.versions.get("mxnet"):
             fix += "; better in an environment of its own, as MXNet wants an old numpy"

@@ -190,7 +190,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "only one party": (A1, 1, "all hosts belong to A", "another party"),
     "party without devices": (GOOD + B1.replace('devices = ["cpu"]', ""), 10, "party B has no devices", '["cpu"]'),
     "no devices anywhere": (HUB + A1.replace('devices = ["cpu"]', ""), 5, "party A has no devices", '["cpu"]'),
-    "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "central, spread, flat"),
+    "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "auto, central, spread, flat"),
     "unknown allocator": ('allocator = "slrum"\n' + GOOD, 1, "there is no allocator 'slrum'", "choose one of none"),
     "link without an end": (
         GOOD + LINK.replace('to = "hub"\n', ""), 10, "this link has no to", 'write to = "hub" under it',
@@ -562,7 +562,7 @@ def test_init_where_nothing_can_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("installed", "wanted"), [("mxnet torch", "with MXNet"), ("torch", "with PyTorch"), ("", "with MXNet")]
+    ("installed", "wanted"), [("mxnet torch", "with PyTorch"), ("mxnet", "with MXNet"), ("", "with PyTorch")]
 )
 def test_the_script_is_for_a_framework_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: str, wanted: str

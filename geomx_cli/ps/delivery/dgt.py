@@ -37,7 +37,7 @@ options = (
         "dgt", "int", 0, "ENABLE_DGT",
         "Differential gradient transmission from local to global servers: the blocks of a gradient that contribute most"
         " go first; 2: the others after them, nothing is lost; 1: the others as datagrams (UDP), which may be late or"
-        " lost; 3: as 2, with 4 bits an element for the others. 0: off.", "transport", minimum=0, maximum=3,
+        " lost; 3: as 2, with 4 bits an element for the others.", "transport", minimum=0, maximum=3, word="off",
     ),
     Option(
         "dgt_k", "float", 0.5, "DMLC_K", "Part of the blocks that is important (dgt).", "transport",

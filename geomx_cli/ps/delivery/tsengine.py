@@ -27,7 +27,7 @@ options = (
         "Let processes relay for each other. inter: the sum of a party behind a slow link goes through the local server"
         " of another party, which adds it to its own, and the result back the same way. intra: the same for workers of"
         " a party, on the way to their local server. both: both.", "transport",
-        choices=("", "inter", "intra", "both"),
+        choices=("", "inter", "intra", "both"), word="none",
     ),
     Option(
         "ts_greed", "float", 0.9, "MAX_GREED_RATE_TS",

@@ -17,8 +17,8 @@ __all__ = [
     "of_module", "prepare_imports",
 ]  # fmt: skip
 
-NAMES = ("numpy", "mxnet", "torch")
-"""The names of all front ends."""
+NAMES = ("numpy", "torch", "mxnet")
+"""The names of all front ends, preferred ones first."""
 HOOKED: Mapping[str, str] = {
     "mxnet": "mxnet", "torch.distributed.distributed_c10d": "torch", "torch.optim.optimizer": "torch",
     "torch.distributed.checkpoint.state_dict_saver": "torch",

@@ -1,8 +1,7 @@
-"""Asynchronous SGD on a parameter server, with PyTorch: geomx launch --algo async -- python torch_asgd.py
+"""Synchronous SGD on a parameter server, with PyTorch: geomx launch --algo sync -- python torch_sync.py
 
-Every worker sends the gradients of its own batch. The server takes a step with them at once and returns the new
-parameters; no worker waits for another, so gradients may be some steps older than what they are applied to. Each counts
-as one of N for the mean, so that N workers move the parameters as far as one in the same number of steps each.
+Every worker computes the gradients of its own batch. The server waits for all of them, and each worker continues with
+their mean, as one worker with a batch of all: N workers with B samples each are one with N x B.
 """
 
 import argparse
@@ -20,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=64, help="samples in the batch of each worker")
-    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--data-dir", default="", help="where Fashion-MNIST lies, if not where geomx looks for it")
     given = parser.parse_args()
 
@@ -36,8 +35,8 @@ def main() -> None:
         for images, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(net(images), labels)
-            loss.backward()
-            optimizer.step()  # the server's step, with this lr: p is what it has now
+            loss.backward()  # p.grad is the mean over all workers now, the same in each
+            optimizer.step()  # so is the step
             geomx.report(samples=len(labels), loss=loss)  # shown by geomx launch, status, dashboard and draw
     geomx.finish()
 
