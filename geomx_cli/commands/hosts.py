@@ -17,6 +17,7 @@ from geomx_cli.commands._inventory import (
 )
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._options import add_options
+from geomx_cli.core.options import Value
 from geomx_cli.core.plugins import table
 from geomx_cli.core.units import counted
 
@@ -103,7 +104,13 @@ def _lines(
             if party.name in place.parties:
                 yield from _host(place)
     if read.job:
-        yield "\njob: " + ", ".join(f"{name} = {value}" for name, value in read.job.items())
+        yield "\njob: " + ", ".join(f"{name} = {_written(name, value)}" for name, value in read.job.items())
+
+
+def _written(name: str, value: Value) -> Value:
+    """Return an option's value, or the word for it."""
+    option = next(option for option in table() if option.name == name)
+    return option.word if option.word and value == option.default else value
 
 
 def _host(place: "Preview") -> Iterator[str]:

@@ -114,6 +114,11 @@ wan = ""
 """
 
 
+def test_a_default_may_be_written_by_its_word(tmp_path: Path) -> None:
+    found = read(tmp_path, GOOD + '[job]\nlr = "auto"\ntime_limit = "never"\nmax_staleness = "unlimited"\n')
+    assert found.job == {"lr": 0.0, "time_limit": 0.0, "max_staleness": -1}
+
+
 def test_a_whole_file(tmp_path: Path, home: Path) -> None:
     found = read(tmp_path, FULL)
     assert found.job == {

@@ -89,10 +89,16 @@ class SweepJobs:
         user_files.pack, and InvalidSettings for an inventory that cannot be read.
         """
         name, (_, options) = next(iter(self._prepared.items()))
-        forced = {name: self.given[name] for name in known_algorithms()[name].forced_options if name in self.given}
+        forced = {name: self._unforced(name) for name in known_algorithms()[name].forced_options if name in self.given}
         common = {name: value for name, value in {**options, **forced}.items() if name not in ("algo", "seed")}
         digest = user_files.pack(self.base.script, self.sync).digest
         return SweepSettings(list(self.base.script), common, digest, _digest(self.inventory_file))
+
+    def _unforced(self, option: str) -> Value:
+        """Return an option's value for an algorithm that does not force it; as given if all do."""
+        known = known_algorithms()
+        free = (options for name, (_, options) in self._prepared.items() if option not in known[name].forced_options)
+        return next((options[option] for options in free), self.given[option])
 
     def launch(self, cell: Cell) -> Conclusion:
         """Run the job of a cell; see jobs.actions.launch."""
