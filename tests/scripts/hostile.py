@@ -74,7 +74,9 @@ def misuse(worker: "client.Worker", rank: int) -> None:
         {"hyper": {f"h{number}": 1.0 for number in range(17)}}, {"weight": float("nan")}, {"weight": -1.0},
     ]  # fmt: skip
     for number, change in enumerate(changes):  # while the window is full, one with a number that is queued is dropped
+        link.flush()  # a header that cannot be read takes with it what is fused behind it, so none is sent with others
         link.send(Header(**({"request": 2**20 + number} | good | change)), payload)
+    link.flush()
     misuse_by_control(node, link, good)
 
 
