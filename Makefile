@@ -1,6 +1,7 @@
 # make wheel: build dist/*.whl and the source distribution.
 # make demo: train a small CNN with 2 parties x 2 workers on this machine.
 # make demo-torch: the same with PyTorch.
+# make docs: build the documentation site into site/. Every link has to resolve.
 # make check: ruff, mypy, import-linter, vulture and all tests that start no process, within a minute.   make test: everything that CI runs.
 
 VENV := .venv
@@ -12,6 +13,9 @@ TORCH_BIN := $(TORCH_VENV)/bin
 # That of the frameworks around PyTorch, which are large.
 FRAMEWORKS_VENV := .venv-frameworks
 FRAMEWORKS_BIN := $(FRAMEWORKS_VENV)/bin
+# That of the documentation site, which only reads our sources.
+DOCS_VENV := .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
 # The version is exact so that pip finds a build for CPUs where only those are offered; PyPI's is for CUDA.
 TORCH := torch==2.13.0
 INSTALL = -m pip install --quiet --disable-pip-version-check
@@ -26,7 +30,7 @@ PYTHON_CODE := geomx_cli tests benchmarks templates
 # Where Python may not keep compiled modules, each of a job's processes compiles all of ours anew and starts half as fast.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-torch check test wheel clean
+.PHONY: demo demo-torch docs check test wheel clean
 
 demo: $(VENV)/.demo
 	@start=$$($(STAMP)); $(BIN)/geomx data fetch fashion-mnist || exit $$?; \
@@ -55,7 +59,11 @@ check: $(VENV)/.test
 	$(STRUCTURE)
 	$(BIN)/python -m pytest --no-processes
 
-test: $(VENV)/.test $(TORCH_VENV)/.test $(FRAMEWORKS_VENV)/.test
+docs: $(DOCS_VENV)/.docs
+	$(DOCS_BIN)/mkdocs build --quiet
+	@echo "site/index.html"
+
+test: $(VENV)/.test $(TORCH_VENV)/.test $(FRAMEWORKS_VENV)/.test docs
 	tests/tools.sh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -115,5 +123,10 @@ $(FRAMEWORKS_VENV)/.test: setup.cfg Makefile
 	 echo "installed in $$(( $$($(STAMP)) - start )) s"
 	@touch $@
 
+$(DOCS_VENV)/.docs: docs/requirements.txt
+	test -x $(DOCS_BIN)/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_BIN)/python $(INSTALL) --requirement docs/requirements.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) $(FRAMEWORKS_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(TORCH_VENV) $(FRAMEWORKS_VENV) $(DOCS_VENV) build dist site *.egg-info
