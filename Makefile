@@ -49,7 +49,7 @@ demo-torch: $(TORCH_VENV)/.demo
 	 echo "trained in $$(( $$($(STAMP)) - start )) s"
 	@printf '%s\n' "next:" \
 	 "  . $(TORCH_BIN)/activate          from now on geomx is a command of this shell" \
-	 "  geomx init --template torch         a script of your own; docs/pytorch.md explains its three lines" \
+	 "  geomx init --template torch         a script of your own; docs/how-to/three-lines.md explains its three lines" \
 	 "  geomx init --template torch-lm      a language model; or geomx launch --network gpt, the bundled one" \
 	 "  geomx launch --help                 more parties, other algorithms, slow links; with --framework torch"
 

@@ -173,4 +173,5 @@ def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:
     codec, algorithm = codec_name(str(values["compress"])), values["algo"]
     sparse = codec in ("topk", "sparseloco") and algorithm in ("fsa", "sync")
     if sparse and values["optimizer_on"] == "server" and not script:
-        yield f"--compress {codec} with --algo {algorithm} trains better with --optimizer-on worker: see docs/codecs.md"
+        what = f"--compress {codec} with --algo {algorithm} trains better with --optimizer-on worker"
+        yield f"{what}: see docs/how-to/choose-codec.md"

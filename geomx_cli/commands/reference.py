@@ -1,4 +1,4 @@
-"""Generates docs/options.md from the table: `python -m geomx_cli.commands.reference > docs/options.md`."""
+"""Generates docs/reference/options.md from the table: `python -m geomx_cli.commands.reference`."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,10 +13,14 @@ _HEAD = """\
 
 This page is made from the table of options by `python -m geomx_cli.commands.reference`.
 
-Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes. A
-flag goes before the variable, and the variable before the default. Durations take a unit (`300ms`, `5s`,
-`2m`, `1.5h`), sizes too (`64k`, `1MiB`); true or false is `--name` or `--no-name`, and 1 or 0 in the
-environment.
+Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes.
+A flag overrides the variable, and the variable overrides the default.
+
+| kind | flag | variable |
+|---|---|---|
+| duration | `300ms`, `5s`, `2m`, `1.5h` | the same |
+| size | `64k`, `1MiB` | the same |
+| true or false | `--name` or `--no-name` | 1 or 0 |
 """
 
 _TABLE_HEAD = "| Flag | Variable | Default | Values | Meaning |\n|---|---|---|---|---|\n"

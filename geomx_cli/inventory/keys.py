@@ -1,4 +1,4 @@
-"""The keys of an inventory file, the single source for its parser, its template and docs/inventory.md."""
+"""The keys of an inventory file, the single source for its parser, its template and docs/reference/inventory.md."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -121,7 +121,7 @@ def _machines(facts: Mapping[str, Facts]) -> Sequence[Sequence[str]]:
 
 
 def _version(host: Host, facts: Facts) -> Check:
-    fix = f"install there what is installed here, with {facts.executable} -m pip (docs/sites.md)"
+    fix = f"install there what is installed here, with {facts.executable} -m pip (docs/how-to/sites.md)"
     if facts.version != __version__:
         what = f"geomx {facts.version} is in {facts.package}, and this machine has {__version__}"
         return Check(host.name, "geomx", "problem", what, fix)

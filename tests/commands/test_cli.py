@@ -274,7 +274,7 @@ def test_a_mistyped_variable_is_told() -> None:
         (["--k1", "40"], "--k1 is for --algo hfa, and this job runs fsa"),
         (
             ["--compress", "topk:0.01"],
-            "--compress topk with --algo fsa trains better with --optimizer-on worker: see docs/codecs.md",
+            "--compress topk with --algo fsa trains better with --optimizer-on worker: see docs/how-to/choose-codec.md",
         ),
         (["--compress", "topk:0.01", "--optimizer-on", "worker"], ""),
         (["--compress", "sparseloco", "--algo", "hfa"], ""),

@@ -172,8 +172,8 @@ def test_a_wrong_variable_is_refused_like_a_flag() -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    written = ROOT / "docs" / "options.md"
-    assert written.read_text() == page(table()), "python -m geomx_cli.commands.reference > docs/options.md"
+    written = ROOT / "docs" / "reference" / "options.md"
+    assert written.read_text() == page(table()), "python -m geomx_cli.commands.reference > docs/reference/options.md"
 
 
 @pytest.mark.parametrize(

@@ -454,7 +454,7 @@ def test_links_have_a_direction(tmp_path: Path) -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS))
+    assert (ROOT / "docs" / "reference" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS))
 
 
 @pytest.mark.processes
@@ -589,7 +589,7 @@ def test_the_script_of_init_trains(desk: Desk, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
-    guide = ROOT.joinpath("docs", "sites.md").read_text()
+    guide = ROOT.joinpath("docs", "how-to", "sites.md").read_text()
     found = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0]).inventory
     assert [host.name for host in found.hosts] == ["bj1", "sz1", "cd1"]
     assert {host.python for host in found.hosts} == {"~/geomx/bin/python"}

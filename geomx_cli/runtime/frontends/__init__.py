@@ -26,7 +26,8 @@ HOOKED: Mapping[str, str] = {
 """Modules of frameworks that scripts import, and the front ends that hook them."""
 JOINING: Mapping[str, str] = {
     "mxnet": 'every worker must create the store, kv.create("dist_sync"), and use it',
-    "torch": "every worker must call geomx.init and geomx.wrap, or train with DistributedDataParallel; docs/pytorch.md",
+    "torch": "every worker must call geomx.init and geomx.wrap, or train with DistributedDataParallel;"
+    " docs/how-to/three-lines.md",
 }
 """How a script of each framework joins the job, as a hint."""
 
