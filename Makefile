@@ -60,7 +60,7 @@ check: $(VENV)/.test
 	$(BIN)/python -m pytest --no-processes
 
 docs: $(DOCS_VENV)/.docs
-	$(DOCS_BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 test: $(VENV)/.test $(TORCH_VENV)/.test $(FRAMEWORKS_VENV)/.test docs
