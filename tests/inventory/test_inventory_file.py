@@ -599,6 +599,14 @@ def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
     assert str(ROOT) not in shell and str(Path.home()) not in shell and sys.executable not in shell
 
 
+def test_the_inventory_of_the_tutorial_holds(tmp_path: Path) -> None:
+    tutorial = ROOT.joinpath("docs", "tutorials", "two-sites.md").read_text()
+    found = read(tmp_path, tutorial.partition("```toml\n")[2].partition("```")[0]).inventory
+    assert [(host.name, host.party, len(host.devices)) for host in found.hosts] == [
+        ("a1", "site-a", 1), ("b1", "site-b", 1),
+    ]  # fmt: skip
+
+
 def test_an_address_that_others_dial_has_no_port_of_ssh(tmp_path: Path) -> None:
     _, hint = complaint(tmp_path, GOOD + 'wan_address = "al@10.0.0.1:22"\n')
     assert hint == 'write "10.0.0.1" here'
