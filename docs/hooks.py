@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: CONTRIBUTING.md and CHANGELOG.md are pages of the site too, and no page loads anything from elsewhere."""
+"""Hooks of MkDocs: CONTRIBUTING.md and CHANGELOG.md are pages too, and no page loads anything from elsewhere."""
 
 import re
 from pathlib import Path
