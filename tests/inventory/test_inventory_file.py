@@ -602,9 +602,7 @@ def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
 def test_the_inventory_of_the_tutorial_holds(tmp_path: Path) -> None:
     tutorial = ROOT.joinpath("docs", "tutorials", "two-sites.md").read_text()
     found = read(tmp_path, tutorial.partition("```toml\n")[2].partition("```")[0]).inventory
-    assert [(host.name, host.party, len(host.devices)) for host in found.hosts] == [
-        ("a1", "site-a", 1), ("b1", "site-b", 1),
-    ]  # fmt: skip
+    assert [(host.name, len(host.devices)) for host in found.hosts] == [("a1", 1), ("b1", 1)]
 
 
 def test_an_address_that_others_dial_has_no_port_of_ssh(tmp_path: Path) -> None:
