@@ -16,7 +16,7 @@ _HEAD = """\
 This page is made from the commands by `geomx man --markdown`.
 
 The job's own options, which `geomx launch` and others share, are in [options](options.md).
-`geomx COMMAND --help` and `geomx man COMMAND` show the same. [Exit codes](exit-codes.md) are those of all commands.
+`geomx COMMAND --help` (`-h`) and `geomx man COMMAND` show the same. [Exit codes](exit-codes.md) are those of all commands.
 
 Completion of commands, options, values, jobs, parties and hosts:
 
@@ -40,7 +40,10 @@ def _sections(ctx: click.Context) -> Iterator[str]:
     yield f"```\n{usage}\n```\n"
     yield from _paragraphs(ctx.command.help or "")
     sections = option_sections(ctx.command, ctx)
-    yield "| option | meaning |\n|---|---|\n" + _rows(sections.pop("Options"))
+    # Every command has --help; click keeps under which names it was first shown.
+    own = [(term, text) for term, text in sections.pop("Options") if not term.endswith("--help")]
+    if own:
+        yield "| option | meaning |\n|---|---|\n" + _rows(own)
     if sections:
         yield "It also takes the options of the job: [options](options.md).\n"
     for one in below:
