@@ -16,7 +16,7 @@ _HEAD = """\
 This page is made from the commands by `geomx man --markdown`.
 
 The job's own options, which `geomx launch` and others share, are in [options](options.md).
-`geomx COMMAND --help` (`-h`) and `geomx man COMMAND` show the same. [Exit codes](exit-codes.md) are those of all commands.
+`geomx COMMAND --help` (`-h`) and `geomx man COMMAND` show the same. All have the same [exit codes](exit-codes.md).
 
 Completion of commands, options, values, jobs, parties and hosts:
 
