@@ -2,7 +2,7 @@
 
     python benchmarks/time_to_accuracy.py --curve --json > curve.json                              measures (root)
     python benchmarks/curve.py curve.json --to docs/figures/time-to-accuracy.svg
-    python benchmarks/curve.py                  docs/figures/time-to-accuracy.json, the figures of docs/results/accuracy.md
+    python benchmarks/curve.py                  the figures of docs/results/accuracy.md (docs/figures/*.json)
 
 Time has a logarithmic axis. A row of the file has a name and a curve, [seconds, accuracy] of the global model; a curve
 of few points shows each of them, as a table of times to accuracies has.

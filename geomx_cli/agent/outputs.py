@@ -105,8 +105,8 @@ def folders_of(task: Task) -> list[Path]:
 
 def elsewhere(folder: Path) -> list[Path]:
     """Return where a process whose output folder cannot be written saves what it cannot save later: a folder of its own
-    on each of the other disks, in this order. Whoever looks for it later may have another environment, so TMPDIR and the
-    working directory do not count.
+    on each of the other disks, in this order. Whoever looks for it later may have another environment, so
+    neither TMPDIR nor the working directory counts.
     """
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]  # another job's process may have its name
     own = f"geomx-{folder.parent.parent.name}-{folder.name}-{digest}"
