@@ -1,12 +1,14 @@
 """Command-line options from the table of options: flag first, then environment variable, then default."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from geomx_cli.core import deliveries, plugins
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import Option, Value, codec_name, decode
 
@@ -171,6 +173,9 @@ def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:
         return
     from geomx_cli.ps.aggregation.codec import parse_codec
 
-    if (codec := parse_codec(spec)) is not None and codec.for_local_optimizers:
+    codec = None
+    with suppress(InvalidSettings):  # the plan refuses it, and names the option
+        codec = parse_codec(spec)
+    if codec is not None and codec.for_local_optimizers:
         how = "trains better with --optimizer-on worker: see docs/how-to/choose-codec.md"
         yield f"--compress {codec_name(spec)} with --algo {algorithm} {how}"

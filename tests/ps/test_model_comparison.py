@@ -8,7 +8,7 @@ import pytest
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import checked_request
-from geomx_cli.ps.model_comparison import HALF, LATE, SUMS, TRAINED, ModelComparison
+from geomx_cli.ps.model_comparison import EPOCH, HALF, LATE, SUMS, TRAINED, ModelComparison
 from geomx_cli.ps.net.wire import BadMessage
 
 NAMES = ["first.weight", "first.bias", "last.weight"]
@@ -138,8 +138,10 @@ def settings_said(*rows: dict[str, float], step: int = 1) -> list[str]:
         ([{"lr": 0.01, "initial_lr": 0.1}, {"lr": 0.1, "initial_lr": 0.1}], "lr is 0.01 in"),
         ([{"lr": 0.0021, "largest lr": 0.0021}, {"lr": 0.002, "largest lr": 0.002}], ""),  # of 19 and 20 steps
         ([{"lr": 0.001, "largest lr": 0.1}, {"lr": 0.0, "largest lr": 0.1}], ""),  # and their ends
-        ([{"lr": 0.01, "largest lr": 0.1}, {"lr": 0.001, "largest lr": 0.1}], "lr is 0.01 in A/worker:0 and 0.001 in"),
-        ([{"lr": 0.1}, {"lr": 0.01, "largest lr": 0.1}], "lr is 0.1 in A/worker:0 and 0.01 in A/worker:1"),
+        ([{"lr": 0.01, "largest lr": 0.1, EPOCH: 9}, {"lr": 0.001, "largest lr": 0.1, EPOCH: 9}],
+         "lr is 0.01 in A/worker:0 and 0.001 in"),
+        ([{"lr": 0.1, EPOCH: 9}, {"lr": 0.01, "largest lr": 0.1, EPOCH: 9}], "lr is 0.1 in A/worker:0 and 0.01 in A/w"),
+        ([{"lr": 0.1, EPOCH: 9}, {"lr": 0.01, "largest lr": 0.1, EPOCH: 8}], ""),
         ([{"lr": 0.0011}, {"lr": 0.001}], "lr is 0.0011 in A/worker:0 and 0.001 in"),
         ([{"initial_lr": 0.1}, {"lr": 0.2, "initial_lr": 0.1}], ""),  # the first has skipped a step
         ([{"lr": 0.0}, {"lr": 0.0}], ""),
