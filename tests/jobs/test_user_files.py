@@ -42,6 +42,7 @@ def test_the_interpreter_of_the_command_is_that_of_hosts_without_one() -> None:
     "command",
     [
         "python3 -u -m torch.distributed.run x.py", "env A=1 torchrun x.py", "uv run -- torchrun x.py",
+        "uv run --with torch torchrun x.py", "python -W ignore -X dev -m torch.distributed.run x.py",
         "deepspeed x.py", "python -m accelerate.commands.launch x.py", "lightning run model x.py",
     ],
 )  # fmt: skip

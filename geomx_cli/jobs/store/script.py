@@ -26,6 +26,8 @@ _SHELLS = ("bash", "sh", "zsh", "dash")
 _BEFORE = ("exec", "then", "do", "else", "nohup", "time", "env", "{", "!")
 """Words before a command."""
 _RUNNERS = ("uv", "poetry", "pipenv", "pixi")
+_WITH_VALUE = ("-W", "-X")
+"""Options of Python with a value, in the same word or in the next."""
 _BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
 
 
@@ -68,11 +70,25 @@ def _started(command: Sequence[str]) -> list[str]:
     while words and (words[0] in _BEFORE or re.match(r"[A-Za-z_]\w*=", words[0])):
         del words[0]
     if words[1:2] == ["run"] and words[0] in _RUNNERS:
-        return _started([word for word in words[2:] if word != "--"])
+        rest = words[2:]  # its options may have values, as `--with torch`
+        starts = (at for at, word in enumerate(rest) if Path(word).name in _LAUNCHERS or _runs_python(word))
+        return _started(rest[next(starts, len(rest)) :])
     if words and Path(words[0]).name.startswith("python"):
-        given = [word for word in words[1:] if word not in _BARE]
+        given = _without_options(words[1:])
         return given[1:] if given[:1] == ["-m"] else words
     return words
+
+
+def _runs_python(word: str) -> bool:
+    return Path(word).name.startswith("python") or word.endswith(".py")
+
+
+def _without_options(words: Sequence[str]) -> list[str]:
+    """Return the words after `python` without its options, up to -m and -c."""
+    rest = list(words)
+    while rest and (rest[0] in _BARE or rest[0][:2] in _WITH_VALUE):
+        del rest[: 2 if rest[0] in _WITH_VALUE else 1]
+    return rest
 
 
 def _shell_text(script: Sequence[str]) -> str:
@@ -134,7 +150,7 @@ def python_file(script: Sequence[str]) -> str:
     """Return the file that a command passes to Python; "" if there is none or it is unknown."""
     if not Path(script[0]).name.startswith("python"):
         return ""
-    words = [word for word in script[1:] if word not in _BARE]
+    words = _without_options(script[1:])
     return words[0] if words and not words[0].startswith("-") else ""
 
 
