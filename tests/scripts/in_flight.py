@@ -21,6 +21,7 @@ from geomx_cli.ps.net.rows import Rows
 from geomx_cli.runtime.plugin_factory import event_log
 from geomx_cli.runtime.settings import Settings
 
+LIMIT = 200  # seconds: cuts, which last 50 s at most, leave a loaded machine no time for rounds
 sizes = [int(size) for size in os.environ["SIZES"].split(",")]
 settings = Settings.from_environment(plugins.table())
 events = event_log(settings) if "EVENTS" in os.environ else EventLog(None)
@@ -63,9 +64,9 @@ if client.trains:
                 began[f"{number}-{index}"] = done
                 under_way.append(done)
             while len(under_way) > ahead * len(sizes):
-                under_way.popleft().result(60)
+                under_way.popleft().result(LIMIT)
         for done in under_way:
-            done.result(60)
+            done.result(LIMIT)
     finally:
         has_ended = {name for name, done in began.items() if done.done() and not done.exception()}
         np.savez(os.environ["OUT"].format(rank=client.global_rank), **{name: results[name] for name in has_ended})
