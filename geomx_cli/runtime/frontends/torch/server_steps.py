@@ -123,7 +123,8 @@ class ServerSynchroniser(Synchroniser):
         """Warn, once, of what the global servers' weights keep; not of what this worker has from them."""
         if self._looks and not is_finite(slot.values):
             self._looks = False
-            if not is_finite(slot.parameter.detach()):
+            # Each tensor comes when its round is done: the weights may spoil the gradient of a tensor that is still sound.
+            if not all(is_finite(each.parameter.detach()) for each in self._slots):
                 return
             where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
             warn(self._client, not_finite(where, "all workers' weights"))
