@@ -1,7 +1,10 @@
 # make wheel: build dist/*.whl and the source distribution.
-# make demo: train a small CNN with 2 parties x 2 workers on this machine.
-# make demo-torch: the same with PyTorch.
-# make check: ruff, mypy, import-linter, vulture and all tests that start no process, within a minute.   make test: everything that CI runs.
+# make demo-torch: train a small CNN with 2 parties x 2 workers on this machine, with PyTorch.
+# make demo: the same with MXNet.
+# make docs: build the documentation site into site/. Every link has to resolve.
+# make lint: ruff, mypy, import-linter and vulture; a hook for git runs it (.pre-commit-config.yaml).
+# make check: lint, and all tests that start no process, within a minute.   make test: everything that CI runs.
+# make release: wheel, source distribution, pages and notes of the version in dist/, installed and tried in a fresh environment.
 
 VENV := .venv
 PYTHON ?= python3
@@ -12,6 +15,9 @@ TORCH_BIN := $(TORCH_VENV)/bin
 # That of the frameworks around PyTorch, which are large.
 FRAMEWORKS_VENV := .venv-frameworks
 FRAMEWORKS_BIN := $(FRAMEWORKS_VENV)/bin
+# That of the documentation site, which only reads our sources.
+DOCS_VENV := .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
 # The version is exact so that pip finds a build for CPUs where only those are offered; PyPI's is for CUDA.
 TORCH := torch==2.13.0
 INSTALL = -m pip install --quiet --disable-pip-version-check
@@ -26,40 +32,45 @@ PYTHON_CODE := geomx_cli tests benchmarks templates
 # Where Python may not keep compiled modules, each of a job's processes compiles all of ours anew and starts half as fast.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-torch check test wheel clean
+# $(call TRAIN,bin,framework): fetches the data and trains, and prints the command.
+TRAIN = start=$$($(STAMP)); $(1)/geomx data fetch fashion-mnist || exit $$?; \
+ echo "data in place in $$(( $$($(STAMP)) - start )) s"; \
+ train="launch --local --framework $(2) --algo hfa --k1 20 --k2 10"; echo "geomx $$train"; \
+ start=$$($(STAMP)); $(1)/geomx $$train || exit $$?; \
+ echo "trained with $(2) in $$(( $$($(STAMP)) - start )) s: geomx $$train"
+
+.PHONY: demo demo-torch docs lint check test wheel release clean
 
 demo: $(VENV)/.demo
-	@start=$$($(STAMP)); $(BIN)/geomx data fetch fashion-mnist || exit $$?; \
-	 echo "data in place in $$(( $$($(STAMP)) - start )) s"
-	@start=$$($(STAMP)); $(BIN)/geomx launch --local --algo hfa --k1 20 --k2 10 || exit $$?; \
-	 echo "trained in $$(( $$($(STAMP)) - start )) s"
+	@$(call TRAIN,$(BIN),mxnet)
 	@printf '%s\n' "next:" \
 	 "  . $(BIN)/activate          from now on geomx is a command of this shell" \
 	 "  geomx launch --help           more parties, other algorithms, slow links, a script of your own" \
 	 "  geomx init                    for training on several machines"
 
 demo-torch: $(TORCH_VENV)/.demo
-	@start=$$($(STAMP)); $(TORCH_BIN)/geomx data fetch fashion-mnist || exit $$?; \
-	 echo "data in place in $$(( $$($(STAMP)) - start )) s"
-	@start=$$($(STAMP)); $(TORCH_BIN)/geomx launch --local --framework torch --algo hfa --k1 20 --k2 10 || exit $$?; \
-	 echo "trained in $$(( $$($(STAMP)) - start )) s"
+	@$(call TRAIN,$(TORCH_BIN),torch)
 	@printf '%s\n' "next:" \
 	 "  . $(TORCH_BIN)/activate          from now on geomx is a command of this shell" \
-	 "  geomx init --template torch         a script of your own; docs/pytorch.md explains its three lines" \
+	 "  geomx init --template torch         a script of your own; docs/how-to/three-lines.md explains its three lines" \
 	 "  geomx init --template torch-lm      a language model; or geomx launch --network gpt, the bundled one" \
 	 "  geomx launch --help                 more parties, other algorithms, slow links; with --framework torch"
 
-check: $(VENV)/.test
+lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(STRUCTURE)
+
+check: lint
 	$(BIN)/python -m pytest --no-processes
 
-test: $(VENV)/.test $(TORCH_VENV)/.test $(FRAMEWORKS_VENV)/.test
+docs: $(DOCS_VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
+	@echo "site/index.html"
+
+test: $(VENV)/.test $(TORCH_VENV)/.test $(FRAMEWORKS_VENV)/.test docs
 	tests/tools.sh
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(STRUCTURE)
+	$(MAKE) --no-print-directory lint
 	@echo "$(BIN)/python -m pytest, and beside it those of tests/pytorch and tests/frameworks"; \
 	 { $(TORCH_BIN)/python -m pytest --numprocesses 2 tests/pytorch; torch=$$?; \
 	   $(FRAMEWORKS_BIN)/python -m pytest --numprocesses 2 tests/frameworks && exit $$torch; \
@@ -71,6 +82,9 @@ test: $(VENV)/.test $(TORCH_VENV)/.test $(FRAMEWORKS_VENV)/.test
 
 wheel: $(VENV)/.test
 	$(BIN)/python -m build --outdir dist .
+
+release: $(VENV)/.test
+	deploy/release.sh $(BIN)/python
 
 $(VENV)/bin/python:
 	@start=$$($(STAMP)); $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; \
@@ -115,5 +129,10 @@ $(FRAMEWORKS_VENV)/.test: setup.cfg Makefile
 	 echo "installed in $$(( $$($(STAMP)) - start )) s"
 	@touch $@
 
+$(DOCS_VENV)/.docs: docs/requirements.txt
+	test -x $(DOCS_BIN)/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_BIN)/python $(INSTALL) --requirement docs/requirements.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) $(FRAMEWORKS_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(TORCH_VENV) $(FRAMEWORKS_VENV) $(DOCS_VENV) build dist site *.egg-info

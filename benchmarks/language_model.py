@@ -252,7 +252,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rate", default="20mbit", help="of each party's link; '' is no limit")
     parser.add_argument("--rtt", default="80ms", help="round trip between parties; '' is no delay")
     parser.add_argument(
-        "--keep-windows", action="store_true", help="net.ipv4.tcp_slow_start_after_idle=0, as docs/sites.md advises"
+        "--keep-windows", action="store_true", help="net.ipv4.tcp_slow_start_after_idle=0: see docs/how-to/sites.md"
     )
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a job is stopped")
     parser.add_argument("--sweep", action="store_true", help=sweep.__doc__)

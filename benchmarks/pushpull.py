@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 from outcome import conclude
-from pushpull_job import Case, central_sites, letters, mxnet_commands, our_commands
+from pushpull_job import MOST_PARTIES, Case, central_sites, letters, mxnet_commands, our_commands
 from pushpull_worker import gradients
 from tensors import LISTS
 from wan import Wan
@@ -238,7 +238,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rtt", default="", help="round trip between parties, as 30ms")
     parser.add_argument("--set", dest="options", nargs="+", default=[], metavar="OPTION=VALUE", help="of geomx launch")
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not 1 <= arguments.parties <= MOST_PARTIES:
+        parser.error(f"--parties {arguments.parties}: from 1 to {MOST_PARTIES}")
+    return arguments
 
 
 def _cases(arguments: dict[str, Any]) -> list[Case]:

@@ -17,8 +17,13 @@ from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net import security
 
-__all__ = ["Case", "Command", "central_sites", "letters", "mxnet_cluster", "mxnet_commands", "our_commands", "planned"]
+__all__ = [
+    "MOST_PARTIES", "Case", "Command", "central_sites", "letters", "mxnet_cluster", "mxnet_commands", "our_commands",
+    "planned",
+]  # fmt: skip
 
+_LETTERS = "ABDEFGHIJKLMNOPQRSTUVWXYZ"
+MOST_PARTIES = len(_LETTERS)
 HERE = Path(__file__).parent
 WORKER = HERE / "pushpull_worker.py"
 Command = tuple[str, str, list[str], dict[str, str]]
@@ -50,8 +55,8 @@ def central_sites(count: int) -> list[str]:
 
 
 def letters(count: int) -> str:
-    """The sites of this many parties; C is the central one."""
-    return "ABDEFGHIJKLMNOPQRSTUVWXYZ"[:count]
+    """The sites of this many parties, at most MOST_PARTIES; C is the central one."""
+    return _LETTERS[:count]
 
 
 def our_commands(case: Case, directory: Path, wan: Wan | None) -> list[Command]:
@@ -97,7 +102,7 @@ def _sites(inventory: Inventory) -> dict[str, str]:
     """The site of each host; of one with all parties, of each party."""
     central = ["central", *(host.name for host in inventory.hosts if host.name.startswith("central-"))]
     sites = dict(zip(central, central_sites(len(central)), strict=True))
-    return sites | dict(zip("ABCDEFGH", letters(len(inventory.parties)), strict=False))
+    return sites | dict(zip((party.name for party in inventory.parties), letters(len(inventory.parties)), strict=True))
 
 
 def _placed(inventory: Inventory, wan: Wan, server_hosts: int) -> Inventory:

@@ -79,10 +79,12 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
             job = self.job(name, directory, options)
             job.run(self.arguments.limit)
+            marks = self._judge.every_mark(job) if self.arguments.curve else []
             *reached, last = self._judge.marks(job, self.targets)
             waiting = [_waiting(job.rounds(worker)) for worker in job.workers]
         _tell(name, options, list(zip(self.targets, reached, strict=True)), last, job.ended)
-        return {"ended": job.ended, "waiting": waiting, "reached": reached, "last": last or NOTHING}
+        curve = [(mark.seconds, mark.accuracy) for mark in marks]
+        return {"ended": job.ended, "waiting": waiting, "reached": reached, "last": last or NOTHING, "curve": curve}
 
     def finals(self, name: str, options: Mapping[str, Value]) -> dict[str, Any]:
         """Train with all seeds; only the final global model is evaluated. accuracy and wan_bytes: medians."""
@@ -113,7 +115,10 @@ class Bench:
         last = sorted((run["last"] for run in runs), key=lambda mark: mark.accuracy)[(len(runs) - 1) // 2]
         waiting = [statistics.median_low(parts) for parts in zip(*(run["waiting"] for run in runs), strict=True)]
         ended = all(run["ended"] for run in runs)
-        return {"name": name, "ended": ended, "waiting": waiting, "targets": targets, "last": vars(last)}
+        sooner = sorted(runs, key=lambda run: (run["reached"][-1] or NOTHING).seconds)
+        curve = sooner[len(sooner) // 2]["curve"]
+        found = {"name": name, "ended": ended, "waiting": waiting, "targets": targets, "last": vars(last)}
+        return found | ({"curve": curve} if self.arguments.curve else {})
 
 
 def _waiting(rounds: Sequence[RoundCompleted]) -> float:
@@ -314,6 +319,10 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--codec", nargs="+", metavar="SPEC", help="of --codecs; default: all")
     parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument(
+        "--curve", action="store_true",
+        help="evaluate all checkpoints too: the curve of the run with the median time to the last target, for curve.py",
+    )  # fmt: skip
     which = parser.add_mutually_exclusive_group()
     for what in (heterogeneous, straggling_party, sweep, bounds, codecs):
         flag = "--" + what.__name__.replace("_", "-")

@@ -175,6 +175,10 @@ class Judge:
                          for old, target in zip(found, targets, strict=True)]  # fmt: skip
         return [*found, last]
 
+    def every_mark(self, job: Job) -> list[Mark]:
+        """All checkpoints."""
+        return [self._mark(job, path) for path in job.checkpoints()]
+
     def _mark(self, job: Job, path: Path) -> Mark:
         checkpoint = Checkpoint.read(path)
         for index, name in enumerate(self._model.names):

@@ -50,7 +50,7 @@ MOMENTA = _momenta(0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 INNER = _pairs("inner_steps", "outer_momentum", (10, 0.5), (20, 0.5), (30, 0.0), (30, 0.5), (30, 0.9), (60, 0.5))
 ROWS: Mapping[str, Row] = {
     "fsa": Row({"algo": "fsa", **SPREAD, "lr": 0.05}, MOMENTA),
-    "fsa-central": Row({"algo": "fsa"}, same_as="fsa"),
+    "fsa-central": Row({"algo": "fsa", "topology": "central"}, same_as="fsa"),
     "mixed": Row({"algo": "mixed", **SPREAD, "lr": 0.2, "momentum": 0.5}, MOMENTA, {"momentum": 0.0}),
     "mixed-dcasgd": Row(
         {"algo": "mixed", **SPREAD, "lr": 0.2, "momentum": 0.0, "optimizer": "dcasgd", "dc_lambda": 0.02},

@@ -35,12 +35,21 @@ load.prepare_import()  # for `import mxnet` after this, also in a script that ru
 
 
 def init(kind: str = "dist_sync") -> KVStore:
-    """Join the job and block until all of its processes have; equivalent to `mx.kv.create(kind)`. Returns the same
-    store on each call.
+    """Join the job, and block until all of its processes have joined; equivalent to `mx.kv.create(kind)`.
 
-    kind: "dist_sync", or "dist_async" for parties that do not wait for each other. Raises MXNetError if the job has
-    failed or the environment names none, and InvalidSettings in a process not started by geomx, or for a type of
-    store that does not join a job.
+    Args:
+        kind: "dist_sync", or "dist_async" for parties that do not wait for each other.
+
+    Returns:
+        The job's store; the same one on each call.
+
+    Raises:
+        MXNetError: The job has failed, or the environment names none.
+        InvalidSettings: The process was not started by geomx, or a store of this type does not join a job.
+
+    Examples:
+        >>> import geomx_cli.mxnet as geomx
+        >>> kv = geomx.init("dist_sync")
     """
     if not (finder.installed() or script.session().attached):  # else a failure of the script would not be reported
         hint = f"geomx launch -- python {sys.argv[0]}, or python -m geomx_cli.runtime {sys.argv[0]}"
@@ -52,27 +61,37 @@ def init(kind: str = "dist_sync") -> KVStore:
 
 
 def global_rank() -> int:
-    """Rank among the training workers of all parties, from 0; -1 for a master that does not train.
+    """Return the rank among the training workers of all parties, from 0; -1 for a master that does not train.
 
-    This and the functions below raise InvalidSettings before `init`.
+    Raises:
+        InvalidSettings: `init` was not called; `num_all_workers` and `is_master` raise it too.
     """
     return _store().global_rank
 
 
 def num_all_workers() -> int:
-    """Number of training workers in all parties."""
+    """Return the number of training workers in all parties."""
     return _store().num_all_workers
 
 
 def is_master() -> bool:
-    """Whether this worker provides the initial weights. It also calls `kv.set_optimizer`."""
+    """Return whether this worker provides the initial weights. It also calls `kv.set_optimizer`."""
     return _store().is_master_worker
 
 
 def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> Samples:
-    """Load a data set of `geomx data fetch`: images of shape (n, channels, height, width), labels of shape (n,).
+    """Load a data set of `geomx data fetch`.
 
-    data_dir: its directory, if not in the default locations. Raises InvalidSettings if it is not on this host.
+    Args:
+        name: fashion-mnist, mnist or cifar10.
+        split: The half of the data set.
+        data_dir: Its directory, if not in the default locations.
+
+    Returns:
+        Images of shape (n, channels, height, width), and labels of shape (n,).
+
+    Raises:
+        InvalidSettings: The data set is not on this host.
     """
     return data.load(name, split, data_dir)
 
@@ -80,8 +99,16 @@ def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path =
 def shard(samples: Samples, split: str = "iid", seed: int = 1) -> Samples:
     """Return a copy of this worker's part of the data. All workers must pass the same arguments.
 
-    split: as --split of `geomx launch`: iid, by-class, by-party or dirichlet:ALPHA, drawn with `seed`. Raises
-    InvalidSettings if there are fewer samples than workers, and in a master that does not train.
+    Args:
+        samples: The whole data set.
+        split: As --split of `geomx launch`: iid, by-class, by-party or dirichlet:ALPHA.
+        seed: Of the random numbers of dirichlet:ALPHA.
+
+    Raises:
+        InvalidSettings: There are fewer samples than workers, or this is a master that does not train.
+
+    Examples:
+        >>> mine = geomx.shard(geomx.load_data("fashion-mnist", "train"))
     """
     store = _store()
     if not store.trains:

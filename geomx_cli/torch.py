@@ -9,8 +9,8 @@
 Loops of frameworks take one line: geomx.hf.Callback() of HF's Trainer, geomx.lightning.Strategy() of Lightning's.
 
 Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. All functions but `report`
-must be called from the training thread. After a failure of the job, calls of these functions, of `backward` and `step`
-and, with --p3, the first use of a tensor that is still on its way raise GeomxError, whose `hint` says what to do.
+must be called from the training thread. After a failure of the job these functions, `backward` and `step` raise
+GeomxError, whose `hint` says what to do. With --p3 the first use of a tensor that is still on its way raises it too.
 """
 
 import importlib
@@ -54,11 +54,18 @@ def __getattr__(name: str) -> Any:
 
 
 def init() -> None:
-    """Join the job and block until all of its processes have; later calls do nothing.
+    """Join the job, and block until all of its processes have joined. Later calls have no effect.
 
-    Ends the process, with status 0, in a master worker that does not train. With `--shards` it makes the default group
-    of torch.distributed, of the party's workers. Raises InvalidSettings in a process not started by geomx, and
-    GeomxError if the job has failed.
+    In a master worker that does not train it ends the process, with status 0. With `--shards` it makes the default
+    group of torch.distributed, of the party's workers.
+
+    Raises:
+        InvalidSettings: The process was not started by geomx.
+        GeomxError: The job has failed.
+
+    Examples:
+        >>> import geomx_cli.torch as geomx
+        >>> geomx.init()
     """
     if script.session().store is not None:
         return
@@ -70,28 +77,44 @@ def init() -> None:
 
 
 def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optimizer:
-    """Make `optimizer` train `model` (torch.nn.Module) together with all other workers, and return it; blocks until
-    all have called this, with equal models and optimizers.
+    """Make `optimizer` train `model` together with all other workers. Blocks until all have called it.
 
-    All workers get the parameters and buffers of the master worker. What is exchanged is chosen with `geomx launch
-    --algo`: with fsa and sync, `backward` leaves the mean of all workers' gradients. The optimizer stays the script's
-    own: schedulers, clipping, GradScaler, parameter groups and state_dict work as before. Parameters with
-    requires_grad=False stay as they are. Several optimizers of one model may be given as a list or tuple, which is
-    returned; those of several models are wrapped one by one. With `--shards`
-    fully_shard has divided the model over the party's workers before, and the optimizer is one of its DTensors.
+    All workers get the parameters and buffers of the master worker. `geomx launch --algo` chooses what is exchanged:
+    with fsa and sync, `backward` leaves the mean of all workers' gradients. The optimizer stays the script's own:
+    schedulers, clipping, GradScaler, parameter groups and state_dict work as before. Parameters with
+    requires_grad=False stay as they are.
 
-    buffers: "local": each worker's own, as running statistics of batch normalization, until all get those of one worker
-    in `finish`; "mean": the means over all workers, with each round (fsa, sync, hfa).
+    Args:
+        model: A torch.nn.Module, equal in all workers. Wrap several models one by one. With `--shards` fully_shard has
+            divided it over the party's workers before.
+        optimizer: An optimizer of the model's parameters, or a list or tuple of several. With `--shards` it is one of
+            the DTensors.
+        buffers: "local": each worker's own, such as running statistics of batch normalization, until `finish` gives all
+            workers those of one. "mean": the means over all workers, with each round (fsa, sync, hfa).
 
-    Raises InvalidSettings, naming the tensor, for models that differ or cannot be exchanged.
+    Returns:
+        `optimizer`.
+
+    Raises:
+        InvalidSettings: The models differ or cannot be exchanged; the message names the tensor.
+        GeomxError: The job has failed.
+
+    Examples:
+        >>> optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.05))
     """
     _store().wrap(model, optimizer, buffers)
     return optimizer
 
 
 def no_sync() -> AbstractContextManager[None]:
-    """A context in which backward passes accumulate gradients without exchanging them, as DistributedDataParallel's.
-    The next pass outside of it exchanges the accumulated ones.
+    """Return a context in which backward passes accumulate gradients without an exchange, as DistributedDataParallel's.
+
+    The next pass outside of it exchanges the accumulated gradients.
+
+    Examples:
+        >>> with geomx.no_sync():
+        ...     loss_of(model(first), labels).backward()
+        >>> loss_of(model(second), labels).backward()      # exchanges both
     """
     return _store().no_sync()
 
@@ -99,18 +122,37 @@ def no_sync() -> AbstractContextManager[None]:
 def finish() -> None:
     """End training: contribute what is left, wait for the other workers, and leave the same tensors in all models.
 
-    A script that ends successfully does this by itself; call it before evaluating or saving the model. Workers may
+    A script that ends successfully calls this by itself; call it before evaluating or saving the model. Workers may
     make different numbers of steps: one that has finished no longer counts in means. Afterwards the wrapped optimizers
-    cannot step. Blocks; raises GeomxError if the job fails.
+    cannot step.
+
+    Raises:
+        GeomxError: The job has failed.
+
+    Examples:
+        >>> geomx.finish()
+        >>> if geomx.is_master():
+        ...     torch.save(model.state_dict(), "model.pt")
     """
     _store().finish()
 
 
 def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> "TensorDataset":
-    """Load a data set of `geomx data fetch`: images, float32 of shape (channels, height, width) from 0 to 1, and int64
-    labels.
+    """Load a data set of `geomx data fetch`.
 
-    data_dir: its directory, if not in the default locations. Raises InvalidSettings if it is not on this host.
+    Args:
+        name: fashion-mnist, mnist or cifar10.
+        split: The half of the data set.
+        data_dir: Its directory, if not in the default locations.
+
+    Returns:
+        Images, float32 of shape (channels, height, width) from 0 to 1, and int64 labels.
+
+    Raises:
+        InvalidSettings: The data set is not on this host.
+
+    Examples:
+        >>> images, labels = geomx.load_data("fashion-mnist", "test").tensors
     """
     from geomx_cli.runtime.frontends.torch import data
 
@@ -118,10 +160,21 @@ def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path =
 
 
 def load_text(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> Any:
-    """Load a text of `geomx data fetch`: its bytes, as torch.Tensor, uint8 of shape (n,).
+    """Load a text of `geomx data fetch`.
 
-    split: all but the last twentieth of it, or that. data_dir: its directory, if not in the default locations.
-    Raises InvalidSettings if it is not on this host.
+    Args:
+        name: austen.
+        split: All but the last twentieth of the text, or that.
+        data_dir: Its directory, if not in the default locations.
+
+    Returns:
+        Its bytes, as torch.Tensor, uint8 of shape (n,).
+
+    Raises:
+        InvalidSettings: The text is not on this host.
+
+    Examples:
+        >>> text = geomx.load_text("austen", "train")
     """
     from geomx_cli.runtime.frontends.torch import data
 
@@ -129,12 +182,22 @@ def load_text(name: str, split: Literal["train", "test"], data_dir: str | Path =
 
 
 def shard(dataset: Any, split: str = "iid", seed: int = 1) -> Any:
-    """Return this worker's part of a map-style data set, as torch.utils.data.Subset. All workers must pass the same
-    arguments; parts are equally large, but for dirichlet.
+    """Return this worker's part of a map-style data set. All workers must pass the same arguments.
 
-    split: as --split of `geomx launch`: iid, by-class, by-party or dirichlet:ALPHA, drawn with `seed`; all but iid need
-    labels: dataset.targets, dataset.labels or the last tensor of a TensorDataset. Raises InvalidSettings for a data set
-    without indices or labels, and if there are fewer samples than workers.
+    Args:
+        dataset: A data set with indices. All splits but iid need labels: dataset.targets, dataset.labels or the last
+            tensor of a TensorDataset.
+        split: As --split of `geomx launch`: iid, by-class, by-party or dirichlet:ALPHA.
+        seed: Of the random numbers of dirichlet:ALPHA.
+
+    Returns:
+        A torch.utils.data.Subset. Parts are equally large, but for dirichlet.
+
+    Raises:
+        InvalidSettings: The data set has no indices or labels, or fewer samples than there are workers.
+
+    Examples:
+        >>> loader = DataLoader(geomx.shard(dataset), batch_size=64, shuffle=True)
     """
     from geomx_cli.runtime.frontends.torch import data
 
@@ -143,10 +206,21 @@ def shard(dataset: Any, split: str = "iid", seed: int = 1) -> Any:
 
 
 def sampler(dataset: Any, *, shuffle: bool = True, seed: int = 1) -> "ShardSampler":
-    """Return a sampler for DataLoader(dataset, sampler=...): in each epoch another part of the data set for each
-    worker. The next epoch begins with the first iteration after a step of an optimizer, so a worker may look at a batch
-    or evaluate with it; see docs/pytorch.md for an exception. All workers must pass the same arguments. Raises
-    InvalidSettings as `shard`.
+    """Return a sampler that gives each worker another part of the data set in each epoch.
+
+    All workers must pass the same arguments. The next epoch begins with the first iteration after a step of an
+    optimizer, so a worker may look at a batch or evaluate with it; docs/how-to/three-lines.md has an exception.
+
+    Args:
+        dataset: A data set with indices.
+        shuffle: Whether an epoch has an order of its own.
+        seed: Of that order.
+
+    Raises:
+        InvalidSettings: As `shard`.
+
+    Examples:
+        >>> loader = DataLoader(dataset, batch_size=64, sampler=geomx.sampler(dataset))
     """
     from geomx_cli.runtime.frontends.torch import data
 
@@ -154,20 +228,24 @@ def sampler(dataset: Any, *, shuffle: bool = True, seed: int = 1) -> "ShardSampl
 
 
 def global_rank() -> int:
-    """Rank among the training workers of all parties, from 0.
+    """Return the rank among the training workers of all parties, from 0.
 
-    This and the functions below raise InvalidSettings before `init`.
+    Raises:
+        InvalidSettings: `init` was not called; `num_all_workers` and `is_master` raise it too.
+
+    Examples:
+        >>> torch.save(optimizer.state_dict(), f"checkpoint-{geomx.global_rank()}.pt")
     """
     return _store().global_rank
 
 
 def num_all_workers() -> int:
-    """Number of training workers in all parties."""
+    """Return the number of training workers in all parties."""
     return _store().num_all_workers
 
 
 def is_master() -> bool:
-    """Whether this is the worker of global rank 0, which is to save models."""
+    """Return whether this is the worker of global rank 0, which is to save models."""
     return _store().global_rank == 0
 
 

@@ -1,6 +1,7 @@
-"""Rules on imports beyond the import-linter contracts in setup.cfg."""
+"""Rules on imports beyond the import-linter contracts in setup.cfg, and on the pages of docs/ that code names."""
 
 import ast
+import re
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -74,3 +75,12 @@ def test_what_hosts_run_first_needs_the_standard_library_alone(graph: grimp.Impo
     """The probe reports missing modules, and the agent starts in a fraction of their import time."""
     needed = {name.split(".")[0] for name in graph.find_upstream_modules(f"geomx_cli.{package}", as_package=True)}
     assert needed - {"geomx_cli"} <= sys.stdlib_module_names
+
+
+def test_pages_that_code_and_templates_name_are_there() -> None:
+    named = re.compile(r"\bdocs/[\w/-]+\.md")
+    folders = (PACKAGE, ROOT / "templates", ROOT / "benchmarks", ROOT / "deploy")
+    files = [*(file for folder in folders for file in folder.rglob("*") if file.is_file()), ROOT / "Makefile"]
+    texts = {file: file.read_text(errors="ignore") for file in files if "__pycache__" not in file.parts}
+    pages = {(file, page) for file, text in texts.items() for page in named.findall(text)}
+    assert len(pages) > 10 and [(file, page) for file, page in pages if not (ROOT / page).exists()] == []

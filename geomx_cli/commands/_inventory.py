@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -97,10 +96,11 @@ def read_inventory(path: Path) -> "InventoryFile":
     """
     from geomx_cli.hosts import with_addresses
     from geomx_cli.inventory import file, hostfile
+    from geomx_cli.plan.automatic_topology import with_topology
     from geomx_cli.plan.ports import host_errors
 
     read = hostfile.read if path == _hostfile() else file.read
-    found = read(path, host_errors)
+    found = read(path, lambda inventory: host_errors(with_topology(inventory)))
     return replace(found, inventory=with_addresses(found.inventory, ssh_options()))
 
 
@@ -121,7 +121,7 @@ def machines(
         from geomx_cli.plan.this_machine import this_machine
 
         values = {**given, **_usual(given, ()), **_fixed(given)}
-        return _shaped(this_machine(values, free_ports(ports_needed(values))), values), values
+        return _shaped(this_machine(values, free_ports(ports_needed(values))), values)
     read = read_inventory(path)
     for name in _OF_THIS_MACHINE:
         if name in given and _written(name):
@@ -146,7 +146,7 @@ def with_job_options(
     """Return the inventory of a file as a job with these options has it, and the effective values, as `machines`."""
     import msgspec
 
-    from geomx_cli.inventory import validated
+    from geomx_cli.inventory import topology_fields, validated
 
     values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}
     values |= _usual(values, read.job)
@@ -154,28 +154,27 @@ def with_job_options(
     for name in _OF_THIS_MACHINE:
         if name in shape and shape.pop(name) != read.inventory.options()[name]:
             raise UsageError(f"--algo {values['algo']} is for one worker on this machine", "add --local")
-    inventory = validated({**msgspec.to_builtins(read.inventory), **shape}) if shape else read.inventory
-    return _shaped(inventory, values), values
+    chosen = topology_fields(shape["topology"]) if "topology" in shape else {}
+    inventory = validated({**msgspec.to_builtins(read.inventory), **shape, **chosen}) if shape else read.inventory
+    return _shaped(inventory, values)
 
 
 def _usual(values: Mapping[str, Value], in_file: Collection[str]) -> dict[str, Value]:
-    """Return the defaults that the network, the codec and what is installed have instead of the table's, where neither
-    the user nor the file has a value.
+    """Return the defaults that the network and the codec have instead of the table's, where neither the user nor the
+    file has a value.
     """
     codec = codec_name(str(values.get("compress", "")))
-    usual = {**_framework(values), **USUAL.get(str(values.get("network", "")), {}), **USUAL_OF_CODEC.get(codec, {})}
+    usual = {**USUAL.get(str(values.get("network", "")), {}), **USUAL_OF_CODEC.get(codec, {})}
     return {name: value for name, value in usual.items() if not _written(name) and name not in in_file}
 
 
 def _framework(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the framework that is installed, if it is the only one."""
-    from geomx_cli.runtime import frontends
+    """Return the framework in place of auto."""
+    from geomx_cli.runtime.training import networks
 
-    if "framework" not in values:
+    if values.get("framework") != "auto":
         return {}
-    modules = filter(None, (frontends.find(name).framework for name in frontends.NAMES))
-    installed = [module for module in modules if find_spec(module) is not None]
-    return {"framework": installed[0]} if len(installed) == 1 else {}
+    return {"framework": networks.framework_for(str(values["network"]))}
 
 
 def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -190,21 +189,24 @@ def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
     return dict(fixed)
 
 
-def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
-    """Return the inventory with the chosen delivery and reduction and, if the algorithm needs one, a local server for a
-    central party that trains.
+def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "tuple[Inventory, dict[str, Value]]":
+    """Return the inventory with the chosen topology, delivery and reduction and, if the algorithm needs one, a local
+    server for a central party that trains; and the values, with topology and framework in place of auto.
     """
     from msgspec import structs
 
     from geomx_cli.core import deliveries, plugins
+    from geomx_cli.plan.automatic_topology import with_topology
 
     algorithm = plugins.algorithms()[str(values["algo"])] if "algo" in values else None
-    wanted = algorithm is not None and algorithm.needs_local_server and inventory.topology == "central"
+    wanted = algorithm is not None and algorithm.needs_local_server and inventory.topology != "flat"
     chosen: dict[str, Any] = {name: values[name] for name in ("reduce", "shards") if name in values}
     if "delivery" in values:
         chosen["delivery"] = deliveries.chosen(values)
         chosen["delivery_options"] = deliveries.own_options(deliveries.chosen(values), values)
-    return structs.replace(inventory, **chosen, **({"central_server": True} if wanted else {}))
+    shaped = with_topology(structs.replace(inventory, **chosen, **({"central_server": True} if wanted else {})))
+    topology = {"topology": shaped.topology} if "topology" in values else {}
+    return shaped, {**values, **topology, **_framework(values)}
 
 
 def ssh_options(accept_new_host_keys: bool = False) -> "SshOptions":

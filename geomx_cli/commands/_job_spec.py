@@ -37,9 +37,11 @@ def with_rank_scope(
     from msgspec import structs
 
     from geomx_cli.jobs.store import rank_scope
+    from geomx_cli.plan.automatic_topology import with_topology
 
     chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
     if chosen.sentence:
         click.echo(chosen.sentence, err=True)
     framework = {"framework": chosen.framework} if chosen.framework else {}
-    return structs.replace(inventory, rank_scope=chosen.scope), {**options, **framework}
+    inventory = with_topology(structs.replace(inventory, rank_scope=chosen.scope))
+    return inventory, {**options, **framework, "topology": inventory.topology}

@@ -30,7 +30,7 @@ class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         if self.option.choices:
-            return "|".join(filter(None, self.option.choices))
+            return "|".join(self.option.offered)
         return KINDS[self.option.kind].metavar
 
     def shell_complete(
@@ -39,7 +39,7 @@ class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
         """Return the matching values; a text without any may be a path."""
         from click.shell_completion import CompletionItem
 
-        known = self.option.choices or self.option.suggestions
+        known = self.option.offered or self.option.suggestions
         if self.option.takes_codec:
             known = tuple(plugins.codecs())  # found here, as importing them takes time
         if self.option.kind == "text" and not known:
@@ -177,5 +177,5 @@ def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:
     with suppress(InvalidSettings):  # the plan refuses it, and names the option
         codec = parse_codec(spec)
     if codec is not None and codec.for_local_optimizers:
-        how = "trains better with --optimizer-on worker: see docs/codecs.md"
+        how = "trains better with --optimizer-on worker: see docs/how-to/choose-codec.md"
         yield f"--compress {codec_name(spec)} with --algo {algorithm} {how}"

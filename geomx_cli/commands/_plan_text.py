@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from geomx_cli.core.units import counted
 from geomx_cli.plan import Plan, Process
+from geomx_cli.plan.automatic_topology import topology_line
 
 __all__ = ["plan_text"]
 
@@ -17,7 +18,7 @@ def plan_text(plan: Plan) -> str:
 
 def _overview(plan: Plan) -> Iterator[str]:
     processes = counted(len(plan.processes), "process")
-    yield f"job {plan.job}: {processes} on {plan.where}, topology {plan.topology}"
+    yield f"job {plan.job}: {processes} on {plan.where}, {topology_line(plan)}"
     if plan.network:
         yield plan.network
     width = max(len(process.name) for process in plan.processes)

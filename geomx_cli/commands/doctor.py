@@ -74,6 +74,8 @@ def _show(report: "Report") -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from geomx_cli.plan.automatic_topology import topology_line
+
     # Output other than to a terminal has a fixed width, whatever the size of the parent's terminal.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     wrong = sorted(
@@ -83,6 +85,8 @@ def _show(report: "Report") -> None:
         style = "red" if check.level == "problem" else "yellow"
         console.print(Text(check.level, style), Text(f"{check.subject}, {check.name}: {check.what}"), soft_wrap=True)
         console.print(Text(f"  {check.fix}"), soft_wrap=True)
+    if report.inventory.topology_reason:
+        console.print(Text(topology_line(report.inventory)), soft_wrap=True)
     if report.wan:
         console.print(_links(report.wan))
     levels = [check.level for check in report.checks]

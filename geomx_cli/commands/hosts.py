@@ -17,6 +17,7 @@ from geomx_cli.commands._inventory import (
 )
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._options import add_options
+from geomx_cli.core.options import Value
 from geomx_cli.core.plugins import table
 from geomx_cli.core.units import counted
 
@@ -74,6 +75,7 @@ def _object(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> 
         "file": str(read.path),
         "algo": algo,
         "topology": inventory.topology,
+        "topology_reason": inventory.topology_reason,
         "central": inventory.central.name,
         "parties": {party.name: party.workers for party in (inventory.central, *inventory.parties)},
         "hosts": [place.to_json() for place in places],
@@ -85,10 +87,12 @@ def _object(read: "InventoryFile", algo: str, places: "tuple[Preview, ...]") -> 
 def _lines(
     read: "InventoryFile", algo: str, places: "tuple[Preview, ...]", network: str
 ) -> Iterator[str]:
+    from geomx_cli.plan.automatic_topology import topology_line
+
     inventory = read.inventory
     processes = sum(len(place.servers) + len(place.workers) for place in places)
     on = f"on {counted(len(places), 'host')} with --algo {algo}"
-    yield f"{read.path}: {processes} processes {on}, topology {inventory.topology}"
+    yield f"{read.path}: {processes} processes {on}, {topology_line(inventory)}"
     if network:
         yield network
     yield from read.notes
@@ -100,7 +104,13 @@ def _lines(
             if party.name in place.parties:
                 yield from _host(place)
     if read.job:
-        yield "\njob: " + ", ".join(f"{name} = {value}" for name, value in read.job.items())
+        yield "\njob: " + ", ".join(f"{name} = {_written(name, value)}" for name, value in read.job.items())
+
+
+def _written(name: str, value: Value) -> Value:
+    """Return an option's value, or the word for it."""
+    option = next(option for option in table() if option.name == name)
+    return option.word if option.word and value == option.default else value
 
 
 def _host(place: "Preview") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Generates docs/inventory.md: `python -m geomx_cli.commands.inventory_reference > docs/inventory.md`."""
+"""Generates docs/reference/inventory.md: `python -m geomx_cli.commands.inventory_reference`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -12,17 +12,22 @@ _HEAD = """\
 
 This page is made from the table of keys by `python -m geomx_cli.commands.inventory_reference`.
 
-One file says which machines there are, how they are reached, and what runs where. `geomx init` writes one to begin
-with, `geomx hosts check` finds all mistakes in it and shows what it amounts to, `geomx doctor` looks at the machines
-themselves. `geomx launch` and `geomx doctor` use `hosts.toml` of the working directory, or the file of `--hosts` or
-`GEOMX_HOSTS`; with `--local` they use this machine alone.
+One file says which machines there are, how geomx reaches them, and what runs where.
+
+| command | use of the file |
+|---|---|
+| `geomx init` | writes one to begin with |
+| `geomx hosts check` | finds all mistakes in it, and shows what will run where |
+| `geomx doctor` | checks the machines themselves |
+| `geomx launch`, `geomx doctor` | use `hosts.toml` of the working directory |
+| the same with `--hosts FILE` or `GEOMX_HOSTS` | use that file |
+| the same with `--local` | use this machine alone |
 
 The file is [TOML](https://toml.io): keys of the whole job at the top, then `[defaults]` for all hosts, one `[[host]]`
-for each machine, and `[job]`. A party is what hosts name as their `party`, and has a worker for each of their
-`devices`. The first host of a party runs its scheduler, and its hosts in turn its servers; the first host of the
-central party has the global scheduler as well, and for scripts with `--rank-scope party` the master worker; `runs`
-changes that. Ports are the first of a
-host's range that are free.
+for each machine, and `[job]`. Hosts with the same `party` are a party, which has a worker for each of their `devices`.
+The first host of a party runs its scheduler, and its hosts in turn its servers. The first host of the central party
+also has the global scheduler, and for scripts with `--rank-scope party` the master worker. `runs` changes that.
+geomx takes the first ports of a host's range that are free.
 
 Global ranks count the training workers in the order of the parties in the file, the central party last, and in a party
 in the order of its hosts and of their devices. `geomx hosts check` shows them.
@@ -46,7 +51,7 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
     "place": ("What runs on it", "Workers follow from `devices`, wherever the rest runs."),
     "link": (
         "Unequal links between parties, emulated on one machine: `[[link]]`",
-        "Where all hosts have `local = true`. Each is one direction, and holds instead of `--wan`, which is for all"
+        "Where all hosts have `local = true`. Each is one direction, and overrides `--wan`, which is for all"
         " others. Processes of a party that share a link get equal parts of its rate. Nothing is lost: what they send"
         " travels over TCP. `geomx hosts check`, launch and the dashboard show the emulated network in a line.",
     ),
@@ -55,10 +60,9 @@ _TABLE_HEAD = "| Key | Example | Without it | Meaning |\n|---|---|---|---|\n"
 _TAIL = """
 ## Options of the job: `[job]`
 
-Each option of [docs/options.md](options.md) may stand here by its name, with underscores: `lr = 0.1`, `time_limit =
-"2h"`, `window = "4MiB"`. A flag or an environment variable goes before it. Those of the cluster may not: `parties`,
-`workers` and `central_workers` follow from the hosts, and `topology`, `global_servers` and `local_servers` stand at
-the top.
+Each [option](options.md) may stand here by its name, with underscores: `lr = 0.1`, `time_limit = "2h"`, `window =
+"4MiB"`. A flag or an environment variable overrides it. Options of the cluster may not: `parties`, `workers` and
+`central_workers` follow from the hosts, and `topology`, `global_servers` and `local_servers` stand at the top.
 
 ## Host files of MPI
 

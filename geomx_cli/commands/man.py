@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from geomx_cli.commands import _commands_reference
 from geomx_cli.commands._completion import command_names
 from geomx_cli.commands._manual import page, pages, subcommands
 from geomx_cli.core.errors import CheckFailed, UsageError
@@ -25,7 +26,8 @@ __all__ = ["man"]
     metavar="DIR",
     help="Write the pages of all commands to this directory.",
 )
-def man(words: tuple[str, ...], folder: Path | None) -> None:
+@click.option("--markdown", is_flag=True, hidden=True, help="Print docs/reference/commands.md.")
+def man(words: tuple[str, ...], folder: Path | None, markdown: bool) -> None:
     """Show the manual page of a command, or write all pages to a directory.
 
     In a terminal the page is shown by man; otherwise its source, in roff, goes to stdout.
@@ -37,6 +39,9 @@ def man(words: tuple[str, ...], folder: Path | None) -> None:
       geomx man --to ~/.local/share/man/man1     then: man geomx-launch
     """
     ctx = click.get_current_context().find_root()
+    if markdown:
+        click.echo(_commands_reference.page(ctx), nl=False)
+        return
     if folder is not None:
         if words:
             raise UsageError("--to writes the pages of all commands", f"leave out {' '.join(words)}")

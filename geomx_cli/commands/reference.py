@@ -1,22 +1,28 @@
-"""Generates docs/options.md from the table: `python -m geomx_cli.commands.reference > docs/options.md`."""
+"""Generates docs/reference/options.md from the table: `python -m geomx_cli.commands.reference`."""
 
 from collections.abc import Iterable, Iterator
 
+from geomx_cli import __version__
 from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import Option
 from geomx_cli.core.plugins import table
 
 __all__ = ["page"]
 
-_HEAD = """\
+_HEAD = f"""\
 # Options
 
-This page is made from the table of options by `python -m geomx_cli.commands.reference`.
+The options of geomx {__version__}. This page is made from the table of options by
+`python -m geomx_cli.commands.reference`.
 
-Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes. A
-flag goes before the variable, and the variable before the default. Durations take a unit (`300ms`, `5s`,
-`2m`, `1.5h`), sizes too (`64k`, `1MiB`); true or false is `--name` or `--no-name`, and 1 or 0 in the
-environment.
+Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes.
+A flag overrides the variable, and the variable overrides the default.
+
+| kind | flag | variable |
+|---|---|---|
+| duration | `300ms`, `5s`, `2m`, `1.5h` | the same |
+| size | `64k`, `1MiB` | the same |
+| true or false | `--name` or `--no-name` | 1 or 0 |
 """
 
 _TABLE_HEAD = "| Flag | Variable | Default | Values | Meaning |\n|---|---|---|---|---|\n"
@@ -41,7 +47,7 @@ def _rows(options: Iterable[Option]) -> Iterator[str]:
 
 def _values(option: Option) -> str:
     if option.choices:
-        return ", ".join(f"`{choice}`" for choice in option.choices)
+        return ", ".join(f"`{choice}`" for choice in option.offered)
     apart = f"{option.stands_apart}, or" if option.stands_apart else ""
     return " ".join(part for part in (apart, KINDS[option.kind].noun.removeprefix("a "), option.span) if part)
 

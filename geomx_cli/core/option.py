@@ -19,7 +19,10 @@ Group = Literal["cluster", "synchronisation", "transport", "training"]
 class Option:
     """One option. `env` is the variable that passes it to processes. `suggestions`: values that a shell offers, of many
     that are valid; with `takes_codec`, names of codecs. A number must be within `minimum` and `maximum` and less than
-    `below`, or equal the default, which may stand for "automatic".
+    `below`, or equal the default.
+
+    word: what users read and may write for the default, as "auto", "never" or "none".
+    written: those of `choices` that geomx alone writes, for processes; users are not offered them.
     """
 
     name: str
@@ -34,6 +37,13 @@ class Option:
     minimum: float = -math.inf
     maximum: float = math.inf
     below: float = math.inf
+    word: str = ""
+    written: frozenset[str] = frozenset()
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The choices of a user; () if the option has none."""
+        return tuple((choice or self.word) for choice in self.choices if choice not in self.written)
 
     @property
     def flag(self) -> str:
@@ -42,8 +52,8 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        """The default as a user writes it, with a unit: "6s", "1MiB"; "" for none."""
-        return KINDS[self.kind].format(self.default)
+        """The default as a user writes it, with a unit: "6s", "1MiB", "auto"; "" for none."""
+        return self.word or KINDS[self.kind].format(self.default)
 
     def allows(self, number: float) -> bool:
         """Whether a number is the default or within the bounds."""
@@ -57,8 +67,10 @@ class Option:
 
     @property
     def stands_apart(self) -> str:
-        """The default as text if it is a number outside the bounds, else ""."""
+        """The default as text if it has a word, or is a number outside the bounds, else ""."""
         value = self.default
+        if self.word:
+            return self.word
         if isinstance(value, str) or (self.minimum <= value <= self.maximum and value < self.below):
             return ""
         return self._plain(value)
@@ -70,6 +82,8 @@ class Option:
 def decode(option: Option, text: str) -> Value:
     """Parse the text of a value. Raises InvalidSettings with a hint on valid values."""
     kind = KINDS[option.kind]
+    if option.word and text.strip() == option.word:
+        return option.default
     try:
         value = kind.parse(text.strip())
     except InvalidSettings as error:
@@ -83,7 +97,7 @@ def check(option: Option, value: Value) -> Value:
     """Return `value` if the option allows it. Raises InvalidSettings otherwise."""
     if option.choices and value not in option.choices:
         raise InvalidSettings(
-            f"{option.flag} ({option.env}): there is no {value!r}", nearest(str(value), option.choices)
+            f"{option.flag} ({option.env}): there is no {value!r}", nearest(str(value), option.offered)
         )
     if not isinstance(value, str) and not option.allows(value):
         apart = f"{option.stands_apart}, or " if option.stands_apart else ""

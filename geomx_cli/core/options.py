@@ -59,9 +59,10 @@ OPTIONS: tuple[Option, ...] = (
         "Workers of the central party that train beside the master worker.", minimum=0, maximum=1024,
     ),
     _cluster(
-        "topology", "text", "central", "GEOMX_TOPOLOGY",
+        "topology", "text", "auto", "GEOMX_TOPOLOGY",
         "Where the global servers run: in the central party, spread over the parties, or one flat plane"
-        " without local servers.", choices=("central", "spread", "flat"),
+        " without local servers. auto: spread where two or more parties train and their hosts reach each other, else"
+        " central.", choices=("auto", "central", "spread", "flat"),
     ),
     _cluster(
         "global_servers", "int", 1, "GEOMX_GLOBAL_SERVERS",
@@ -79,7 +80,10 @@ OPTIONS: tuple[Option, ...] = (
         " (kv.num_all_workers, ...) and for HFA, else global.",
         choices=("auto", "global", "party"),
     ),
-    _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices are delivered."),
+    _sync(
+        "delivery", "text", "direct", "GEOMX_DELIVERY",
+        "How slices are delivered: directly, or by an installed plug-in. --dgt and --tsengine choose a delivery too.",
+    ),
     _sync(
         "reduce", "text", "servers", "GEOMX_REDUCE",
         "What adds the gradients of a party's workers: its local servers; or torch.distributed among the workers, of"
@@ -104,9 +108,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
-        "Elements per slice, the unit of transfer; larger tensors are split. 0 chooses by how many global"
+        "Elements per slice, the unit of transfer; larger tensors are split. auto: by how many global"
         " servers there are, and whether they are across the WAN; with --p3 they are shorter there.",
-        minimum=1024, maximum=8_388_608,
+        minimum=1024, maximum=8_388_608, word="auto",
     ),
     _net(
         "compress", "text", "", "GEOMX_COMPRESS",
@@ -127,8 +131,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
-        "Bytes in flight on one link before the sender waits for credit; 0: measured per link.",
-        minimum=0, maximum=2**30,
+        "Bytes in flight on one link before the sender waits for credit. auto: measured per link.",
+        minimum=0, maximum=2**30, word="auto",
     ),
     _net(
         "wan", "wan", "", "GEOMX_WAN",
@@ -165,11 +169,12 @@ OPTIONS: tuple[Option, ...] = (
         " --framework torch a Module.", suggestions=_NETWORKS,
     ),
     _train(
-        "framework", "text", "mxnet", "GEOMX_FRAMEWORK",
-        "Framework of the bundled network (linear needs none), or the one that a script imports: needed only where"
-        " launch cannot read the script, as with bash train.sh, or python -m with a module that is installed. torch is"
-        " the default where launch's Python has it and no MXNet.",
-        choices=("mxnet", "torch"),
+        "framework", "text", "auto", "GEOMX_FRAMEWORK",
+        "Framework of the bundled network (linear needs none), or the one that a script imports. auto: for a script"
+        " what it imports; otherwise the first of torch and mxnet that is installed where launch runs and has the"
+        " network. Needed where launch cannot read the script, such as bash train.sh, or python -m with an installed"
+        " module.",
+        choices=("auto", "torch", "mxnet"),
     ),
     _train(
         "layers", "int", 4, "GEOMX_LAYERS", "Layers of gpt; 4 of width 192 are 1.9 million parameters, 6 of 384 are"
@@ -205,7 +210,9 @@ OPTIONS: tuple[Option, ...] = (
         "Passes over the training data; with esync those of the slowest worker, and the others take more.",
         minimum=1, maximum=100_000,
     ),
-    _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),
+    _train(
+        "time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long.", minimum=0, word="never",
+    ),
     _train("optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer; adamw with gpt.", choices=tuple(OPTIMIZERS)),
     _train(
         "optimizer_on", "text", "server", "GEOMX_OPTIMIZER_ON",
@@ -214,9 +221,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "lr", "float", 0.0, "GEOMX_LR",
-        "Learning rate; 0 is the optimizer's usual one: 0.05 for sgd, nag and dcasgd of any kind, 0.01 for adagrad,"
-        " 0.001 for the others.",
-        minimum=0, maximum=1e6,
+        "Learning rate. auto: 0.05 for sgd, nag and dcasgd of any kind, 0.01 for adagrad, 0.001 for the others.",
+        minimum=0, maximum=1e6, word="auto",
     ),
     _train(
         "schedule", "text", "constant", "GEOMX_SCHEDULE",
@@ -225,8 +231,8 @@ OPTIONS: tuple[Option, ...] = (
         choices=("constant", "cosine"),
     ),
     _train(
-        "warmup", "int", -1, "GEOMX_WARMUP", "Steps in which the learning rate rises (--schedule cosine); -1 is a"
-        " twentieth of all.", minimum=0, maximum=10**9,
+        "warmup", "int", -1, "GEOMX_WARMUP", "Steps in which the learning rate rises (--schedule cosine). auto: a"
+        " twentieth of all.", minimum=0, maximum=10**9, word="auto",
     ),
     _train(
         "momentum", "float", 0.9, "GEOMX_MOMENTUM",
@@ -236,8 +242,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",
-        "How strongly dcasgd of any kind compensates for delay; 0 is the optimizer's usual: 2 for dcasgd-a, 0.04 for"
-        " the others.", minimum=0, maximum=1e6,
+        "How strongly dcasgd of any kind compensates for delay. auto: 2 for dcasgd-a, 0.04 for the others.",
+        minimum=0, maximum=1e6, word="auto",
     ),
     _train(
         "dc_decay", "float", 0.95, "GEOMX_DC_DECAY",
@@ -256,11 +262,11 @@ OPTIONS: tuple[Option, ...] = (
     _train(
         "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
         "Steps between two files of weights that global rank 0 writes at a round's end, and one at the end, to"
-        " checkpoints/ in its output folder; geomx fetch brings them. 0 is never.", minimum=0,
+        " checkpoints/ in its output folder; geomx fetch brings them.", minimum=0, word="never",
     ),
     _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",
-        "Stop when the test accuracy reaches this; 0 is never.", minimum=0, maximum=1,
+        "Stop when the test accuracy reaches this.", minimum=0, maximum=1, word="never",
     ),
 )  # fmt: skip
 

@@ -286,7 +286,10 @@ def _described(plugin: Plugin) -> str:
 @cache
 def table() -> tuple[Option, ...]:
     """Return the complete table of options, with the plug-in names as choices."""
-    choices = {"algo": tuple(algorithms()), "delivery": tuple(deliveries())}
-    base = (replace(option, choices=choices.get(option.name, option.choices)) for option in OPTIONS)
+    by_option = frozenset(name for name, module in deliveries().items() if hasattr(module, "chosen_by"))
+    own: dict[str, dict[str, Any]] = {
+        "algo": {"choices": tuple(algorithms())}, "delivery": {"choices": tuple(deliveries()), "written": by_option},
+    }  # fmt: skip
+    base = (replace(option, **own.get(option.name, {})) for option in OPTIONS)
     kinds = (_all("algorithm"), allocators(), deliveries())
     return merge(base, [plugin for found in kinds for plugin in found.values()])

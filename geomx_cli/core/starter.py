@@ -10,7 +10,7 @@ from geomx_cli.core.nearest import nearest
 __all__ = ["FILES", "FOLDER", "summaries", "templates", "write", "write_template"]
 
 FILES = ("hosts.toml", "train.py")
-_SCRIPTS = {"mxnet": "train.py", "torch": "torch_script.py"}
+_SCRIPTS = {"torch": "torch_script.py", "mxnet": "train.py"}
 """The template of train.py for each framework."""
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = next((path for path in (_PACKAGE / "templates", _PACKAGE.parent / "templates") if path.is_dir()), _PACKAGE)
@@ -19,11 +19,11 @@ FOLDER = next((path for path in (_PACKAGE / "templates", _PACKAGE.parent / "temp
 
 def write(directory: Path) -> list[tuple[Path, bool]]:
     """Copy each of FILES to `directory`, creating it if necessary; return for each whether it is new. The script is for
-    the first of the frameworks that is installed here.
+    the first of the frameworks that is installed here, PyTorch if none is.
 
     Existing files are never overwritten. Raises CheckFailed if writing fails.
     """
-    script = next((file for framework, file in _SCRIPTS.items() if find_spec(framework)), "train.py")
+    script = next((file for framework, file in _SCRIPTS.items() if find_spec(framework)), _SCRIPTS["torch"])
     sources = zip((FILES[0], script), FILES, strict=True)
     return [(directory / name, _copy(directory, source, name, force=False)) for source, name in sources]
 

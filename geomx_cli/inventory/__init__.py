@@ -157,6 +157,8 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parties: the participating ones, in the order of their index.
     links: emulated between parties, instead of --wan.
     allocator: gives the hosts their machines at launch; empty: they have them.
+    topology_is_automatic: geomx chooses it (plan/automatic_topology.py); until then `topology` is "central".
+    topology_reason: why it has chosen this one, as a clause.
     global_servers: their total number or, with topology "spread", the number in each party.
     central_server: a central party that trains has a local server.
     rank_scope: "global": global rank 0 is the master worker.
@@ -170,6 +172,8 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     links: tuple[WanLink, ...] = ()
     allocator: str = ""
     topology: Topology = "central"
+    topology_is_automatic: bool = False
+    topology_reason: str = ""
     global_servers: Annotated[int, Meta(ge=1, le=256)] = 1
     central_server: bool = False
     rank_scope: RankScope = "party"
@@ -233,6 +237,13 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "reduce": self.reduce,
             "shards": self.shards,
         }
+
+
+def topology_fields(chosen: object) -> dict[str, object]:
+    """Return an inventory's fields for a value of --topology."""
+    if chosen == "auto":
+        return {"topology": "central", "topology_is_automatic": True, "topology_reason": ""}
+    return {"topology": chosen, "topology_is_automatic": False, "topology_reason": ""}
 
 
 def validated(data: Mapping[str, Any]) -> Inventory:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from geomx_cli.core.nearest import nearest
-from geomx_cli.inventory import HostError, Inventory, validated, values
+from geomx_cli.inventory import HostError, Inventory, topology_fields, validated, values
 from geomx_cli.inventory.keys import DEFAULT_PORTS, HOST_KEYS
 from geomx_cli.inventory.mistakes import Mistakes
 from geomx_cli.ps.net.addresses import is_loopback
@@ -45,12 +45,13 @@ def build(
     central, notes = _central(top, hosts)
     if top.get("allocator"):
         notes = [*notes, f"{top['allocator']} gives the hosts their machines at launch"]
-    fields = {name: value for name, value in top.items() if name != "central"}
+    fields = {name: value for name, value in top.items() if name not in ("central", "topology")}
     workers = _workers(hosts)
     notes = [*notes, *_alike(workers)]
     inventory = validated(
         {
             **fields,
+            **topology_fields(top.get("topology", "auto")),
             "central": {"name": central, "workers": workers[central]},
             "parties": [{"name": name, "workers": count} for name, count in workers.items() if name != central],
             "hosts": [_host(host) for host in hosts],

@@ -49,7 +49,7 @@ def read(path: Path, check: Check) -> InventoryFile:
     try:
         return of_tables(path, _parsed(path.name, text), Mistakes(path.name, Lines.of(text)), check)
     except RecursionError:
-        raise InvalidSettings(f"{path.name} is nested too deeply", "see docs/inventory.md for an example") from None
+        raise InvalidSettings(f"{path.name} is nested too deeply", _EXAMPLE) from None
 
 
 def of_tables(path: Path, data: Mapping[str, Any], mistakes: Mistakes, check: Check) -> InventoryFile:
@@ -86,6 +86,7 @@ def read_text(path: Path) -> str:
         raise InvalidSettings(f"cannot read {path}: {error.strerror}", "name another file, or let it be read") from None
 
 
+_EXAMPLE = "see docs/reference/inventory.md for an example"
 _SYNTAX = (
     ("Invalid value", 'text stands in quotes, as name = "beijing-1"; a list in brackets, as ["gpu0", "gpu1"]'),
     ("Cannot declare ('host',)", "every host begins with [[host]], in two brackets"),
@@ -107,7 +108,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
         what, _, place = str(error).rpartition(" (at ")
         found = re.match(r"line ([0-9]+)", place)
         line = int(found[1]) if found else max(1, len(text.rstrip().splitlines()))
-        hint = next((hint for start, hint in _SYNTAX if what.startswith(start)), "see docs/inventory.md for an example")
+        hint = next((hint for start, hint in _SYNTAX if what.startswith(start)), _EXAMPLE)
         raise InvalidSettings(f"{name}:{line}: invalid TOML: {shortened(what)}", hint) from None
     except ValueError:
         number = _DIGITS.search(text)
@@ -263,7 +264,7 @@ def _option(name: str, value: Any, known: Mapping[str, Option]) -> Value:
 def _value(option: Option, value: Any) -> Value:
     """Convert an option's value from text with a unit or from the TOML type of its kind."""
     kind = KINDS[option.kind]
-    fits = isinstance(value, (*kind.types, str) if kind.has_unit else kind.types)
+    fits = isinstance(value, (*kind.types, str) if kind.has_unit else kind.types) or (value and value == option.word)
     if not fits or (isinstance(value, bool) and option.kind != "bool"):
         hint = f"write {option.name} = {kind.example}"
         raise InvalidSettings(f"it is {kind_of(value)} and must be {kind.noun}", hint)

@@ -1,4 +1,4 @@
-"""The keys of an inventory file, the single source for its parser, its template and docs/inventory.md."""
+"""The keys of an inventory file, the single source for its parser, its template and docs/reference/inventory.md."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,8 +64,9 @@ TOP_KEYS: tuple[Key, ...] = (
         "The central party: it has the scheduler of the global plane and the master worker.", shared=False,
     ),
     Key(
-        "topology", "file", _option("topology"), '"central"', "central",
-        "Where the global servers run: central, spread over the parties, or flat, one plane without local servers.",
+        "topology", "file", _option("topology"), '"spread"', "auto",
+        "Where the global servers run: central, spread over the parties, or flat, one plane without local servers."
+        " auto: spread where two or more parties train and their hosts reach each other, else central.",
         shared=False,
     ),
     Key(

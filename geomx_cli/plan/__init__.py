@@ -35,9 +35,9 @@ _SHARDED = ("fsa", "sync", "hfa", "diloco")
 class Plan:
     """Every process of a job, and the links between them. `spec` has every option's value.
 
-    `job_dirs` maps each host that runs processes to the job's directory there, `socket_dirs` to its folder for unix
-    sockets. here: the hosts that are this machine. callers: see callers.py; empty in the plan of a started job that was
-    read back from its file.
+    topology_reason: why geomx has chosen the topology; "" for one that the user chose. `job_dirs` maps each host that
+    runs processes to the job's directory there, `socket_dirs` to its folder for unix sockets. here: the hosts that are
+    this machine. callers: see callers.py; empty in the plan of a started job that was read back from its file.
     """
 
     job: str
@@ -48,6 +48,7 @@ class Plan:
     job_dirs: Mapping[str, str]
     socket_dirs: Mapping[str, str]
     here: tuple[str, ...] = ()
+    topology_reason: str = ""
     callers: Mapping[str, Mapping[str, Identity]] = field(default_factory=dict)
 
     @property
@@ -93,6 +94,7 @@ class Plan:
             "schema_version": SCHEMA_VERSION,
             "job": self.job,
             "topology": self.topology,
+            "topology_reason": self.topology_reason,
             "script": list(self.spec.script),
             "script_digest": self.spec.script_digest,
             "script_warning": self.spec.script_warning,
@@ -136,6 +138,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         job_dirs={node.host.name: spec.job_dir_on(node.host) for node in nodes},
         socket_dirs=layout.socket_dirs,
         here=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.shares_files)),
+        topology_reason=inventory.topology_reason,
         callers=callers(layout.wires),
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
-from geomx_cli.inventory import CENTRAL, Inventory, validated
+from geomx_cli.inventory import CENTRAL, Inventory, topology_fields, validated
 from geomx_cli.plan.ports import ports_needed
 
 __all__ = ["this_machine"]
@@ -14,8 +14,8 @@ __all__ = ["this_machine"]
 def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host: bool = False) -> Inventory:
     """Build an inventory with one planned host per party on 127.0.0.1, or with `one_host` a single one.
 
-    `options` has the cluster options (parties, workers, ...). `ports` must have at least `ports_needed` free ports.
-    Raises InvalidSettings if there are too few, or for an invalid number.
+    `options` has the cluster options (parties, workers, ...). An automatic topology is left to with_topology. `ports`
+    must have at least `ports_needed` free ports. Raises InvalidSettings if there are too few, or for an invalid number.
     """
     need = ports_needed(options)
     if len(ports) < need:
@@ -34,8 +34,8 @@ def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host
         }
         for index, (name, parties) in enumerate(groups.items())
     ]
-    shape = ("topology", "global_servers", "local_servers", "reduce", "shards")
-    fields: dict[str, object] = {name: options[name] for name in shape}
+    shape = ("global_servers", "local_servers", "reduce", "shards")
+    fields = topology_fields(options["topology"]) | {name: options[name] for name in shape}
     fields["delivery"] = deliveries.chosen(options)
     fields["delivery_options"] = deliveries.own_options(deliveries.chosen(options), options)
     fields["rank_scope"] = "global" if options["rank_scope"] == "global" else "party"

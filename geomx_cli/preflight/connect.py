@@ -1,12 +1,13 @@
 """The dials between hosts that a plan requires, and their results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from geomx_cli.core.units import some_of
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import Endpoint, Plan, Process
 
-__all__ = ["Dial", "Dialled", "dials", "place"]
+__all__ = ["Dial", "Dialled", "dials", "place", "unreached_servers"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,22 @@ def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
             if before is None or (wide and not before.wide_area):
                 found[dialler.host, address, port, end.protocol] = dial
     return list(found.values())
+
+
+def unreached_servers(results: Iterable[Dialled], planned: Plan) -> str:
+    """Return which hosts do not reach a global server that topology central would not have there, as a clause; "" if
+    there are none.
+    """
+    central = {process.party for process in planned.processes if process.role == "global_scheduler"}
+    spread = {process.name: process for process in planned.processes if process.role == "global_server"}
+    failed = [
+        result.dial.subject
+        for result in results
+        if result.kind != "ok"
+        and (server := spread.get(result.dial.processes[1])) is not None
+        and server.party not in central
+    ]
+    return f"no connection {some_of(list(dict.fromkeys(failed)), 2)}" if failed else ""
 
 
 def _dialled(dialler: Process, listener: Process) -> Iterator[Endpoint]:

@@ -121,7 +121,7 @@ def _machines(facts: Mapping[str, Facts]) -> Sequence[Sequence[str]]:
 
 
 def _version(host: Host, facts: Facts) -> Check:
-    fix = f"install there what is installed here, with {facts.executable} -m pip (docs/sites.md)"
+    fix = f"install there what is installed here, with {facts.executable} -m pip (docs/how-to/sites.md)"
     if facts.version != __version__:
         what = f"geomx {facts.version} is in {facts.package}, and this machine has {__version__}"
         return Check(host.name, "geomx", "problem", what, fix)
@@ -145,7 +145,7 @@ def _modules(host: Host, facts: Facts, required: Requirements) -> Iterator[Check
         packages = " ".join(f"'{_EXTRAS.get(name, name)}'" for name in missing)
         what = f"{facts.executable} has no {', '.join(missing)}"
         fix = f"there: {facts.executable} -m pip install {packages}"
-        if "mxnet" in missing and facts.versions.get(required.instead):
+        if {"torch", "mxnet"}.intersection(missing) and facts.versions.get(required.instead):
             fix += f", or train with {required.instead}, which it has: --framework {required.instead}"
         if "torch" in missing and facts.versions.get("mxnet"):
             fix += "; better in an environment of its own, as MXNet wants an old numpy"

@@ -223,8 +223,8 @@ def _explain(host: Connector, client: ProbeClient) -> CheckFailed:
     if there != "True":
         return CheckFailed(
             f"host {host.name}: {python} has no geomx",
-            "install there what is installed here, in a virtual environment (docs/sites.md), and set python in the"
-            " inventory to its interpreter",
+            "install there what is installed here, in a virtual environment (docs/how-to/sites.md), and set python in"
+            " the inventory to its interpreter",
         )
     last = client.errors().strip().splitlines()[-1:] or ["no output"]
     return CheckFailed(f"host {host.name}: geomx does not start: {last[0]}", f"install it anew in {python}")

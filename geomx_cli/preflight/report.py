@@ -17,13 +17,14 @@ from geomx_cli.hosts.allocation import allocated
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.automatic_topology import in_central
 from geomx_cli.plan.job_paths import complete
 from geomx_cli.plan.ports import choose
 from geomx_cli.preflight import hosts as checks_of_hosts
 from geomx_cli.preflight import links
 from geomx_cli.preflight.check import REACHABLE, Check, exit_code, together
 from geomx_cli.preflight.complete_inventory import ALL, complete_inventory, listening, with_clocks
-from geomx_cli.preflight.connect import Dialled, dials
+from geomx_cli.preflight.connect import Dialled, dials, unreached_servers
 from geomx_cli.preflight.diagnose import link_checks
 from geomx_cli.preflight.probe_pool import Facts, ProbePool
 from geomx_cli.preflight.requirements import DISTRIBUTIONS, requirements
@@ -62,6 +63,8 @@ class Report:
             "warnings": levels.count("warning"),
             "problems": levels.count("problem"),
             "checks": [asdict(check) for check in self.checks],
+            "topology": self.inventory.topology,
+            "topology_reason": self.inventory.topology_reason,
             "wan": [link.to_json() for link in self.wan],
             "facts": {name: msgspec.to_builtins(known, str_keys=True) for name, known in self.facts.items()},
         }
@@ -115,19 +118,34 @@ class _Examination:
     def report(self) -> Report:
         facts = self._facts()
         self._check_hosts(facts)
-        try:
-            facts, planned, checks, listened = self._listen(facts)
-        except InvalidSettings as error:
-            self._checks.append(Check("inventory", "settings", "problem", error.message, error.hint))
-        else:
-            self._checks += checks
-            self._check_links(facts, planned, listened)
+        facts = self._check_network(facts)
         failed = self._probes.failures
         names = [host.name for host in self._inventory.hosts]
         failures = [failure_check(name, failed[name]) for name in names if name in failed]
         lost = {Check(name, REACHABLE) for name in failed}  # some were reachable at first
         found = (check for check in self._checks if check not in lost)
         return Report(self._inventory, facts, tuple(together([*failures, *found])), tuple(self._wan))
+
+    def _check_network(self, facts: dict[str, Facts]) -> dict[str, Facts]:
+        """Check ports and links and return the last facts. A topology that geomx has chosen becomes central if parties
+        do not reach each other.
+        """
+        given = self._inventory
+        try:
+            facts, planned, checks, listened = self._listen(facts)
+        except InvalidSettings as error:
+            self._checks.append(Check("inventory", "settings", "problem", error.message, error.hint))
+            return facts
+        self._checks += checks
+        results = self._dial(planned, listened)
+        if given.topology_is_automatic and (reason := unreached_servers(results, planned)):
+            self._say(f"trying topology central: {reason}")
+            self._probes.release_ports()
+            self._checks = [check for check in self._checks if check not in checks]
+            self._inventory = in_central(given, reason)
+            return self._check_network(self._facts())
+        self._check_links(facts, planned, results)
+        return facts
 
     def _facts(self) -> dict[str, Facts]:
         required = requirements(self._inventory, self._spec)
@@ -189,13 +207,15 @@ class _Examination:
             time.sleep(random.uniform(0.1, 1.0))  # two that wait for each other do not meet again
             facts = self._facts()
 
-    def _check_links(self, facts: Mapping[str, Facts], planned: Plan, listened: set[links.Listening]) -> None:
+    def _dial(self, planned: Plan, listened: set[links.Listening]) -> list[Dialled]:
         wanted = [
             each
             for each in dials(self._inventory, planned)
             if each.dialler in self._probes.hosts and (each.listener, each.port, each.protocol) in listened
         ]
-        results = links.dial_all(self._probes, wanted)
+        return links.dial_all(self._probes, wanted)
+
+    def _check_links(self, facts: Mapping[str, Facts], planned: Plan, results: list[Dialled]) -> None:
         self._checks += link_checks(results, facts)
         if self._full:
             self._checks += checks_of_hosts.check_slow_start(facts, planned)

@@ -26,7 +26,7 @@ _IMPORT = r"^\s*(?:(?:import|from)\s+(?:geomx_cli\.)?{name}\b|from\s+geomx_cli\s
 @dataclass(frozen=True)
 class Requirements:
     """Number of `processes` and of training workers (`training`), `memory` in bytes, and required `modules`. instead:
-    the value of --framework with which workers would not need MXNet, "" for none.
+    another framework that has the job's bundled network, "" for none.
     """
 
     processes: int
@@ -58,7 +58,7 @@ def _required(host: Host, nodes: list[TopologyNode], spec: JobSpec, frameworks: 
         training=training,
         memory=len(nodes) * _ANY_PROCESS + bundled * (_BUNDLED_WORKER - _ANY_PROCESS),
         modules=modules if nodes else (),
-        instead="torch" if not spec.script and spec.options["network"] in frontends.find("torch").networks else "",
+        instead="" if spec.script else _other(str(spec.options["network"]), frameworks),
     )
 
 
@@ -67,10 +67,15 @@ def _frameworks(spec: JobSpec) -> tuple[str, ...]:
     script's files for imports.
     """
     if not spec.script:
-        framework = networks.needs(str(spec.options["network"]), str(spec.options.get("framework", "mxnet")))
+        framework = networks.needs(str(spec.options["network"]), str(spec.options.get("framework", "auto")))
         return (framework,) if framework else ()
     text = "\n".join(_text(Path(word)) for word in spec.script if word.endswith(".py"))
     return tuple(name for name in ("mxnet", "torch") if re.search(_IMPORT.format(name=name), text, re.MULTILINE))
+
+
+def _other(network: str, frameworks: tuple[str, ...]) -> str:
+    having = (each.framework for each in map(frontends.find, frontends.NAMES) if network in each.networks)
+    return next((each for each in having if each and each not in frameworks), "")
 
 
 def _text(path: Path) -> str:

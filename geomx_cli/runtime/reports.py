@@ -268,15 +268,25 @@ def report(
     accuracy: SupportsFloat | None = None,
     **metrics: SupportsFloat,
 ) -> None:
-    """Report this worker's metrics, as often as once per step: they are shown and recorded like those of the bundled
-    job. Takes some microseconds and waits for nothing; does nothing in a script that runs alone.
+    """Report this worker's metrics, as often as once per step, to be shown and recorded as the bundled job's are.
 
-    step: by default the last one reported; in scripts that report none, the number of reports with `samples` before
-    this one, or if none has samples, of all. samples: trained on since the last report.
-    accuracy: 0 to 1. metrics: others, under names of up to 64 letters, digits and ``_ . / -``, 64 in all. Values are
-    numbers, also NaN, numpy scalars, or a framework's scalars (100 microseconds), which are copied and need not be
-    computed yet.
+    Takes some microseconds and waits for nothing. In a script that runs alone it has no effect. Values are numbers,
+    also NaN, numpy scalars, or a framework's scalars (100 microseconds), which are copied and need not be computed yet.
 
-    Raises TypeError for other values, and ValueError for invalid names, negative counts and impossible accuracies.
+    Args:
+        step: By default the last one reported. In scripts that report none, the number of reports with `samples` before
+            this one, or if none has samples, of all.
+        samples: Trained on since the last report.
+        loss: Of these samples.
+        accuracy: From 0 to 1.
+        metrics: Others, under names of up to 64 letters, digits and ``_ . / -``, 64 in all.
+
+    Raises:
+        TypeError: A value of another type.
+        ValueError: An invalid name, a negative count or an impossible accuracy.
+
+    Examples:
+        >>> geomx.report(samples=len(labels), loss=loss, lr=0.1)
+        >>> geomx.report(accuracy=0.81)
     """
     _reporter.report(step, samples, loss, accuracy, metrics)

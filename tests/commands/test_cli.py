@@ -164,7 +164,8 @@ def test_dry_run_prints_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["schema_version"] == 1
     assert found["script"] == ["python", "train.py", "--lr", "0.1", "--json"]
     names = [process["name"] for process in found["processes"]]
-    assert len(names) == 4 + 3 * 3
+    assert len(names) == 3 + 3 * 4
+    assert (found["topology"], found["topology_reason"]) == ("spread", "3 parties train, all on this machine")
     worker = found["processes"][names.index("C/worker:0")]
     assert worker["argv"] == [sys.executable, "train.py", "--lr", "0.1", "--json"]
     assert worker["env"]["GEOMX_JOB_DIR"] == str(tmp_path / "job")
@@ -189,7 +190,7 @@ def test_a_name_that_is_neither_a_job_nor_a_folder() -> None:
 def test_dry_run_prints_every_process_for_people() -> None:
     done = geomx("launch", "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "12 processes on this machine" in done.stdout
+    assert "13 processes on this machine, topology spread: 2 parties train, all on this machine\n" in done.stdout
     for name in ("central/global_scheduler:0", "A/worker:1", "DMLC_PS_ROOT_URI=127.0.0.1", "host B"):
         assert name in done.stdout
 
@@ -274,7 +275,7 @@ def test_a_mistyped_variable_is_told() -> None:
         (["--k1", "40"], "--k1 is for --algo hfa, and this job runs fsa"),
         (
             ["--compress", "topk:0.01"],
-            "--compress topk with --algo fsa trains better with --optimizer-on worker: see docs/codecs.md",
+            "--compress topk with --algo fsa trains better with --optimizer-on worker: see docs/how-to/choose-codec.md",
         ),
         (["--compress", "topk:0.01", "--optimizer-on", "worker"], ""),
         (["--compress", "sparseloco", "--algo", "hfa"], ""),

@@ -64,7 +64,7 @@ OFFERED: Mapping[str, str] = {
     "geomx hosts check --algo h": "plain,hfa",
     "geomx launch --compress top": "plain,topk",
     "geomx launch --network lin": "plain,linear",
-    "geomx launch --topology ": "plain,central plain,spread plain,flat",
+    "geomx launch --topology ": "plain,auto plain,central plain,spread plain,flat",
     "geomx launch --workers ": "",
     "geomx launch --hosts h": "file,h",
     "geomx launch -- python tr": "file,tr",

@@ -123,10 +123,10 @@ def test_a_wrong_part_of_a_link_is_named(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "hint"),
     [
-        ("lr", 2e6, "write a number from 0 to 1000000"),
+        ("lr", 2e6, "write auto, or a number from 0 to 1000000"),
         ("seed", -1, "write a number from 0"),
         ("momentum", 1.0, "write a number from 0 and below 1"),
-        ("slice_elements", 16, "write 0, or a number from 1024 to 8388608"),
+        ("slice_elements", 16, "write auto, or a number from 1024 to 8388608"),
         ("patience", 0.5, "write a number from 1s to 604800s"),
     ],
 )
@@ -172,8 +172,8 @@ def test_a_wrong_variable_is_refused_like_a_flag() -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    written = ROOT / "docs" / "options.md"
-    assert written.read_text() == page(table()), "python -m geomx_cli.commands.reference > docs/options.md"
+    written = ROOT / "docs" / "reference" / "options.md"
+    assert written.read_text() == page(table()), "python -m geomx_cli.commands.reference > docs/reference/options.md"
 
 
 @pytest.mark.parametrize(
@@ -187,3 +187,20 @@ def test_the_reference_page_is_up_to_date() -> None:
 )
 def test_the_nearest_word(word: str, known: tuple[str, ...], hint: str) -> None:
     assert nearest(word, known) == hint
+
+
+def test_a_default_with_a_word_is_shown_by_it_and_may_be_written() -> None:
+    option = Option("pause", "int", -1, "GEOMX_TEST_PAUSE", "How long.", "training", minimum=0, word="never")
+    assert (decode(option, "never"), decode(option, "7")) == (-1, 7)
+    assert encode(option, -1) == "-1"
+    command = add_options([option])(click.Command("try", params=[]))
+    shown = CliRunner().invoke(command, ["--help"]).output
+    assert "default: never" in shown and "-1" not in shown
+    assert "`never` | never, or whole number from 0" in page([option])
+
+
+def test_users_are_not_offered_what_geomx_alone_writes() -> None:
+    delivery = next(option for option in table() if option.name == "delivery")
+    assert delivery.offered == ("direct",)
+    assert {"dgt", "tsengine"} <= {*delivery.choices}
+    assert decode(delivery, "dgt") == "dgt", "as a process's environment has it"

@@ -1,4 +1,4 @@
-"""Scripts of frameworks as people have them: the numbers of torchrun with gloo; see docs/frameworks.md."""
+"""Scripts of frameworks as people have them: the numbers of torchrun with gloo; see docs/results/accuracy.md."""
 
 import math
 from collections.abc import Sequence

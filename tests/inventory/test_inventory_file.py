@@ -114,6 +114,11 @@ wan = ""
 """
 
 
+def test_a_default_may_be_written_by_its_word(tmp_path: Path) -> None:
+    found = read(tmp_path, GOOD + '[job]\nlr = "auto"\ntime_limit = "never"\nmax_staleness = "unlimited"\n')
+    assert found.job == {"lr": 0.0, "time_limit": 0.0, "max_staleness": -1}
+
+
 def test_a_whole_file(tmp_path: Path, home: Path) -> None:
     found = read(tmp_path, FULL)
     assert found.job == {
@@ -190,7 +195,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "only one party": (A1, 1, "all hosts belong to A", "another party"),
     "party without devices": (GOOD + B1.replace('devices = ["cpu"]', ""), 10, "party B has no devices", '["cpu"]'),
     "no devices anywhere": (HUB + A1.replace('devices = ["cpu"]', ""), 5, "party A has no devices", '["cpu"]'),
-    "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "central, spread, flat"),
+    "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "auto, central, spread, flat"),
     "unknown allocator": ('allocator = "slrum"\n' + GOOD, 1, "there is no allocator 'slrum'", "choose one of none"),
     "link without an end": (
         GOOD + LINK.replace('to = "hub"\n', ""), 10, "this link has no to", 'write to = "hub" under it',
@@ -454,7 +459,7 @@ def test_links_have_a_direction(tmp_path: Path) -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS))
+    assert (ROOT / "docs" / "reference" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS))
 
 
 @pytest.mark.processes
@@ -562,7 +567,7 @@ def test_init_where_nothing_can_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("installed", "wanted"), [("mxnet torch", "with MXNet"), ("torch", "with PyTorch"), ("", "with MXNet")]
+    ("installed", "wanted"), [("mxnet torch", "with PyTorch"), ("mxnet", "with MXNet"), ("", "with PyTorch")]
 )
 def test_the_script_is_for_a_framework_that_is_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: str, wanted: str
@@ -589,7 +594,7 @@ def test_the_script_of_init_trains(desk: Desk, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
-    guide = ROOT.joinpath("docs", "sites.md").read_text()
+    guide = ROOT.joinpath("docs", "how-to", "sites.md").read_text()
     found = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0]).inventory
     assert [host.name for host in found.hosts] == ["bj1", "sz1", "cd1"]
     assert {host.python for host in found.hosts} == {"~/geomx/bin/python"}
@@ -597,6 +602,12 @@ def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
     shell = desk.geomx("launch", "--dry-run", "--shell").stdout
     assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime\n') == 12
     assert str(ROOT) not in shell and str(Path.home()) not in shell and sys.executable not in shell
+
+
+def test_the_inventory_of_the_tutorial_holds(tmp_path: Path) -> None:
+    tutorial = ROOT.joinpath("docs", "tutorials", "two-sites.md").read_text()
+    found = read(tmp_path, tutorial.partition("```toml\n")[2].partition("```")[0]).inventory
+    assert [(host.name, len(host.devices)) for host in found.hosts] == [("a1", 1), ("b1", 1)]
 
 
 def test_an_address_that_others_dial_has_no_port_of_ssh(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def chosen(asked: str, *script: str, algo: str = "fsa", topology: str = "central
         ("import torch.distributed as dist\nargs.global_rank = dist.get_rank()", "torch"),
         ("from torch import distributed", "torch"),
         ("from torch.nn.parallel import DistributedDataParallel as DDP", "torch"),
-        ("import mxnet as mx\nimport torch.distributed", ""),
+        ("import mxnet as mx\nimport torch.distributed", "mxnet"),
         ("import torch\nfrom torch.distributions import Normal", "torch"),
         ("import torchvision", ""),
     ],
@@ -192,7 +192,7 @@ def test_a_script_with_the_api_for_mxnet_is_none_of_torch(tmp_path: Path) -> Non
     path = tmp_path / "train.py"
     path.write_text("import geomx_cli.mxnet as geomx\nfrom torch.utils.data import DataLoader\n")
     found = chosen("auto", "python", str(path))
-    assert (found.scope, found.framework) == ("party", "")
+    assert (found.scope, found.framework) == ("party", "mxnet")
 
 
 def test_the_scope_of_other_jobs() -> None:
@@ -204,8 +204,8 @@ def test_the_scope_of_other_jobs() -> None:
         "rank scope: party (unaware.py uses global_rank);"
         " --rank-scope global for kv.rank over the workers of all parties"
     )
-    assert chosen("party", "python", str(STOCK)) == Choice("party")
-    assert chosen("global", "python", str(SCRIPTS / "unaware.py")) == Choice("global")
+    assert chosen("party", "python", str(STOCK)) == Choice("party", framework="mxnet")
+    assert chosen("global", "python", str(SCRIPTS / "unaware.py")) == Choice("global", framework="mxnet")
     assert chosen("auto", "python", str(STOCK), topology="flat").sentence == ""
     assert chosen("auto", "./run.sh").why == "./run.sh is no Python file, so it may use GeoMX's names"
     hfa = chosen("auto", "python", str(STOCK), algo="hfa")

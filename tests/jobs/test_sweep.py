@@ -214,6 +214,9 @@ def test_a_sweep_with_other_settings_is_refused(jobs: Jobs) -> None:
     assert {path.name for path in aside.iterdir()} == {"sweep.json", "cnn"}, "files of others stay"
     old = SweepSettings(["a"], {}, "1", "2")
     assert old.changes(SweepSettings(["b"], {}, "2", "2")) == ["the command is b"]
+    forced, chosen, before = (SweepSettings(["a"], {"topology": name}) for name in ("auto", "spread", "central"))
+    assert forced.changes(chosen) == chosen.changes(forced) == [], "algorithms of another kind were added"
+    assert before.changes(chosen) == ["--topology was 'central' and is 'spread'"]
     changed = ["the script or a file of --sync has changed", "the inventory has changed"]
     assert old.changes(SweepSettings(["a"], {}, "3", "3")) == changed
     with locked_folder(jobs.folder, ".lock"), pytest.raises(CheckFailed, match="another geomx writes to"):

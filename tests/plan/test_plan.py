@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def environment(name: str, host: str, **variables: Any) -> dict[str, str]:
         "GEOMX_RANK": rest.partition(":")[2],
         "GEOMX_KEY_FILE": f"/jobs/j1/keys/{name.replace('/', '-').replace(':', '-')}.key",
         "GEOMX_RANK_SCOPE": "party",
+        "GEOMX_TOPOLOGY": "central",
         "OMP_NUM_THREADS": "1",
     }
     in_flat = rest.startswith("server") and variables.get("GEOMX_TOPOLOGY") == "flat"
@@ -758,3 +760,15 @@ def test_no_two_launches_choose_one_port(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_free_ports_are_distinct() -> None:
     ports = free_ports(30)
     assert len(set(ports)) == 30
+
+
+def test_benchmarks_place_nine_parties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C is the site of the central party, and party C at another."""
+    monkeypatch.syspath_prepend(str(Path(geomx_cli.__file__).parents[1] / "benchmarks"))
+    from pushpull_job import planned  # type: ignore[import-not-found]
+
+    with tempfile.TemporaryDirectory() as folder:  # sockets need a short path
+        found = planned({"parties": 9, "workers": 1}, Path(folder), None)
+    places = {process.party: site for process, site, *_ in found}
+    assert (places["central"], places["C"], places["I"]) == ("C", "D", "J")
+    assert len({*places.values()}) == 10

@@ -27,6 +27,7 @@ from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.automatic_topology import topology_line, with_topology
 from geomx_cli.plan.job_paths import complete
 from geomx_cli.preflight import Check, probe_pool
 from geomx_cli.preflight.connect import place
@@ -205,6 +206,28 @@ def test_a_firewall_that_drops_one_port(network: Network, check: Callable[..., p
     assert report.exit_code == 5
     with pytest.raises(CheckFailed, match=r"^alpha -> hub: 10\.99\.0\.1 port 9001 cannot be reached"):
         preflight.refuse(report.checks)
+
+
+def test_a_topology_that_geomx_chose_becomes_central_where_parties_do_not_reach_each_other(network: Network) -> None:
+    """What is wrong with central is reported, as it is the one that the job would have."""
+    given = star({name: network.address(name) for name in NAMES}, range(9000, 9008))
+    chosen = with_topology(structs.replace(given, topology_is_automatic=True))
+    assert chosen.topology == "spread"
+    blocked = f"ip saddr {network.address('beta')} tcp dport 9000-9007 reject"
+
+    def looked_at(inventory: Inventory) -> preflight.Report:
+        reached = {name: network.host(name, sys.executable) for name in NAMES}
+        return examine(reached, inventory)
+
+    with network.filtered("alpha", blocked):
+        report = looked_at(chosen)
+        assert wrong(report) == []
+        assert topology_line(report.inventory) == "topology central: no connection beta -> alpha"
+        asked = looked_at(structs.replace(chosen, topology_is_automatic=False))
+        assert {found.subject for found in wrong(asked)} == {"beta -> alpha"}
+        with network.filtered("hub", blocked):
+            assert {found.subject for found in wrong(looked_at(chosen))} == {"beta -> hub"}
+    assert looked_at(chosen).inventory.topology == "spread"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ WITH_MXNET = str(ROOT / ".venv" / "bin" / "python")
 
 
 def test_batch_normalization_is_that_of_mxnet(desk: Desk, tmp_path: Path) -> None:
-    """The same tensors, from the same weights on the same samples; running variances differ, see docs/pytorch.md."""
+    """The same tensors, from the same weights and samples; running variances differ: docs/reference/pytorch.md."""
     data = write_data(tmp_path / "data", train=64)
     found: dict[str, Any] = {}
     for framework, python in (("torch", sys.executable), ("mxnet", WITH_MXNET)):

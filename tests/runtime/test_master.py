@@ -51,7 +51,7 @@ def test_in_a_flat_cluster_rank_0_is_the_master_and_trains(cluster: Cluster) -> 
 
 def test_the_script_of_the_documentation(cluster: Cluster) -> None:
     script = cluster.directory / "train.py"
-    script.write_text((ROOT / "docs/mxnet.md").read_text().split("```python\n")[1].split("```")[0])
+    script.write_text((ROOT / "docs/how-to/mxnet.md").read_text().split("```python\n")[1].split("```")[0])
     cluster.launch([*RUNTIME, str(script)], env={"GEOMX_RANK_SCOPE": "global"}, parties=(2, 1), central=False)
     cluster.finish()
     (last,) = {cluster.output(name).splitlines()[-1].split()[0] for name in WORKERS}

@@ -19,6 +19,20 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("installed", "network", "framework"),
+    [
+        ("torch mxnet", "cnn", "torch"), ("mxnet", "cnn", "mxnet"), ("", "cnn", "torch"), ("torch", "alexnet", "mxnet"),
+        ("mxnet", "gpt", "torch"), ("mxnet", "models:net", "mxnet"), ("torch mxnet", "linear", "torch"),
+    ],
+)  # fmt: skip
+def test_auto_is_the_first_framework_that_is_installed_and_has_the_network(
+    monkeypatch: pytest.MonkeyPatch, installed: str, network: str, framework: str
+) -> None:
+    monkeypatch.setattr(networks, "find_spec", lambda name: name if name in installed.split() else None)
+    assert networks.framework_for(network) == framework
+
+
 def test_ten_tensors_of_715_kilobytes() -> None:
     table = networks.find("cnn").parameters
     assert [parameter.shape for parameter in table] == SHAPES

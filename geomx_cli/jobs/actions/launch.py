@@ -32,6 +32,7 @@ from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import detached
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.automatic_topology import topology_line
 from geomx_cli.plan.job_paths import complete
 from geomx_cli.plan.ports import choose
 
@@ -129,6 +130,8 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
 
 def _announce(planned: Plan, view: View, *, tee: bool) -> None:
     view.note(f"job {planned.job}: {_count(planned)}; {log_paths(planned)}")
+    if planned.topology_reason:
+        view.note(topology_line(planned))
     if planned.network:
         view.note(planned.network)
     if planned.spec.script and not tee:

@@ -25,6 +25,7 @@ from geomx_cli.jobs.store.user_modules import check_user_modules
 from geomx_cli.jobs.view.conclusion import Conclusion
 from geomx_cli.jobs.view.follow import LineView
 from geomx_cli.plan import JobSpec, plan, ports
+from geomx_cli.plan.automatic_topology import with_topology
 from geomx_cli.plan.job_paths import complete
 
 __all__ = ["Machines", "SweepJobs"]
@@ -66,8 +67,9 @@ class SweepJobs:
             ranks = rank_scope.choose(str(options["rank_scope"]), script, name, inventory)
             if ranks.sentence:
                 self.note(f"{name}: {ranks.sentence}")
-            inventory = structs.replace(inventory, rank_scope=ranks.scope)
-            options = {**options, **({"framework": ranks.framework} if ranks.framework else {})}
+            inventory = with_topology(structs.replace(inventory, rank_scope=ranks.scope))
+            framework = {"framework": ranks.framework} if ranks.framework else {}
+            options = {**options, **framework, "topology": inventory.topology}
             self._warnings[name] = script_fit.warning_of(script, options, inventory)
             if self._warnings[name]:
                 self.note(f"warning: {self._warnings[name]}")
@@ -87,16 +89,23 @@ class SweepJobs:
         user_files.pack, and InvalidSettings for an inventory that cannot be read.
         """
         name, (_, options) = next(iter(self._prepared.items()))
-        forced = {name: self.given[name] for name in known_algorithms()[name].forced_options if name in self.given}
+        forced = {name: self._unforced(name) for name in known_algorithms()[name].forced_options if name in self.given}
         common = {name: value for name, value in {**options, **forced}.items() if name not in ("algo", "seed")}
         digest = user_files.pack(self.base.script, self.sync).digest
         return SweepSettings(list(self.base.script), common, digest, _digest(self.inventory_file))
+
+    def _unforced(self, option: str) -> Value:
+        """Return an option's value for an algorithm that does not force it; as given if all do."""
+        known = known_algorithms()
+        free = (options for name, (_, options) in self._prepared.items() if option not in known[name].forced_options)
+        return next((options[option] for options in free), self.given[option])
 
     def launch(self, cell: Cell) -> Conclusion:
         """Run the job of a cell; see jobs.actions.launch."""
         inventory, options = self._prepared[cell.algo]
         if self.inventory_file is None:
-            inventory = structs.replace(self.machines(cell.algo)[0], rank_scope=inventory.rank_scope)
+            found, _ = self.machines(cell.algo)
+            inventory = with_topology(structs.replace(found, rank_scope=inventory.rank_scope))
         launch_options = launching.LaunchOptions(
             sync=self.sync,
             warned=tuple(self._ignored),

@@ -271,7 +271,8 @@ class Watch:
             return
         worker, scheduler = (row.process for row in found)
         cause = f"ended with status 0 while {scheduler.name} still waits for workers to join"
-        hint = frontends.JOINING[str(self._plan.spec.options["framework"])]
+        known = frontends.JOINING
+        hint = known.get(str(self._plan.spec.options["framework"])) or "; in MXNet ".join(known.values())
         self._fail(Failure(worker.name, worker.host, cause, time.monotonic(), hint))
 
     def _end(self, host: str, why: str, left: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ See script_sources.py for what is read of it.
 import ast
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geomx_cli.core import plugins
 from geomx_cli.inventory import Inventory, RankScope
@@ -26,7 +26,7 @@ _PACKAGE = "geomx_cli"
 @dataclass(frozen=True)
 class Choice:
     """`why`: a clause for messages; "" if there was nothing to choose. `free`: the other scope is possible too.
-    framework: that of the script, as --framework; "" for MXNet's, or if nothing tells.
+    framework: that of the script, as --framework; "" if nothing tells.
     """
 
     scope: RankScope
@@ -48,8 +48,14 @@ class Choice:
 
 def choose(asked: str, script: Sequence[str], algorithm: str, inventory: Inventory) -> Choice:
     """Choose the rank scope of a job; `asked`: "auto", "global" or "party"."""
-    if framework := _other_framework(script, inventory):
+    framework = _framework(script, inventory)
+    if framework not in ("", "mxnet"):
         return Choice("party" if asked == "party" else "global", framework=framework)
+    return replace(_choose(asked, script, algorithm, inventory), framework=framework)
+
+
+def _choose(asked: str, script: Sequence[str], algorithm: str, inventory: Inventory) -> Choice:
+    """As `choose`, for a script of MXNet, or of which nothing is known."""
     match asked:
         case "global" | "party":
             return Choice(asked)
@@ -76,17 +82,17 @@ def _first_use(sources: Iterable[Source]) -> str | None:
     return None
 
 
-def _other_framework(script: Sequence[str], inventory: Inventory) -> str:
-    """Return the framework whose API of geomx a script imports, unless that is MXNet's, or "torch" for one that imports
-    torch and no mxnet; "" for neither.
+def _framework(script: Sequence[str], inventory: Inventory) -> str:
+    """Return the framework whose API of geomx a script imports, or else the framework that it imports, MXNet if both;
+    "" for neither.
     """
     if not script or isinstance(sources := sources_of(script, inventory), str):
         return ""
     imported = {name for source in sources if source.tree is not None for name in _imported_names(source.tree)}
     others = (name for name in frontends.NAMES if name != "mxnet" and f"{_PACKAGE}.{name}" in imported)
     packages = {name.partition(".")[0] for name in imported}
-    is_torch = "torch" in packages and not imported & {"mxnet", f"{_PACKAGE}.mxnet"}
-    return next(others, "torch" if is_torch else "")
+    mxnet = "mxnet" if imported & {"mxnet", f"{_PACKAGE}.mxnet"} else ""
+    return next(others, mxnet or ("torch" if "torch" in packages else ""))
 
 
 def _imported_names(tree: ast.AST) -> Iterator[str]:

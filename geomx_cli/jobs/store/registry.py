@@ -194,4 +194,5 @@ def _plan(fields: Mapping[str, Any], directory: Path) -> Plan:
         job_dirs=fields["job_dirs"],
         socket_dirs=fields["socket_dirs"],
         here=tuple(fields["here"]),
+        topology_reason=fields.get("topology_reason", ""),
     )

@@ -37,7 +37,10 @@ class SweepSettings(msgspec.Struct):
         if self.inventory_digest != new.inventory_digest:
             found.append("the inventory has changed")
         for name in sorted({*self.options, *new.options}):
-            if self.options.get(name) != new.options.get(name):
+            both = (self.options.get(name), new.options.get(name))
+            if name == "topology" and "auto" in both:
+                continue  # the algorithms of one of the two force another topology, so geomx has chosen none
+            if both[0] != both[1]:
                 flag = "--" + name.replace("_", "-")
                 usual = next((option.default for option in table() if option.name == name), None)
                 values = (settings.options.get(name, usual) for settings in (self, new))

@@ -3,7 +3,8 @@
 Wang et al., FGCS 121 (2021). `--dgt 2` changes only the order: nothing is lost, and sums have the same bits as with
 direct delivery. `--dgt 1` sends the other blocks as datagrams; those that are late join the next round of their slice.
 `--dgt 3` is as 2, with 4 bits an element for the other blocks. Initial values, results, rows, and what a codec encodes
-are delivered directly, so of a sparse codec's tensors only the small ones are divided. See docs/delivery.md.
+are delivered directly, so of a sparse codec's tensors only the small ones are divided.
+See docs/explanation/delivery.md.
 """
 
 import math
@@ -36,7 +37,7 @@ options = (
         "dgt", "int", 0, "ENABLE_DGT",
         "Differential gradient transmission from local to global servers: the blocks of a gradient that contribute most"
         " go first; 2: the others after them, nothing is lost; 1: the others as datagrams (UDP), which may be late or"
-        " lost; 3: as 2, with 4 bits an element for the others. 0: off.", "transport", minimum=0, maximum=3,
+        " lost; 3: as 2, with 4 bits an element for the others.", "transport", minimum=0, maximum=3, word="off",
     ),
     Option(
         "dgt_k", "float", 0.5, "DMLC_K", "Part of the blocks that is important (dgt).", "transport",

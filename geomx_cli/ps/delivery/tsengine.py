@@ -3,7 +3,7 @@
 Zhou et al., IEEE TNSM 18(4), 2021. Between parties ("inter") the local server of a party behind a slow link hands its
 sum to another party's local server, which adds it to its own, sends one contribution to the global server, and passes
 the result back. Inside a party ("intra") workers do the same for each other on the way to their local server. See
-docs/delivery.md.
+docs/explanation/delivery.md.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ options = (
         "Let processes relay for each other. inter: the sum of a party behind a slow link goes through the local server"
         " of another party, which adds it to its own, and the result back the same way. intra: the same for workers of"
         " a party, on the way to their local server. both: both.", "transport",
-        choices=("", "inter", "intra", "both"),
+        choices=("", "inter", "intra", "both"), word="none",
     ),
     Option(
         "ts_greed", "float", 0.9, "MAX_GREED_RATE_TS",

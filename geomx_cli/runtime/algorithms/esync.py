@@ -51,8 +51,8 @@ options = (
     ),
     Option(
         "esync_epsilon", "duration", 0.0, "GEOMX_ESYNC_EPSILON",
-        "Margin before the end of the slowest worker's step (esync); 0 is 5 % of that one's step, at most"
-        " 0.5s.", "synchronisation", minimum=0, maximum=3600,
+        "Margin before the end of the slowest worker's step. auto: 5 % of that one's step, at most"
+        " 0.5s (esync).", "synchronisation", minimum=0, maximum=3600, word="auto",
     ),
     Option(
         "min_local_steps", "int", 1, "GEOMX_MIN_LOCAL_STEPS",
@@ -60,8 +60,8 @@ options = (
         minimum=1, maximum=1_000_000,
     ),
     Option(
-        "local_lr", "float", 0.0, "GEOMX_LOCAL_LR", "Learning rate of the workers' steps (esync); 0 is that of --lr.",
-        "synchronisation", minimum=0, maximum=1e6,
+        "local_lr", "float", 0.0, "GEOMX_LOCAL_LR", "Learning rate of the workers' steps. auto: that of --lr (esync).",
+        "synchronisation", minimum=0, maximum=1e6, word="auto",
     ),
     Option(
         "global_lr", "float", 1.0, "GEOMX_GLOBAL_LR", "Factor applied to the mean difference (esync).",

@@ -38,8 +38,8 @@ variants = {"dcasgd": ("DCASGD", ("#009E73", "v", "--"))}
 options = (
     Option(
         "max_staleness", "int", -1, "GEOMX_MAX_STALENESS",
-        "Rounds by which a party may be ahead of the slowest (mixed, async); -1 is any number.", "synchronisation",
-        minimum=0, maximum=1_000_000,
+        "Rounds by which a party may be ahead of the slowest (mixed, async).", "synchronisation",
+        minimum=0, maximum=1_000_000, word="unlimited",
     ),
 )  # fmt: skip
 

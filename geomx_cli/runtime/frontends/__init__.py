@@ -17,8 +17,8 @@ __all__ = [
     "of_module", "prepare_imports",
 ]  # fmt: skip
 
-NAMES = ("numpy", "mxnet", "torch")
-"""The names of all front ends."""
+NAMES = ("numpy", "torch", "mxnet")
+"""The names of all front ends, preferred ones first."""
 HOOKED: Mapping[str, str] = {
     "mxnet": "mxnet", "torch.distributed.distributed_c10d": "torch", "torch.optim.optimizer": "torch",
     "torch.distributed.checkpoint.state_dict_saver": "torch",
@@ -26,7 +26,8 @@ HOOKED: Mapping[str, str] = {
 """Modules of frameworks that scripts import, and the front ends that hook them."""
 JOINING: Mapping[str, str] = {
     "mxnet": 'every worker must create the store, kv.create("dist_sync"), and use it',
-    "torch": "every worker must call geomx.init and geomx.wrap, or train with DistributedDataParallel; docs/pytorch.md",
+    "torch": "every worker must call geomx.init and geomx.wrap, or train with DistributedDataParallel;"
+    " docs/how-to/three-lines.md",
 }
 """How a script of each framework joins the job, as a hint."""
 

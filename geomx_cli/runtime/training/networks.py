@@ -4,6 +4,7 @@ Looking up a name loads nothing, not even numpy. Initial weights are always draw
 framework's random numbers.
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.errors import InvalidSettings
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.architecture import Shape
     from geomx_cli.runtime.training.network import Network
 
-__all__ = ["check", "find", "names", "needs"]
+__all__ = ["check", "find", "framework_for", "names", "needs"]
 
-_DEFAULT = "mxnet"
+_AUTO = "auto"
 
 
 def names() -> tuple[str, ...]:
@@ -26,20 +27,30 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for frontend in frontends.NAMES for name in frontends.find(frontend).networks))
 
 
-def check(name: str, framework: str = _DEFAULT) -> None:
+def framework_for(name: str) -> str:
+    """Return the framework that --framework auto means for a network: the preferred one that is installed in this
+    Python, or if none is, the preferred one. Any framework will do for a user's network, for one that is unknown, and
+    for one that needs none.
+    """
+    having = [each for each in map(frontends.find, frontends.NAMES) if each.framework]
+    fitting = [each.framework for each in having if name in each.networks] or [each.framework for each in having]
+    return next((each for each in fitting if find_spec(each) is not None), fitting[0])
+
+
+def check(name: str, framework: str = _AUTO) -> None:
     """Raises InvalidSettings for a network that is unknown, or that --framework does not have; a user's own is checked
     only when used.
     """
     _frontend(name, framework)
 
 
-def needs(name: str, framework: str = _DEFAULT) -> str:
+def needs(name: str, framework: str = _AUTO) -> str:
     """Return the module that workers need besides numpy to train a network; "" for none. Raises as `check` does."""
     return _frontend(name, framework).framework
 
 
 def find(
-    name: str, shape: "Shape" = (1, 28, 28), classes: int = 10, framework: str = _DEFAULT, layers: int = 4,
+    name: str, shape: "Shape" = (1, 28, 28), classes: int = 10, framework: str = _AUTO, layers: int = 4,
     width: int = 192,
 ) -> "Network":  # fmt: skip
     """Return the network for images of `shape`: channels, height, width; for gpt, of `layers` of `width`, (1, 1,
@@ -54,6 +65,8 @@ def find(
 
 def _frontend(name: str, framework: str) -> Frontend:
     """Return the front end that trains a network."""
+    if framework == _AUTO:
+        framework = framework_for(name)
     for each in map(frontends.find, frontends.NAMES):
         if name in each.networks and each.framework in ("", framework):
             return each

@@ -31,5 +31,5 @@ def load_mxnet() -> Any:
     except (ImportError, AttributeError) as error:
         raise InvalidSettings(f"cannot import mxnet: {error}", "pip install 'geomx-cli[mxnet]'") from error
     except OSError as error:  # a library of the system that it is linked with
-        hint = "install that library (Debian: apt install libgomp1 libquadmath0; CUDA's: see docs/sites.md)"
+        hint = "install that library (Debian: apt install libgomp1 libquadmath0; CUDA's: see docs/how-to/sites.md)"
         raise InvalidSettings(f"cannot import mxnet: {error}", hint) from error

@@ -13,12 +13,21 @@ _Optimizer = TypeVar("_Optimizer")
 
 
 class Training(Generic[_Optimizer]):
-    """`with Training(model, optimizer):` around a training loop is `wrap` before it and `finish` after it, for any
-    `geomx launch --algo`; call `init` before. Gives the optimizer.
+    """`with Training(model, optimizer):` around a training loop: `wrap` before it, and `finish` after it.
 
-    Several models are trained together in one `with` of several, all of which end with the first that does. An
-    exception passes through: it does not wait for the other workers, whose scripts end with its text if it ends this
-    one. model, optimizer, buffers and errors: see `wrap`.
+    It is for any `geomx launch --algo`; call `init` before. Gives the optimizer. Several models are trained together in
+    one `with` of several, all of which end with the first that ends. An exception passes through: it does not wait for
+    the other workers, whose scripts end with its text if it ends this one.
+
+    Args:
+        model: See `wrap`.
+        optimizer: See `wrap`.
+        buffers: See `wrap`.
+
+    Examples:
+        >>> with geomx.Training(model, optimizer):
+        ...     for images, labels in loader:
+        ...         ...
     """
 
     algorithms: ClassVar[tuple[str, ...]] = ()
@@ -45,16 +54,18 @@ class Training(Generic[_Optimizer]):
 
 
 class DiLoCo(Training[_Optimizer]):
-    """A `Training` of jobs with --algo diloco: local steps, then an outer step with the mean of the differences. Their
-    number, the outer learning rate, momentum and fragments are options of `geomx launch`.
+    """A `Training` of jobs with --algo diloco: local steps, then an outer step with the mean of the differences.
+
+    Options of `geomx launch` set the number of local steps, the outer learning rate, momentum and fragments.
     """
 
     algorithms = ("diloco",)
 
 
 class LocalSGD(Training[_Optimizer]):
-    """A `Training` of jobs with --algo hfa or esync: local steps, then the mean of all weights, with hfa first in each
-    party (--k1, --k2).
+    """A `Training` of jobs with --algo hfa or esync: local steps, then the mean of all weights.
+
+    With hfa the mean is first taken in each party (--k1, --k2).
     """
 
     algorithms = ("hfa", "esync")

@@ -46,7 +46,7 @@ def keep_local(parallel: Any, store: "WrappingStore") -> None:
             what = f"DistributedDataParallel with --algo {algorithm}, which exchanges weights and not gradients"
             hint = (
                 "wrap the optimizer too: optimizer = geomx_cli.torch.wrap(model, optimizer), or the callback of"
-                " geomx.hf or geomx.lightning (docs/frameworks.md); or launch with --algo fsa"
+                " geomx.hf or geomx.lightning (docs/how-to/frameworks.md); or launch with --algo fsa"
             )
             raise InvalidSettings(what, hint)
 

@@ -14,11 +14,18 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Makes a Trainer train by the job's algorithm, and shows its log values in status, dashboard and records.
 
     With algorithms that exchange weights each worker takes the Trainer's steps on its part of the data, and the
-    optimizer's `step` exchanges them when a round is due. After the last step, before it is evaluated or saved, all
+    optimizer's `step` exchanges weights when a round is due. After the last step, before it is evaluated or saved, all
     workers have the same model. With fsa and sync the Trainer's own DistributedDataParallel averages the gradients.
 
-    buffers: see `wrap`. Raises InvalidSettings from the Trainer's constructor outside a job. The job's failures are
-    raised from `Trainer.train`.
+    Args:
+        buffers: See `wrap`.
+
+    Raises:
+        InvalidSettings: The Trainer is made outside a job.
+        GeomxError: The job has failed; `Trainer.train` raises it.
+
+    Examples:
+        >>> Trainer(model, arguments, train_dataset=texts, callbacks=[geomx.hf.Callback()]).train()
     """
 
     def __init__(self, *, buffers: str = "local") -> None:
@@ -60,9 +67,14 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class Tracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
-    """`Accelerator(log_with=geomx.hf.Tracker())`: what `accelerator.log` gets is shown in status and dashboard.
+    """Shows what `accelerator.log` gets in status and dashboard. Accelerate logs in the worker of rank 0 alone.
 
-    Accelerate logs in the worker of rank 0 alone. batch: samples of a step of this worker.
+    Args:
+        batch: Samples of a step of this worker.
+
+    Examples:
+        >>> accelerator = Accelerator(log_with=geomx.hf.Tracker(batch=64))
+        >>> accelerator.init_trackers("run")
     """
 
     name = "geomx"

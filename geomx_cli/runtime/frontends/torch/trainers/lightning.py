@@ -17,10 +17,15 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
     """Makes a Trainer with DDP train by the job's algorithm, and shows its log values in status, dashboard and records.
 
     With algorithms that exchange weights each worker takes the Trainer's steps on its part of the data, and the
-    optimizer's `step` exchanges them when a round is due. After the last step, before it is validated or saved, all
+    optimizer's `step` exchanges weights when a round is due. After the last step, before it is validated or saved, all
     workers have the same model. With fsa and sync DistributedDataParallel averages the gradients.
 
-    buffers: see `wrap`. Raises InvalidSettings from `fit` outside a job. The job's failures are raised from `fit`.
+    Args:
+        buffers: See `wrap`.
+
+    Raises:
+        InvalidSettings: `fit` runs outside a job.
+        GeomxError: The job has failed; `fit` raises it.
     """
 
     def __init__(self, *, buffers: str = "local") -> None:
@@ -67,8 +72,16 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
 
 
 class Strategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
-    """DDP over the workers of the job, with the `Callback`. `devices` and `num_nodes` of the Trainer need not be given:
-    `geomx launch` has started a process for each worker. options: of DDPStrategy and, `buffers`, of the callback.
+    """DDP over the workers of the job, with the `Callback`.
+
+    `devices` and `num_nodes` of the Trainer need not be given: `geomx launch` has started a process for each worker.
+
+    Args:
+        buffers: See `wrap`.
+        options: Of DDPStrategy.
+
+    Examples:
+        >>> lightning.Trainer(strategy=geomx.lightning.Strategy(), max_epochs=1).fit(module, loader)
     """
 
     strategy_name = "geomx"

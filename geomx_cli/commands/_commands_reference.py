@@ -1,0 +1,72 @@
+"""The reference of all commands in Markdown, docs/reference/commands.md: `geomx man --markdown`."""
+
+import inspect
+from collections.abc import Iterable, Iterator
+
+import click
+
+from geomx_cli.commands._manual import subcommands
+from geomx_cli.commands._options import option_sections
+
+__all__ = ["page"]
+
+_HEAD = """\
+# Commands
+
+This page is made from the commands by `geomx man --markdown`.
+
+The job's own options, which `geomx launch` and others share, are in [options](options.md).
+`geomx COMMAND --help` (`-h`) and `geomx man COMMAND` show the same. All have the same [exit codes](exit-codes.md).
+
+Completion of commands, options, values, jobs, parties and hosts:
+
+| shell | command |
+|---|---|
+| bash | `eval "$(geomx completion bash)"` in `~/.bashrc` |
+| zsh | `eval "$(geomx completion zsh)"` in `~/.zshrc`, after `compinit` |
+| fish | `geomx completion fish > ~/.config/fish/completions/geomx.fish` |
+"""
+
+
+def page(ctx: click.Context) -> str:
+    """Return the page of the command of `ctx` and all below it."""
+    return _HEAD + "".join("\n" + line for line in _sections(ctx))
+
+
+def _sections(ctx: click.Context) -> Iterator[str]:
+    below = subcommands(ctx).values()
+    usage = " ".join((ctx.command_path, *ctx.command.collect_usage_pieces(ctx)))
+    yield f"## {ctx.command_path}\n"
+    yield f"```\n{usage}\n```\n"
+    yield from _paragraphs(ctx.command.help or "")
+    sections = option_sections(ctx.command, ctx)
+    # Every command has --help; click keeps under which names it was first shown.
+    own = [(term, text) for term, text in sections.pop("Options") if not term.endswith("--help")]
+    if own:
+        yield "| option | meaning |\n|---|---|\n" + _rows(own)
+    if sections:
+        yield "It also takes the options of the job: [options](options.md).\n"
+    for one in below:
+        yield from _sections(one)
+
+
+def _rows(records: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"| `{term}` | {_escaped(text)} |\n" for term, text in records)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yield a help text; click's mark "\\b" begins a paragraph whose lines stay as they are."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b"):
+            text = paragraph.strip("\b\n")
+            title, _, indented = text.partition("\n")
+            if indented and all(line.startswith(" ") for line in indented.split("\n")):
+                yield f"{title}\n"
+                text = inspect.cleandoc(indented)
+            yield f"```\n{text}\n```\n"
+        else:
+            yield _escaped(" ".join(paragraph.split())) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
