@@ -109,7 +109,13 @@ class Launch:
         return sorted(who.pid for who in processes.marked({MARK: self.mark}))
 
     def pid(self, name: str) -> int:
-        """The pid of a process of the plan, of "agent HOST" or of "launch"; 0 if it has not been started."""
+        """The pid of a process of the plan, of "agent HOST" or of "launch", which has been started."""
+        pid = self.started(name)
+        assert pid, f"{name} has not been started"  # a signal to pid 0 would go to the tests
+        return pid
+
+    def started(self, name: str) -> int:
+        """As `pid`; 0 if it has not been started."""
         if name == "launch":
             return self.process.pid
         for path in self.desk.state_files("agent-state.json", self.id):

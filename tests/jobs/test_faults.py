@@ -18,7 +18,7 @@ from rehearsal import Rehearsal
 
 pytestmark = pytest.mark.processes
 ROUNDS = ["--", "python", str(ROOT / "tests" / "scripts" / "rounds.py")]
-CLUSTER = ["--parties", "2", "--workers", "1"]
+CLUSTER = ["--parties", "2", "--workers", "1", "--topology", "central"]
 STORE = """
 import os, sys, mxnet as mx
 kv = mx.kv.create("dist_sync")
@@ -67,7 +67,7 @@ def hit(folder: Path, name: str, number: signal.Signals) -> Launch:
     job = Desk(folder).train(*CLUSTER, "--silence", "5s", "--lease", "10s", *ROUNDS, **VARIABLES)
     try:
         # The master is done before training starts: send the signal as soon as it runs.
-        job.wait_for(lambda: job.pid(name) if name == "central/worker:0" else in_training(job))
+        job.wait_for(lambda: job.started(name) if name == "central/worker:0" else in_training(job))
         pid = job.pid(name)
         os.kill(pid, number)
         job.wait_for(lambda: {*job.pids()} <= {pid, job.process.pid})

@@ -45,7 +45,7 @@ def trial(folder: Path, seed: int) -> str:
     launch = desk.launch(story=FAMILIES)
     victim, moment = VICTIMS[seed % len(VICTIMS)], chance.uniform(0, 1.5)
     try:
-        launch.wait_for(lambda: launch.pid(victim))
+        launch.wait_for(lambda: launch.started(victim))
         with pytest.raises(subprocess.TimeoutExpired):
             launch.process.wait(moment)
         os.kill(launch.pid(victim), signal.SIGKILL)
