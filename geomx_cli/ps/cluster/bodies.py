@@ -15,7 +15,7 @@ from geomx_cli.ps.net.wire import EVERY, BadMessage
 
 __all__ = [
     "MAX_AWAITED", "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_SETTINGS", "MAX_TEXT", "TOPICS", "Body",
-    "Count", "Rank", "Rate", "Topic", "checked_answer", "checked_request",
+    "Count", "Rate", "Topic", "checked_answer", "checked_request",
 ]  # fmt: skip
 
 MAX_PATIENCE = 1e9
@@ -35,7 +35,7 @@ MAX_TUNED = 65_536
 """Tensors with hyper-parameters of their own."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
 _Text = Annotated[str, msgspec.Meta(max_length=2 * MAX_TEXT)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -68,12 +68,12 @@ class _Member(TypedDict):
     party: _Name
     host: _Name
     role: Literal["server", "worker"]
-    rank: Rank
+    rank: _Rank
     endpoints: list[_Name]
 
 
 class _Joined(TypedDict):
-    rank: Rank
+    rank: _Rank
     scheduler: _Name
     members: list[_Member]
 
@@ -122,7 +122,7 @@ class _Declare(TypedDict):
 class _Placements(TypedDict):
     """For each tensor its key, and offset, length, root and server of each slice."""
 
-    placements: list[tuple[Count, list[tuple[Count, Count, Rank, Rank]]]]
+    placements: list[tuple[Count, list[tuple[Count, Count, _Rank, _Rank]]]]
 
 
 class _Optimizer(TypedDict):
@@ -190,7 +190,7 @@ class _Compare(TypedDict):
     by: _Name
     scope: Annotated[str, msgspec.Meta(max_length=64)]
     step: Count
-    of: Rank
+    of: _Rank
     layout: Count
     names: Annotated[list[Annotated[str, msgspec.Meta(max_length=100)]], msgspec.Meta(max_length=MAX_COMPARED)]
     marks: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED)]
@@ -206,7 +206,7 @@ class _Stragglers(TypedDict):
 
 class _State(TypedDict):
     by: _Name
-    root: NotRequired[Rank]
+    root: NotRequired[_Rank]
 
 
 class _StateRead(_State):

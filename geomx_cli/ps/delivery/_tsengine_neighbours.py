@@ -12,7 +12,7 @@ from typing import Annotated, NotRequired, TypedDict
 import msgspec
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.cluster.bodies import Body, Count, Rank, Rate, Topic
+from geomx_cli.ps.cluster.bodies import Body, Count, Rate, Topic
 from geomx_cli.ps.delivery._tsengine_rates import IDLE, Meter
 from geomx_cli.ps.net.link import Link
 

@@ -26,8 +26,8 @@ CREDIT_STEP = 1024 * 1024
 SMALL = 32 * 1024
 MAX_FUSED = 64
 LINK_TOPICS = frozenset({
-    "again", "alive", "credit", "damaged", "freed", "hello", "hello again", "mapped", "memory", "ready", "refused", "want",
-    "welcome",
+    "again", "alive", "credit", "damaged", "freed", "hello", "hello again", "mapped", "memory", "ready", "refused",
+    "want", "welcome",
 })  # fmt: skip
 """Of control messages about the link itself, which no handler of requests gets."""
 
