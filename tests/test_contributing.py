@@ -22,7 +22,7 @@ from rounds import assert_equal, expected, run
 from tree import Tree
 
 from geomx_cli.core import plugins
-from geomx_cli.core.options import defaults
+from geomx_cli.core.options import Value, defaults
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.inventory import Ssh
 from geomx_cli.plan.this_machine import this_machine
@@ -63,7 +63,7 @@ def test_the_algorithm(cluster: Cluster, install: Install, where: str) -> None:
     """Half of each gradient at twice the rate is SGD, wherever the optimizer runs."""
     (code,) = shown("Add an algorithm")
     path = install("algorithms", "damped", code)
-    options = {
+    options: dict[str, Value] = {
         "algo": "damped", "damping": 0.5, "optimizer_on": where, "network": "linear",
         "data": "tiny:data", "split": "dirichlet:0.2", "seed": 15, "batch_size": last_rounds.BATCH,
         "epochs": last_rounds.EPOCHS, "optimizer": "sgd", "lr": 2 * last_rounds.RATE,
