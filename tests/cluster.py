@@ -134,8 +134,8 @@ class Cluster:
         changes: Mapping[str, object] = {},
         hosts: Mapping[str, Mapping[str, object]] = {},
     ) -> Plan:
-        """The plan of a job in this directory, with keys if it has several hosts; `changes` of the inventory, and of
-        its `hosts` by name.
+        """The plan of a job in this directory, without a script of the bundled one, with keys if it has several hosts;
+        `changes` of the inventory, and of its `hosts` by name.
         """
         values = {**defaults(plugins.table()), **options}
         ports = free_ports(ports_needed(values))
@@ -144,7 +144,7 @@ class Cluster:
             structs.replace(host, **hosts.get(host.name, {})) for host in inventory.hosts
         )
         spec = JobSpec(
-            job="planned", options=values, script=("python", *script), job_dir=str(self.directory),
+            job="planned", options=values, script=("python", *script) if script else (), job_dir=str(self.directory),
             socket_dir=f"/tmp/gx-{uuid.uuid4().hex[:12]}",  # socket paths must be short
             key_dir="" if one_host else str(self.directory), python=sys.executable, env=env,
         )  # fmt: skip

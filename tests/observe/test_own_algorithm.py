@@ -10,45 +10,13 @@ from pathlib import Path
 
 import pytest
 from desk import Desk
+from examples import offer, shown
 from idx import write_data
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 
-ALGORITHM = '''
-"""FSA with gradients that are made smaller, and a figure of its own."""
-
-from geomx_cli.core.options import Option
-from geomx_cli.runtime.algorithms.fsa import FsaWorker, refuses, server, server_optimizer
-
-name = "damped"
-title = "Damped"
-look = ("#123456", "*", "xx")
-options = (Option("damping", "float", 1.0, "GEOMX_DAMPING", "Part of each gradient.", "synchronisation", minimum=0.0),)
-
-
-def worker(client, model, config):
-    return DampedWorker(client, model, client.num_all_workers, float(config.options["damping"]))
-
-
-class DampedWorker(FsaWorker):
-    def synchronise(self):
-        super().synchronise()
-        self.recorded = {"damping": self._share}
-'''
-
-
-def offer(folder: Path, algorithm: str = ALGORITHM, name: str = "damping") -> Path:
-    """Create the files that installing the distribution `name` with this algorithm puts in a folder of Python's path.
-    """
-    package, info = folder / name, folder / f"{name}-1.0.dist-info"
-    package.mkdir(parents=True)
-    info.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "damped.py").write_text(algorithm)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[geomx.algorithms]\ndamped = {name}.damped\n")
-    return folder
+(ALGORITHM,) = shown("Add an algorithm")
 
 
 @pytest.fixture
@@ -59,7 +27,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]
     plugins._all.cache_clear()
 
 
-def shown(url: str) -> dict[str, object]:
+def served(url: str) -> dict[str, object]:
     """The state served to a dashboard's page."""
     with urllib.request.urlopen(url.replace("/?", "/data?"), timeout=10) as answer:
         found: dict[str, object] = json.loads(answer.read())
@@ -70,13 +38,13 @@ def until_read(dashboard: "subprocess.Popen[str]") -> dict[str, object]:
     """The state of a page once all events of its finished job are read."""
     assert dashboard.stdout is not None
     url = dashboard.stdout.readline().strip()
-    while (found := shown(url))["curves"]["accuracy"] == {}:  # type: ignore[index]
+    while (found := served(url))["curves"]["accuracy"] == {}:  # type: ignore[index]
         time.sleep(0.05)
     return found
 
 
 def test_from_launch_to_figures(desk: Desk, tmp_path: Path) -> None:
-    desk.environment["PYTHONPATH"] += os.pathsep + str(offer(tmp_path / "site"))
+    desk.environment["PYTHONPATH"] += os.pathsep + str(offer(tmp_path / "site", "damped", ALGORITHM))
     data, base = write_data(tmp_path / "data"), tmp_path / "results"
     words = ["--local", "--workers", "1", "--data-dir", str(data), "--batch-size", "16", "--epochs", "4"]
     words += ["--network", "linear", "--eval-every", "4"]
@@ -109,7 +77,7 @@ def test_from_launch_to_figures(desk: Desk, tmp_path: Path) -> None:
 
 
 def test_its_options_join_the_table(tmp_path: Path, install: Callable[[Path], None]) -> None:
-    install(offer(tmp_path / "site", name=tmp_path.name))
+    install(offer(tmp_path / "site", "damped", ALGORITHM, name=tmp_path.name))
     assert plugins.find("algorithm", "damped").options[0].flag == "--damping"
     assert plugins.modes()["damped"] == ("Damped", ("#123456", "*", "xx"))
     assert list(plugins.algorithms())[-1] == "damped", "behind those of geomx"
@@ -126,7 +94,7 @@ def test_its_options_join_the_table(tmp_path: Path, install: Callable[[Path], No
 def test_one_that_cannot_be_loaded_is_named(
     tmp_path: Path, install: Callable[[Path], None], algorithm: str, why: str
 ) -> None:
-    install(offer(tmp_path / "site", algorithm, tmp_path.name))  # no test imports another's module
+    install(offer(tmp_path / "site", "damped", algorithm, name=tmp_path.name))  # no test imports another's module
     with pytest.raises(InvalidSettings, match=f"the algorithm {tmp_path.name}.damped of {tmp_path.name} ") as caught:
         plugins.algorithms()
     assert why in caught.value.message

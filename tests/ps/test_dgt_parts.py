@@ -21,7 +21,7 @@ from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.delivery._blocks import SILENT, Ranking, channels, dequantise, quantise
 from geomx_cli.ps.delivery._datagram_receiver import DatagramReceiver
 from geomx_cli.ps.delivery._datagram_sender import DatagramSender, Pace
-from geomx_cli.ps.delivery._fragments import Fragment, encode_fragment
+from geomx_cli.ps.delivery._fragments import TOPICS, Fragment, encode_fragment
 from geomx_cli.ps.delivery._part_receiver import Grace, PartReceiver
 from geomx_cli.ps.delivery._parts import BEHIND, PREAMBLE, part_header
 from geomx_cli.ps.delivery._splitter import Block, Parts, Splitter
@@ -318,7 +318,7 @@ def test_blocks_of_a_contribution_that_was_repeated_whole_are_not_added_to_the_n
     loop: Any = SimpleNamespace(call_later=lambda *_: None, every=lambda *_: None, watch=lambda *_: None)
     node: Any = SimpleNamespace(
         settings=settings(), loop=loop, keys=None, process="A", telemetry=SimpleNamespace(datagrams={}),
-        rpc=SimpleNamespace(ask=lambda *_: None), fail=print,
+        rpc=SimpleNamespace(ask=lambda *_: None, add_topics=len), fail=print,
     )  # fmt: skip
     link: Any = ToRoot()
     upstream, server = UpstreamClient(), DgtServer()
@@ -556,7 +556,7 @@ def test_hostile_datagrams_change_nothing() -> None:
     with pytest.raises(BadMessage, match="too many"):
         receiver.on_sent(SimpleNamespace(link=bench.link, body=never))  # type: ignore[arg-type]
     with pytest.raises(BadMessage):
-        checked_request("datagrams", {"counters": [1], "sent": [(0, 0, 1)] * 5000})
+        checked_request("datagrams", {"counters": [1], "sent": [(0, 0, 1)] * 5000}, TOPICS)
     receiver._socket._socket.close()
 
 

@@ -5,7 +5,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster import rpc as module
+from geomx_cli.ps.cluster.bodies import Topic
 from geomx_cli.ps.cluster.rpc import Rpc
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -26,3 +28,20 @@ def test_answers_that_a_peer_does_not_acknowledge_are_bounded(monkeypatch: pytes
         rpc.receive(link, 5, 0, "topic of an algorithm", {})
     for number in range(5, 50):
         ask(number, number - 1)
+
+
+@pytest.mark.parametrize("topic", ["bye", "stuck", "want", "answer"])
+def test_a_delivery_takes_no_topic_of_geomx(topic: str) -> None:
+    rpc = Rpc(Mock(), 1.0)
+    rpc.add_topics({"own": Topic(notifies=True)})
+    for taken in (topic, "own"):
+        with pytest.raises(InvalidSettings, match=f"the topic '{taken}' is taken"):
+            rpc.add_topics({taken: Topic()})
+    assert rpc.receive(Mock(), 0, 0, "own", {}) is not None
+
+
+def test_a_topic_that_does_not_notify_needs_a_number() -> None:
+    rpc = Rpc(Mock(), 1.0)
+    rpc.add_topics({"own": Topic()})
+    with pytest.raises(BadMessage, match="a request 'own' without a number"):
+        rpc.receive(Mock(), 0, 0, "own", {})

@@ -15,6 +15,7 @@ from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import host_errors, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.cluster.bodies import checked_request
+from geomx_cli.ps.delivery._tsengine_neighbours import TOPICS
 from geomx_cli.ps.delivery._tsengine_rates import AGE, DIRECT, FEW, LAST, Meter, choose
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage
@@ -167,7 +168,7 @@ def test_a_report_of_more_than_was_sent_changes_nothing() -> None:
 )  # fmt: skip
 def test_a_report_is_bounded(body: dict[str, object]) -> None:
     with pytest.raises(BadMessage):
-        checked_request("overlay", body)
+        checked_request("overlay", body, TOPICS)
 
 
 # The plan.

@@ -1,20 +1,21 @@
 """The bodies of requests and answers by topic: each field with its type and bounds.
 
-Peers are checked here, before any handler reads a field. Topics of algorithms and deliveries are not listed; their
-handlers check themselves.
+Peers are checked here, before any handler reads a field. Deliveries add their topics; those of algorithms are not
+listed, and their handlers check themselves.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from geomx_cli.core.typed import to_type
-from geomx_cli.ps.net.wire import EVERY, MAX_REPORTED, BadMessage
+from geomx_cli.ps.net.wire import EVERY, BadMessage
 
 __all__ = [
-    "MAX_AWAITED", "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_SETTINGS", "MAX_TEXT", "Body", "checked_answer",
-    "checked_request",
+    "MAX_AWAITED", "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_SETTINGS", "MAX_TEXT", "TOPICS", "Body",
+    "Count", "Rate", "Topic", "checked_answer", "checked_request",
 ]  # fmt: skip
 
 MAX_PATIENCE = 1e9
@@ -33,11 +34,11 @@ MAX_AWAITED = 1024
 MAX_TUNED = 65_536
 """Tensors with hyper-parameters of their own."""
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
 _Text = Annotated[str, msgspec.Meta(max_length=2 * MAX_TEXT)]
-_Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Number = bool | int | float
 _Setting = Annotated[str, msgspec.Meta(max_length=64)]
 MAX_COMPARED = 2048
@@ -55,8 +56,8 @@ class _Join(TypedDict):
     process: _Name
     party: _Name
     host: _Name
-    servers: _Count
-    workers: _Count
+    servers: Count
+    workers: Count
     rank: NotRequired[int | None]
     endpoints: NotRequired[list[_Name]]
     group: NotRequired[_Name]
@@ -99,8 +100,8 @@ class _Cluster(TypedDict):
 
 
 class _Layout(TypedDict):
-    workers: list[_Count]
-    central: _Count
+    workers: list[Count]
+    central: Count
     root: bool
     flat: bool
     trains: bool
@@ -121,7 +122,7 @@ class _Declare(TypedDict):
 class _Placements(TypedDict):
     """For each tensor its key, and offset, length, root and server of each slice."""
 
-    placements: list[tuple[_Count, list[tuple[_Count, _Count, _Rank, _Rank]]]]
+    placements: list[tuple[Count, list[tuple[Count, Count, _Rank, _Rank]]]]
 
 
 class _Optimizer(TypedDict):
@@ -135,13 +136,13 @@ class _Optimizer(TypedDict):
     params: NotRequired[dict[_Name, Any]]
     kind: NotRequired[_Name]
     schedule: NotRequired[tuple[_Name, dict[_Name, Any]] | None]
-    multipliers: NotRequired[Annotated[list[tuple[_Count, dict[_Name, Any]]], msgspec.Meta(max_length=MAX_TUNED)]]
-    serial: NotRequired[_Count]
-    by_round: NotRequired[Annotated[list[tuple[_Count, _Count]], msgspec.Meta(max_length=MAX_TUNED)]]
+    multipliers: NotRequired[Annotated[list[tuple[Count, dict[_Name, Any]]], msgspec.Meta(max_length=MAX_TUNED)]]
+    serial: NotRequired[Count]
+    by_round: NotRequired[Annotated[list[tuple[Count, Count]], msgspec.Meta(max_length=MAX_TUNED)]]
 
 
 class _Held(TypedDict):
-    closed: NotRequired[list[tuple[_Count, _Count]]]
+    closed: NotRequired[list[tuple[Count, Count]]]
 
 
 class _Barrier(TypedDict):
@@ -188,9 +189,9 @@ class _Compare(TypedDict):
 
     by: _Name
     scope: Annotated[str, msgspec.Meta(max_length=64)]
-    step: _Count
+    step: Count
     of: _Rank
-    layout: _Count
+    layout: Count
     names: Annotated[list[Annotated[str, msgspec.Meta(max_length=100)]], msgspec.Meta(max_length=MAX_COMPARED)]
     marks: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED)]
     sketch: Annotated[bytes, msgspec.Meta(max_length=MAX_COMPARED * 20)]
@@ -209,7 +210,7 @@ class _State(TypedDict):
 
 
 class _StateRead(_State):
-    at: _Count
+    at: Count
 
 
 class _StateWrite(_StateRead):
@@ -220,11 +221,11 @@ class _StateBegin(_State):
     optimizer: _Name
     whole: _Name
     digest: _Name
-    size: _Count
+    size: Count
 
 
 class _StateOpened(TypedDict):
-    size: _Count
+    size: Count
     optimizer: _Name
     params: dict[_Name, _Number]
     loaded: _Name
@@ -238,82 +239,50 @@ class _StateBegun(TypedDict):
     go: Literal["on", "wait", "known"]
 
 
-class _Loss(TypedDict):
-    loss: float
-
-
-class _DatagramsOpen(TypedDict):
-    salt: bytes
-
-
-class _DatagramsOpened(_DatagramsOpen):
-    session: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-    port: Annotated[int, msgspec.Meta(ge=1, lt=65_536)]
-
-
-class _Datagrams(TypedDict):
-    """sent: key, slice and round of contributions whose blocks have all been sent, in datagrams below these `counters`
-    of each channel. received: bytes so far, `at` seconds of the receiver's clock, and the longest datagram.
-    """
-
-    sent: NotRequired[Annotated[list[tuple[_Count, _Count, _Count]], msgspec.Meta(max_length=MAX_REPORTED)]]
-    counters: NotRequired[Annotated[list[_Count], msgspec.Meta(max_length=64)]]
-    received: NotRequired[_Count]
-    at: NotRequired[float]
-    longest: NotRequired[_Count]
-
-
 class _Split(TypedDict):
-    request: _Count
+    request: Count
 
 
-class _Overlay(TypedDict):
-    """received: bytes so far; rate: bytes per second towards the receiver; servers: to and from each server
-    above. expect:
-    key and slice of contributions that the receiver is to relay; skip: key, slice and round of those that do not come
-    there; refused: requests that the sender does not serve.
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What a topic's bodies have: each field with its type and bounds, as in a TypedDict. Further fields are dropped.
+
+    request: of a request. answer: of its answer. notifies: whether it may come without a number, as a notification,
+    which is lost with its connection, and for whose answer nobody waits.
     """
 
-    received: NotRequired[_Count]
-    rate: NotRequired[_Rate]
-    servers: NotRequired[Annotated[list[tuple[_Rate, _Rate]], msgspec.Meta(max_length=4096)]]
-    left: NotRequired[bool]
-    expect: NotRequired[list[tuple[_Count, _Count]]]
-    skip: NotRequired[list[tuple[_Count, _Count, _Count]]]
-    refused: NotRequired[list[_Count]]
+    request: type = _Nothing
+    answer: type = _Nothing
+    notifies: bool = False
 
 
-_REQUESTS: Mapping[str, type] = {
-    "join": _Join, "awaited": _Awaited, "absent": _Fail, "pending": _Pending, "fail": _Fail, "bye": _Nothing,
-    "gone": _Nothing, "leave": _Nothing, "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster,
-    "declare": _Declare, "optimizer": _Optimizer,
-    "barrier": _Barrier, "patience": _Patience, "mode": _Mode, "compression": _Compression, "compare": _Compare,
-    "state_open": _State, "state_read": _StateRead,
-    "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite, "loss": _Loss,
-    "datagrams_open": _DatagramsOpen, "datagrams": _Datagrams, "split": _Split, "overlay": _Overlay, "store": _Store,
+TOPICS: Mapping[str, Topic] = {
+    "join": Topic(_Join, _Joined), "awaited": Topic(_Awaited), "absent": Topic(_Fail),
+    "pending": Topic(_Pending, notifies=True), "fail": Topic(_Fail), "bye": Topic(), "gone": Topic(), "leave": Topic(),
+    "stuck": Topic(notifies=True), "split": Topic(_Split, notifies=True), "stragglers": Topic(answer=_Stragglers),
+    "cluster": Topic(_Cluster, _Layout), "declare": Topic(_Declare, _Placements),
+    "optimizer": Topic(_Optimizer, _Held), "barrier": Topic(_Barrier), "patience": Topic(_Patience),
+    "mode": Topic(_Mode), "compression": Topic(_Compression), "compare": Topic(_Compare),
+    "state_open": Topic(_State, _StateOpened), "state_read": Topic(_StateRead, _StatePiece),
+    "state_close": Topic(_State), "state_begin": Topic(_StateBegin, _StateBegun), "state_write": Topic(_StateWrite),
+    "store": Topic(_Store, _Stored),
 }  # fmt: skip
-_ANSWERS: Mapping[str, type] = {
-    **dict.fromkeys(_REQUESTS, _Nothing), "join": _Joined, "stragglers": _Stragglers, "cluster": _Layout,
-    "declare": _Placements, "optimizer": _Held, "state_open": _StateOpened, "state_read": _StatePiece,
-    "state_begin": _StateBegun, "datagrams_open": _DatagramsOpened, "store": _Stored,
-}  # fmt: skip
+"""Those that every process may know. A delivery adds its own (Rpc.add_topics)."""
 
 
-def checked_request(topic: str, body: Body) -> Body:
+def checked_request(topic: str, body: Body, topics: Mapping[str, Topic] = TOPICS) -> Body:
     """The declared fields of a request. Raises BadMessage, which names the field that is missing or wrong."""
-    return _checked(_REQUESTS, topic, body)
+    return body if topic not in topics else _checked(topics[topic].request, body)
 
 
-def checked_answer(topic: str, body: Body) -> Body:
+def checked_answer(topic: str, body: Body, topics: Mapping[str, Topic] = TOPICS) -> Body:
     """The declared fields of an answer. Raises BadMessage as for a request."""
-    return _checked(_ANSWERS, topic, body)
+    return body if topic not in topics else _checked(topics[topic].answer, body)
 
 
-def _checked(kinds: Mapping[str, type], topic: str, body: Body) -> Body:
-    if topic not in kinds:
-        return body
+def _checked(kind: type, body: Body) -> Body:
     try:
-        found: Body = to_type(body, kinds[topic], types=(bytes,))  # else text may be bytes in base64
+        found: Body = to_type(body, kind, types=(bytes,))  # else text may be bytes in base64
     except (msgspec.ValidationError, RecursionError) as error:
         raise BadMessage(str(error)) from None
     return found

@@ -5,15 +5,15 @@ it has received and answers a repeat with the stored answer, which it keeps unti
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
-from geomx_cli.ps.cluster.bodies import Body, checked_answer, checked_request
+from geomx_cli.ps.cluster.bodies import TOPICS, Body, Topic, checked_answer, checked_request
 from geomx_cli.ps.cluster.liveness import NEWS
-from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.link import LINK_TOPICS, Link
 from geomx_cli.ps.net.loop import Loop, Timer
 from geomx_cli.ps.net.wire import BadMessage, encode_body
 
@@ -23,8 +23,6 @@ Answer = Callable[[Body], None]
 Failed = Callable[[GeomxError], None]
 Counts = Literal["alive", "idle", "always"]
 
-UNNUMBERED = ("datagrams", "overlay", "pending", "split", "stuck")
-"""What is only said: nobody waits for an answer."""
 MAX_OPEN = 4096
 """Requests of one peer that are worked on, or whose answers it may not have."""
 MAX_KEPT = 64 * 2**20
@@ -101,6 +99,17 @@ class Rpc:
         self._asked: dict[int, _Asked] = {}
         self._open: dict[Link, dict[int, None]] = {}  # per link: the numbers without an answer, ascending
         self._heard: dict[Link, _Heard] = {}
+        self._topics = dict(TOPICS)
+
+    def add_topics(self, topics: Mapping[str, Topic]) -> None:
+        """Check requests, notifications and answers of these topics too; to be called before any peer is connected.
+
+        Raises InvalidSettings for one that has another meaning already.
+        """
+        for topic in topics:
+            if topic in self._topics or topic in LINK_TOPICS or topic == "answer":
+                raise InvalidSettings(f"the topic {topic!r} is taken", "a delivery names its topics after itself")
+        self._topics |= topics
 
     def ask(
         self,
@@ -146,9 +155,9 @@ class Rpc:
         Raises BadMessage if too many of its requests are in progress, and for a wrong body, which is refused.
         """
         if not number:
-            if topic not in UNNUMBERED:
+            if topic not in self._topics or not self._topics[topic].notifies:
                 raise BadMessage(f"a request {topic!r} without a number")
-            return Request(link, topic, checked_request(topic, body), _nowhere)
+            return Request(link, topic, checked_request(topic, body, self._topics), _nowhere)
         if acked >= number:
             raise BadMessage(f"request {number} of a peer that has its answer")
         heard = self._heard.setdefault(link, _Heard())
@@ -168,7 +177,7 @@ class Rpc:
         heard.open.add(number)
         request = Request(link, topic, body, partial(self._reply, link, heard, number))
         try:
-            request.body = checked_request(topic, body)
+            request.body = checked_request(topic, body, self._topics)
         except BadMessage as error:
             what = f"a malformed request {topic!r}: {error}"
             request.refuse(InvalidSettings(what))
@@ -190,7 +199,7 @@ class Rpc:
             asked.failed(InvalidSettings(str(body["error"]), str(body.get("hint", ""))))
             return
         try:
-            body = checked_answer(asked.topic, body)
+            body = checked_answer(asked.topic, body, self._topics)
         except BadMessage as error:
             asked.failed(_malformed(link.name, asked.topic, str(error)))
             return

@@ -1,13 +1,41 @@
-"""What datagrams contain: a fragment of a block of one contribution, and padding (DGT)."""
+"""What datagrams contain, a fragment of a block of one contribution and padding, and what peers say about them (DGT).
+"""
 
 import struct
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, NotRequired, TypedDict
 
-from geomx_cli.ps.net.wire import BadMessage
+import msgspec
 
-__all__ = ["FRAGMENT", "Fragment", "decode_fragment", "encode_fragment"]
+from geomx_cli.ps.cluster.bodies import Count, Topic
+from geomx_cli.ps.net.wire import MAX_REPORTED, BadMessage
+
+__all__ = ["FRAGMENT", "TOPICS", "Fragment", "decode_fragment", "encode_fragment"]
 
 FRAGMENT = struct.Struct("<IIQIH")
+
+
+class _Open(TypedDict):
+    salt: bytes
+
+
+class _Opened(_Open):
+    session: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+    port: Annotated[int, msgspec.Meta(ge=1, lt=65_536)]
+
+
+class _Report(TypedDict):
+    """sent: key, slice and round of contributions whose blocks have all been sent, in datagrams below these `counters`
+    of each channel. received: bytes so far, `at` seconds of the receiver's clock, and the longest datagram.
+    """
+
+    sent: NotRequired[Annotated[list[tuple[Count, Count, Count]], msgspec.Meta(max_length=MAX_REPORTED)]]
+    counters: NotRequired[Annotated[list[Count], msgspec.Meta(max_length=64)]]
+    received: NotRequired[Count]
+    at: NotRequired[float]
+    longest: NotRequired[Count]
+
+
+TOPICS = {"datagrams_open": Topic(_Open, _Opened), "datagrams": Topic(_Report, notifies=True)}
 
 
 class Fragment(NamedTuple):

@@ -11,7 +11,7 @@ from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC, Neighbours
+from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC, TOPICS, Neighbours
 from geomx_cli.ps.delivery._tsengine_rates import DIRECT
 from geomx_cli.ps.delivery._tsengine_relay import MISSES, Relay, can_be_relayed
 from geomx_cli.ps.delivery._tsengine_ways import Ways
@@ -46,6 +46,7 @@ class TsEngine(Direct):
         """See ServerDelivery.begin and WorkerDelivery.begin."""
         super().begin(node, upstream, others)
         self._node = node
+        node.rpc.add_topics(TOPICS)
         name = (*deliveries.chain(node.settings.options)[1:], "direct")[0]
         side: plugins.Side = "server" if self._level == "inter" else "worker"
         make = plugins.factory(plugins.find("delivery", name), side)

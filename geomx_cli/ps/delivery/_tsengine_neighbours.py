@@ -7,13 +7,16 @@ each server above. Reports also tell that the peer runs: one that is silent for 
 import math
 import time
 from collections.abc import Sequence
+from typing import Annotated, NotRequired, TypedDict
+
+import msgspec
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.bodies import Body, Count, Rate, Topic
 from geomx_cli.ps.delivery._tsengine_rates import IDLE, Meter
 from geomx_cli.ps.net.link import Link
 
-__all__ = ["TOPIC", "Neighbour", "Neighbours"]
+__all__ = ["TOPIC", "TOPICS", "Neighbour", "Neighbours"]
 
 TOPIC = "overlay"
 OFTEN, SELDOM = 0.01, 0.2
@@ -22,6 +25,24 @@ DEAD = 0.75
 """Seconds without a message after which a peer relays nothing more; also those without progress on a busy link."""
 LOST = 3.0
 """Seconds after which bytes that a peer which is heard has not received were lost with a connection."""
+
+
+class _Report(TypedDict):
+    """received: bytes so far; rate: bytes per second towards the receiver; servers: to and from each server above.
+    expect: key and slice of contributions that the receiver is to relay; skip: key, slice and round of those that do
+    not come there; refused: requests that the sender does not serve.
+    """
+
+    received: NotRequired[Count]
+    rate: NotRequired[Rate]
+    servers: NotRequired[Annotated[list[tuple[Rate, Rate]], msgspec.Meta(max_length=4096)]]
+    left: NotRequired[bool]
+    expect: NotRequired[list[tuple[Count, Count]]]
+    skip: NotRequired[list[tuple[Count, Count, Count]]]
+    refused: NotRequired[list[Count]]
+
+
+TOPICS = {TOPIC: Topic(_Report, notifies=True)}
 
 
 class Neighbour:

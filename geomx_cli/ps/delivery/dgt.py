@@ -9,7 +9,7 @@ See docs/explanation/delivery.md.
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from geomx_cli.core.options import Option
 from geomx_cli.ps.delivery.direct import Direct
@@ -104,6 +104,10 @@ def refuses(spec: "Spec") -> str | None:
     return None
 
 
+class _Loss(TypedDict):
+    loss: float
+
+
 class DgtWorker(Direct):
     """The delivery of a worker, whose contributions to its local server are whole. With --dgt-adaptive it tells its
     servers the loss.
@@ -111,8 +115,11 @@ class DgtWorker(Direct):
 
     def begin(self, node: "Node", upstream: "UpstreamClient | None", others: object, /) -> None:
         """See WorkerDelivery.begin."""
+        from geomx_cli.ps.cluster.bodies import Topic
+
         super().begin(node, upstream, others)
         self._node = node
+        node.rpc.add_topics({"loss": Topic(_Loss)})
         self._told: float | None = None
         self._is_adaptive = bool(node.settings.options["dgt_adaptive"])
         if self._is_adaptive:
@@ -138,12 +145,15 @@ class DgtServer(Direct):
     def begin(self, node: "Node", upstream: "UpstreamClient | None", inbox: "ContributionInbox", /) -> None:
         """See ServerDelivery.begin."""
         # Imported late: every command scans the deliveries.
+        from geomx_cli.ps.cluster.bodies import Topic
         from geomx_cli.ps.delivery import _datagram_receiver as datagrams
+        from geomx_cli.ps.delivery._fragments import TOPICS
         from geomx_cli.ps.delivery._part_receiver import PartReceiver
         from geomx_cli.ps.delivery._splitter import BY_DATAGRAM, Splitter
 
         super().begin(node, upstream, inbox)
         self._node = node
+        node.rpc.add_topics({"loss": Topic(_Loss), **TOPICS})
         self._splitter = Splitter(node.settings)
         self._senders: dict[Link, DatagramSender] = {}
         self._parts = PartReceiver(node, inbox)

@@ -20,11 +20,16 @@ from geomx_cli.ps.net.shared_memory import PLACE, PeerArena
 from geomx_cli.ps.net.window import Window
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind, Place, encode_body, encode_header
 
-__all__ = ["MAX_FUSED", "Lend", "Link", "LinkTransport"]
+__all__ = ["LINK_TOPICS", "MAX_FUSED", "Lend", "Link", "LinkTransport"]
 
 CREDIT_STEP = 1024 * 1024
 SMALL = 32 * 1024
 MAX_FUSED = 64
+LINK_TOPICS = frozenset({
+    "again", "alive", "credit", "damaged", "freed", "hello", "hello again", "mapped", "memory", "ready", "refused",
+    "want", "welcome",
+})  # fmt: skip
+"""Of control messages about the link itself, which no handler of requests gets."""
 
 
 class Lend(Protocol):

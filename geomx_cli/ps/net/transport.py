@@ -17,7 +17,7 @@ from geomx_cli.core.events import Traffic
 from geomx_cli.ps.net.accepted_links import MAX_HELLO, AcceptedLinks
 from geomx_cli.ps.net.fusing import FusingLinks
 from geomx_cli.ps.net.lanes import LANES, Lane, identities
-from geomx_cli.ps.net.link import MAX_FUSED, Link
+from geomx_cli.ps.net.link import LINK_TOPICS, MAX_FUSED, Link
 from geomx_cli.ps.net.link_warnings import LinkWarnings
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.malloc import keep_freed_memory
@@ -244,6 +244,8 @@ class Transport:
 
     def _handle(self, link: Link, header: Header, payload: memoryview | None) -> bool:
         """Handle a CONTROL message about the link itself; returns False for any other."""
+        if header.topic not in LINK_TOPICS:
+            return False
         match header.topic:
             case "credit":
                 pass  # as in every header
@@ -265,8 +267,6 @@ class Transport:
                 self._ready(link, header.request)
             case "refused":
                 self.warnings.refused(link, decode_body(payload, MAX_HELLO) if payload is not None else {})
-            case _:
-                return False
         return True
 
     def _flush_credit(self) -> None:

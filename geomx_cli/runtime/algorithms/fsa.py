@@ -120,13 +120,17 @@ def _optimizer_params(config: "TrainConfig") -> dict[str, float]:
 
 def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "FsaWorker":
     """The worker part."""
-    optimizer = None
-    if config.optimizer_on == "worker":
-        from geomx_cli.ps.optim import optimizers, schedules
+    return FsaWorker(client, model, client.num_all_workers, optimizer=own_optimizer(config))
 
-        schedule = schedules.optional(config.schedule())
-        optimizer = optimizers.create(config.optimizer, _optimizer_params(config), schedule)
-    return FsaWorker(client, model, client.num_all_workers, optimizer=optimizer)
+
+def own_optimizer(config: "TrainConfig") -> "Optimizer | None":
+    """The optimizer of each worker, where no server runs one."""
+    from geomx_cli.ps.optim import optimizers, schedules
+
+    if config.optimizer_on == "server":
+        return None
+    schedule = schedules.optional(config.schedule())
+    return optimizers.create(config.optimizer, _optimizer_params(config), schedule)
 
 
 class FsaWorker(FiniteWorkerAlgorithm):
