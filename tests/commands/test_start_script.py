@@ -67,7 +67,7 @@ def test_it_starts_the_processes_of_a_host_and_cleans_up(script: Callable[..., P
     first, last = done.stderr.splitlines()
     (logs,) = (tmp_path / "state" / "geomx" / "jobs").glob("*/logs")
     job = logs.parent.name
-    assert first == f"job {job}: its 3 processes are starting on b1; logs: {logs}"
+    assert first == f"job {job}: its 4 processes are starting on b1; logs: {logs}"
     assert last == f"job {job}: all its processes on this host have ended without errors"
     assert (logs / "B-worker-0.log").read_text() == "B/worker:0\n"
     assert (logs.parent / "outputs" / "B-worker-0").is_dir()

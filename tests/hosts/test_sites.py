@@ -138,7 +138,7 @@ def test_a_job_over_three_sites_survives_a_dropped_connection(world: World) -> N
     assert world.geomx("status").returncode == 0
     collected = world.geomx("logs", "collect", "--to", "here")
     assert collected.returncode == 0, collected.stderr
-    assert len(list((world.desk / "here").glob("*/logs/*.log"))) == 12
+    assert len(list((world.desk / "here").glob("*/logs/*.log"))) == 13
     stopped = world.geomx("stop")
     assert stopped.returncode == 0 and "nothing of it runs" in stopped.stdout
     assert not world.running()

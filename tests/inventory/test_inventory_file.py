@@ -26,6 +26,7 @@ HUB = '[[host]]\nname = "h"\nparty = "hub"\nssh = "192.0.2.1"\n'
 A1 = '[[host]]\nname = "a1"\nparty = "A"\nssh = "192.0.2.2"\ndevices = ["cpu"]\n'
 B1 = '[[host]]\nname = "b1"\nparty = "B"\nssh = "192.0.2.3"\ndevices = ["cpu"]\n'
 GOOD = HUB + A1
+SPREAD = "topology spread: 2 parties train and their hosts reach each other"
 LINK = '[[link]]\nfrom = "A"\nto = "hub"\nrate = "50mbit"\ndelay = "40ms"\n'
 FINGERPRINT = "SHA256:mVPwvezndPv/ARoIadVY98vAC0g+P/5633yTC4d/wXE"
 
@@ -476,13 +477,14 @@ def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
     for words, env in ((["--hosts", "hosts.toml"], {}), ([], {}), ([], {"GEOMX_HOSTS": "hosts.toml"})):
         done = desk.geomx("hosts", "check", *words, cwd=folder, **env)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("hosts.toml: 12 processes on 3 hosts with --algo fsa, topology central\n")
+        first = done.stdout.partition("\n")[0]
+        assert first == "hosts.toml: 13 processes on 3 hosts with --algo fsa, " + SPREAD
     for line in (
         "party beijing, central: nobody trains",
         "  shenzhen-1: ssh alice@gpu1.shenzhen.example.org through alice@gate.shenzhen.example.org",
         "    dialled at 10.0.0.7, from other parties at 203.0.113.7; ports are the first that are free of 9100-9163",
-        "    beijing/global_server:0     port 9101",
-        "    beijing/scheduler:0         dialled inside this host only, identified by port 9102",
+        "    shenzhen/global_server:0  port 9100",
+        "    beijing/scheduler:0         port 9101",
         "    shenzhen/worker:1     trains on gpu1, global rank 1",
         "job: batch_size = 64, lr = 0.05",
     ):
@@ -509,6 +511,7 @@ def test_hosts_check_as_json(desk: Desk, tmp_path: Path) -> None:
     assert found == {
         "schema_version": 1, "file": "sites.toml", "algo": "fsa", "topology": "central", "central": "hub",
         "parties": {"hub": 0, "A": 1}, "job": {}, "notes": ["the central party is hub, which has no devices"],
+        "topology_reason": "only A trains",
     }  # fmt: skip
     assert hub == {
         "host": "h", "parties": ["hub"], "reached": "ssh 192.0.2.1:7", "address": "192.0.2.1", "wan_address": "",
@@ -524,9 +527,10 @@ def test_hosts_check_as_json(desk: Desk, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_hosts_check_counts_for_the_algorithm_of_the_job(desk: Desk, tmp_path: Path) -> None:
-    """In HFA a central party that trains has a local server; synchronous SGD has only that of one plane."""
+    """In HFA a central party that trains has a local server, in FSA if slices are spread; synchronous SGD has one."""
     plain = 'central = "hub"\n' + HUB + 'devices = ["cpu"]\n' + A1
     (tmp_path / "hosts.toml").write_text(plain)
+    (tmp_path / "central.toml").write_text('topology = "central"\n' + plain)
     (tmp_path / "hfa.toml").write_text(plain + '[job]\nalgo = "hfa"\n')
 
     def servers(*words: str) -> set[str]:
@@ -537,11 +541,12 @@ def test_hosts_check_counts_for_the_algorithm_of_the_job(desk: Desk, tmp_path: P
         return {name for host in found["hosts"] for name in host["servers"] if "/server:" in name}
 
     algorithms: list[str] = []
-    assert servers("hosts.toml") == {"A/server:0"}
+    assert servers("hosts.toml") == {"A/server:0", "hub/server:0"}
+    assert servers("central.toml") == {"A/server:0"}
     assert servers("hfa.toml") == servers("hosts.toml", "--algo", "hfa") == {"A/server:0", "hub/server:0"}
     assert servers("hfa.toml", "--algo", "sync") == {"hub/server:0"}
-    assert algorithms == ["fsa", "hfa", "hfa", "sync"]
-    assert "with --algo hfa, topology central" in desk.geomx("hosts", "check", "--hosts", "hfa.toml").stdout
+    assert algorithms == ["fsa", "fsa", "hfa", "hfa", "sync"]
+    assert f"with --algo hfa, {SPREAD}\n" in desk.geomx("hosts", "check", "--hosts", "hfa.toml").stdout
 
 
 def test_parties_that_differ_only_in_case_are_noted(tmp_path: Path) -> None:
@@ -600,7 +605,7 @@ def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
     assert {host.python for host in found.hosts} == {"~/geomx/bin/python"}
     (tmp_path / "hosts.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0])
     shell = desk.geomx("launch", "--dry-run", "--shell").stdout
-    assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime\n') == 12
+    assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime\n') == 13
     assert str(ROOT) not in shell and str(Path.home()) not in shell and sys.executable not in shell
 
 

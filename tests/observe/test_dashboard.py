@@ -445,7 +445,7 @@ LOG = "document.getElementById('log-lines').textContent"
 
 
 def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -> None:
-    """Twelve processes, during training, after their end, and with a restarted dashboard. The round trip keeps them
+    """Thirteen processes, during training, after their end, and with a restarted dashboard. The round trip keeps them
     from taking the cores from the browser.
     """
     data = write_data(tmp_path / "data", 2048, 64)
@@ -456,7 +456,7 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     dashboard = desk.start("dashboard")
     url = page_of(dashboard)
     browser.open(url)
-    browser.wait_for(f"{ROWS}.length === 12")
+    browser.wait_for(f"{ROWS}.length === 13")
     browser.wait_for(f"{TEXT}.includes('linear by hfa · running') && {TEXT}.includes('samples/s')", 60)
     browser.wait_for(f"{TEXT}.includes('test accuracy')", 60)
     network = browser.value("document.getElementById('network').textContent")

@@ -422,6 +422,9 @@ def geomx(network: Network, home: Path, *arguments: str) -> subprocess.Completed
     )
 
 
+CENTRAL = ("--topology", "central")
+
+
 def test_the_command_on_machines_behind_sshd(network: Network, sites: Path) -> None:
     done = geomx(network, sites.parent, "doctor", "--hosts", str(sites), "--quick", "--json", "--", "python", "x.py")
     assert done.stdout, done.stderr
@@ -431,7 +434,7 @@ def test_the_command_on_machines_behind_sshd(network: Network, sites: Path) -> N
     assert report["facts"]["hub"]["addresses"]["net0"] == [network.address("hub")]
     assert "asking 3 hosts" in done.stderr
     with network.filtered("hub", f"ip saddr {network.address('beta')} tcp dport 9100-9163 drop"):
-        done = geomx(network, sites.parent, "doctor", "--hosts", str(sites), "--", "python", "x.py")
+        done = geomx(network, sites.parent, "doctor", "--hosts", str(sites), *CENTRAL, "--", "python", "x.py")
     assert done.returncode == 5, done.stderr
     assert "beta -> hub" in done.stdout
     assert "let beta reach TCP" in done.stdout
