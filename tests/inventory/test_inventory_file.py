@@ -485,7 +485,7 @@ def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
         "    dialled at 10.0.0.7, from other parties at 203.0.113.7; ports are the first that are free of 9100-9163",
         "    shenzhen/global_server:0  port 9100",
         "    beijing/scheduler:0         port 9101",
-        "    shenzhen/worker:1     trains on gpu1, global rank 1",
+        "    shenzhen/worker:1         trains on gpu1, global rank 1",
         "job: batch_size = 64, lr = 0.05",
     ):
         assert line in done.stdout.splitlines()
