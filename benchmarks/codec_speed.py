@@ -10,6 +10,7 @@ bytes, to compare runs on machines of different speed.
 
 import argparse
 import importlib.util
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--tensors", choices=list(LISTS), default="resnet18")
     parser.add_argument("--servers", type=int, default=1, help="servers to cut for (default 1)")
     parser.add_argument("--repeat", type=int, default=10, help="passes over all slices (default 10)")
+    parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--fast", action="store_true", help="compile with numba")
     chosen = parser.parse_args()
     if chosen.fast and importlib.util.find_spec("numba") is None:
@@ -71,8 +73,10 @@ def main() -> None:
     arrays = slices(chosen.tensors, chosen.servers)
     before = sum(array.nbytes for array in arrays)
     copying = best(lambda: [array.copy() for array in arrays], chosen.repeat)
-    print(f"{len(arrays)} slices, {before} bytes; copy {copying:.1f} ms")
-    print("| codec | encode | decode | bytes | ratio |\n|---|---|---|---|---|")
+    print(f"{len(arrays)} slices, {before} bytes; copy {copying:.1f} ms", file=sys.stderr)
+    if not chosen.json:
+        print("| codec | encode | decode | bytes | ratio |\n|---|---|---|---|---|")
+    found = []
     for spec in chosen.specs:
         codec = parse_codec(spec)
         assert codec is not None
@@ -81,7 +85,12 @@ def main() -> None:
             prepare()
             print(f"{spec} prepared in {1e3 * (time.process_time() - begun):.0f} ms", file=sys.stderr)
         encoding, decoding, size = measure(codec, arrays, chosen.repeat)
-        print(f"| `{spec}` | {encoding:.1f} | {decoding:.1f} | {size} | {before / size:.1f} |", flush=True)
+        ratio = before / size
+        found.append({"codec": spec, "encode_ms": encoding, "decode_ms": decoding, "bytes": size, "ratio": ratio})
+        if not chosen.json:
+            print(f"| `{spec}` | {encoding:.1f} | {decoding:.1f} | {size} | {ratio:.1f} |", flush=True)
+    if chosen.json:
+        print(json.dumps({"schema_version": 1, "results": found}))
 
 
 if __name__ == "__main__":

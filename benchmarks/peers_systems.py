@@ -147,7 +147,7 @@ SYSTEMS: dict[str, System] = {
     "torchft-diloco": System("torchft DiLoCo, sharded in the party", "torchft", _torchft("diloco")),
     "hivemind": System("hivemind averager", "hivemind", _hivemind("fp32")),
     "flower": System("Flower FedAvg, server at A", "flower", _flower),
-    "geomx-default": System("geomx wrap, fsa, defaults (servers at C)", HERE, _geomx("wrap"), ours=True),
+    "geomx-central": System("geomx wrap, fsa, global server at C", HERE, _geomx("wrap", topology="central"), ours=True),
     "geomx-fsa": System("geomx wrap, fsa, spread", HERE, _geomx("wrap", **_SPREAD), ours=True),
     "geomx-ddp": System("geomx under DistributedDataParallel, spread", HERE, _geomx("ddp", **_SPREAD), ours=True),
     "geomx-reduce": System(

@@ -9,6 +9,7 @@ seconds of each command: `geomx launch --detach` until all agents run, and until
 
 import argparse
 import getpass
+import json
 import os
 import subprocess
 import sys
@@ -32,12 +33,17 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="4,16,64", help="numbers of hosts, separated by commas")
+    parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args(arguments)
-    print("  ".join(f"{name:>8}" for name in COLUMNS))
+    found, out = [], sys.stderr if options.json else sys.stdout
+    print("  ".join(f"{name:>8}" for name in COLUMNS), file=out)
     for number in (int(text) for text in options.hosts.split(",")):
         with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as folder, _sshds(Path(folder), number) as ssh:
             times = _measure(Path(folder), ssh)
-        print("  ".join([f"{number:>8}", *(f"{seconds:>7.2f}s" for seconds in times)]), flush=True)
+        found.append(dict(zip(COLUMNS, (number, *times), strict=True)))
+        print("  ".join([f"{number:>8}", *(f"{seconds:>7.2f}s" for seconds in times)]), file=out, flush=True)
+    if options.json:
+        print(json.dumps({"schema_version": 1, "results": found}))
 
 
 def _measure(folder: Path, sites: Sequence[Ssh]) -> list[float]:

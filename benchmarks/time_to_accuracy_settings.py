@@ -49,6 +49,7 @@ SPREAD = {"topology": "spread"}
 MOMENTA = _momenta(0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 INNER = _pairs("inner_steps", "outer_momentum", (10, 0.5), (20, 0.5), (30, 0.0), (30, 0.5), (30, 0.9), (60, 0.5))
 ROWS: Mapping[str, Row] = {
+    "default": Row({"algo": "fsa"}),
     "fsa": Row({"algo": "fsa", **SPREAD, "lr": 0.05}, MOMENTA),
     "fsa-central": Row({"algo": "fsa", "topology": "central"}, same_as="fsa"),
     "mixed": Row({"algo": "mixed", **SPREAD, "lr": 0.2, "momentum": 0.5}, MOMENTA, {"momentum": 0.0}),

@@ -1,0 +1,278 @@
+"""The tables of docs/results that publish.py measures: the commands of each, and its rows."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["TABLES", "Table"]
+
+PYTHON, TORCH = ".venv/bin/python benchmarks/", ".venv-torch/bin/python benchmarks/"
+FRAMEWORKS = ".venv-frameworks/bin/python benchmarks/"
+Results = Sequence[Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """name: of its file and of its place in `page`.
+    commands: each prints one object with `results` if it gets --json.
+    rows: the cells of each row, of the results of all commands.
+    counted: a sentence that says what a cell has, and of how many runs.
+    minutes: what measuring takes on two cores, about.
+    """
+
+    name: str
+    page: str
+    commands: Sequence[str]
+    heads: Sequence[str]
+    rows: Callable[[Results], Iterator[Sequence[Any]]]
+    counted: str
+    minutes: int
+
+
+def middle(values: Sequence[float], form: str = ".2f", scale: float = 1.0) -> str:
+    """The median and, of several values, the lowest and highest; a value that was not reached is a dash."""
+    if not values:
+        return "–"
+    each = [_number(scale * value, form) for value in (min(values), statistics.median_low(values), max(values))]
+    return each[1] if len(values) == 1 else f"{each[1]} [{each[0]}, {each[2]}]"
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "–"
+
+
+SYSTEMS = {"store": "geomx, KVStore", "client": "geomx, client", "mxnet": "MXNet `dist_sync`"}
+TOPOLOGIES = {"flat": "one server", "central": "global server at C", "spread": "a server in each party"}
+
+
+def _named(one: Mapping[str, Any]) -> str:
+    topology = "at C" if one["system"] == "mxnet" and one["topology"] == "flat" and one["rate"] else ""
+    return f"{SYSTEMS[one['system']]}, {topology or TOPOLOGIES[one['topology']]}"
+
+
+def loopback(results: Results) -> Iterator[Sequence[Any]]:
+    """Time, ratio, CPU and memory without links."""
+    for one in results[0]:
+        peaks = [one["peak_bytes"][role] / 1e6 for role in ("worker", "server", "global_server")
+                 if role in one["peak_bytes"]]  # fmt: skip
+        yield (
+            _named(one), middle(one["all_seconds"], ".0f", 1e3), f"{one['ratio_to_mxnet']:.2f}",
+            f"{1e3 * one['cpu_seconds']['worker']:.0f}", " / ".join(f"{peak:.0f}" for peak in peaks),
+        )  # fmt: skip
+
+
+def wide(results: Results) -> Iterator[Sequence[Any]]:
+    """Time over links, with numbers of workers."""
+    for one in (one for command in results for one in command):
+        limit = "" if one["system"] == "mxnet" else f"{one['ratio']:.2f}"
+        sent = max(ways["sent"] for site, ways in one["link_bytes"].items() if site != "C")
+        yield (
+            _named(one), one["workers"], middle(one["all_seconds"]), f"{sent / 1e6:.0f}", limit,
+            f"{one['ratio_to_mxnet']:.2f}",
+        )  # fmt: skip
+
+
+def peers(results: Results) -> Iterator[Sequence[Any]]:
+    """Time of every system on both networks."""
+    fast, far = results[0]
+    for name, row in fast["rows"].items():
+        cells = []
+        for network in (fast, far):
+            if one := network["rows"].get(name):
+                cells.append(f"{middle(one['all_seconds'])}, {one['ratio']:.2f} ×")
+            else:
+                cells.append("–")
+        links = [ways for site, ways in row["link_bytes"].items() if site != "C"]
+        yield row["title"], *cells, f"{max(ways['sent'] for ways in links) / 1e6:.0f}"
+
+
+def encoded(results: Results) -> Iterator[Sequence[Any]]:
+    """Time of an exchange with each codec, over two links."""
+    runs = [one for command in results for one in command]
+    for spec in dict.fromkeys(one["options"].get("compress", "") for one in runs):
+        found = [one for one in runs if one["options"].get("compress", "") == spec]
+        sent = max(ways["sent"] for site, ways in found[0]["link_bytes"].items() if site != "C")
+        times = [f"{middle(one['all_seconds'])}, {one['ratio']:.2f} ×" for one in found]
+        yield f"`{spec}`" if spec else "none", f"{sent / 1e6:.3g}", *times
+
+
+def speeds(results: Results) -> Iterator[Sequence[Any]]:
+    """CPU time of codecs, compiled and in numpy."""
+    plain, fast = results
+    for one, other in zip(plain, fast, strict=True):
+        yield (
+            f"`{one['codec']}`", f"{one['encode_ms']:.1f}", f"{one['decode_ms']:.1f}", f"{other['encode_ms']:.1f}",
+            f"{other['decode_ms']:.1f}", one["bytes"], f"{one['ratio']:.1f}",
+        )  # fmt: skip
+
+
+def accuracy(results: Results) -> Iterator[Sequence[Any]]:
+    """Time and bytes to each target, and the accuracy at the end."""
+    rows = results[0]
+    stock = [row for row in rows if row["name"].startswith("mxnet")]
+    for row in rows:
+        cells: list[str] = []
+        for index, mark in enumerate(row["targets"]):
+            base = min((one["targets"][index]["seconds"] for one in stock), default=math.inf)
+            sooner = _number(base / mark["seconds"], ".1f")
+            cells += [middle(mark["all_seconds"], ".1f"), f"{sooner} ×", _number(mark["wan_bytes"] / 1e6, ".3g")]
+        yield f"`{row['name']}`", *cells, f"{row['last']['accuracy']:.3f}"
+
+
+def finals(results: Results) -> Iterator[Sequence[Any]]:
+    """The accuracy with each codec, of three algorithms."""
+    rows = results[0]
+    for codec in dict.fromkeys(row["codec"] for row in rows):
+        of = {row["name"]: row["all"] for row in rows if row["codec"] == codec}
+        yield f"`{codec}`", *(middle(of.get(name, []), ".3f") for name in ("fsa", "hfa", "diloco"))
+
+
+def losses(results: Results) -> Iterator[Sequence[Any]]:
+    """Loss, time and bytes of a language model."""
+    for rows in results:
+        single = min((row["loss"] for row in rows if row["name"].startswith("single")), default=math.nan)
+        for row in rows:
+            loss, sent, share = row["loss"], row["wan_bytes"], row["computing"]
+            more = "" if loss is None or row["name"].startswith("single") else f"{100 * (loss / single - 1):+.1f} %"
+            yield (
+                f"`{row['name']}`", "as one process" if loss is None else f"{loss:.3f}", more, f"{row['seconds']:.0f}",
+                "" if share is None else f"{100 * share:.1f} %", "" if not sent else f"{sent / 1e6:.3g}",
+            )  # fmt: skip
+
+
+def frameworks(results: Results) -> Iterator[Sequence[Any]]:
+    """Loss, time and bytes of HF's Trainer and Lightning's."""
+    titles = {"hf": "HF Trainer", "lightning": "Lightning"}
+    rows = {"single": "one process", "diloco": "one line, `diloco` with `sparseloco`", "ddp": "DDP, `fsa`"}
+    single = {row["framework"]: row["loss"] for row in results[0] if row["row"] == "single"}
+    for row in results[0]:
+        loss = row["loss"]
+        more = f"{100 * (loss / single[row['framework']] - 1):+.2f} %" if row["row"] == "diloco" else ""
+        yield (
+            f"{titles[row['framework']]}, {rows[row['row']]}", "as one process" if loss is None else f"{loss:.4f}",
+            more, f"{row['seconds']:.0f}", f"{row['wan_bytes'] / 1e6:.4g}" if row["wan_bytes"] else "",
+        )  # fmt: skip
+
+
+def layers(results: Results) -> Iterator[Sequence[Any]]:
+    """Steps with and without P3."""
+    for one in (one for command in results for one in command):
+        took = one["seconds"]
+        yield (
+            one["model"], f"{one['exchange']:.2f}", *(_number(took.get(name, math.inf), ".2f")
+                                                      for name in ("plain", "p3", "mxnet")),
+            f"{took['plain'] / took['p3']:.2f} of {one['bound']:.2f}",
+        )  # fmt: skip
+
+
+def spokes(results: Results) -> Iterator[Sequence[Any]]:
+    """Exchanges with and without TSEngine."""
+    kinds = {"intra": "workers of a party", "inter": "parties"}
+    for one in (one for command in results for one in command):
+        times = one["seconds"]
+        gain = statistics.median_low(times["direct"]) / statistics.median_low(times["tsengine"])
+        yield kinds[one["level"]], middle(times["direct"]), middle(times["tsengine"]), f"{gain:.1f} ×"
+
+
+def memory(results: Results) -> Iterator[Sequence[Any]]:
+    """Peak memory of a worker."""
+    titles = {"mxnet": "MXNet `dist_sync`", "flat": "geomx, one server", "central": "geomx, two levels"}
+    stock = next(one["peak_bytes"] for one in results[0] if one["system"] == "mxnet")
+    for one in results[0]:
+        peak, step = one["peak_bytes"], one["seconds"]
+        yield titles[one["system"]], f"{peak / 1e6:.0f}", f"{peak / stock:.2f}", f"{1e3 * step:.0f}"
+
+
+def hosts(results: Results) -> Iterator[Sequence[Any]]:
+    """Seconds of commands by the number of hosts."""
+    for one in results[0]:
+        yield one["hosts"], *(f"{one[name]:.1f}" for name in ("agents", "status", "collect", "stop"))
+
+
+CODECS = ("", "fp16", "int8", "q4", "bsc:0.01", "sparseloco")
+PUSHPULL = PYTHON + "pushpull.py --topology spread --system store"
+TRAINED = "default hfa diloco diloco-streaming esync diloco-sparseloco hfa-sparseloco mxnet"
+TABLES: Sequence[Table] = (
+    Table(
+        "exchange-loopback", "exchange.md",
+        [PYTHON + "pushpull.py --topology flat central --system client store mxnet --repeat 5"],
+        ["", "ms", "to MXNet's time", "CPU ms of the workers", "peak MB of a worker / server / global server"],
+        loopback, "Medians of 5 runs of 20 exchanges [lowest, highest].", 3,
+    ),
+    Table(
+        "exchange-wan", "exchange.md",
+        [PYTHON + "pushpull.py --topology central spread --system client store mxnet --rate 200mbit --iterations 3"
+         " --warm-up 1 --repeat 3",
+         *(f"{PUSHPULL} mxnet --rate 200mbit --iterations 3 --warm-up 1 --repeat 3 --workers {workers}"
+           for workers in (1, 4))],
+        ["", "workers in each party", "s", "MB sent by a party", "to the wire limit", "to MXNet's best"],
+        wide, "Medians of 3 runs of 3 exchanges [lowest, highest]. MXNet's best is that of the same command.", 14,
+    ),
+    Table(
+        "peers", "exchange.md", [TORCH + "peers.py"],
+        ["", "200 Mbit/s: s", "100 Mbit/s, 50 ms: s", "MB sent by a party"], peers,
+        "Medians of 5 exchanges [lowest, highest], and the ratio to the wire limit of the same run.", 30,
+    ),
+    Table(
+        "exchange-codecs", "exchange.md",
+        [f"{PUSHPULL} --rate {rate} --iterations 3 --warm-up 1 --repeat 3" + f" --set compress={spec}" * bool(spec)
+         for spec in CODECS for rate in ("200mbit", "50mbit")],
+        ["SPEC", "MB sent by a party", "200 Mbit/s: s", "50 Mbit/s: s"], encoded,
+        "Medians of 3 runs of 3 exchanges [lowest, highest], and the ratio to the wire limit of the encoded bytes.", 10,
+    ),
+    Table(
+        "codec-speed", "exchange.md", [PYTHON + "codec_speed.py", PYTHON + "codec_speed.py --fast"],
+        ["SPEC", "encode", "decode", "encode, fast", "decode, fast", "bytes", "ratio"], speeds,
+        "The best of 10 passes.", 1,
+    ),
+    Table(
+        "p3", "exchange.md",
+        [PYTHON + "delivery.py --rate 200mbit --rtt 30ms --model vgg19 resnet50 --ratio 1.0 --systems plain p3 mxnet"
+         " --iterations 5 --warm-up 1"],
+        ["", "the exchange alone: s", "a step: s", "with `--p3`: s", "MXNet: s", "gain of the possible gain"], layers,
+        "Means of 5 steps in one run.", 6,
+    ),
+    Table(
+        "tsengine", "exchange.md",
+        [PYTHON + f"delivery.py --spoke 100mbit --rate 400mbit --warm-up 4 --iterations 6 --runs 3 --level {level}"
+         for level in ("intra", "inter")],
+        ["between", "directly: s", "with TSEngine: s", "as fast"], spokes,
+        "Medians of 3 runs of 6 exchanges [lowest, highest].", 6,
+    ),
+    Table(
+        "worker-memory", "exchange.md", [PYTHON + "worker_memory.py --steps 100"],
+        ["", "peak MB of a worker", "to MXNet's", "ms a step"], memory, "One run each.", 2,
+    ),
+    Table(
+        "hosts", "exchange.md", [PYTHON + "sites.py --hosts 4,16,64"],
+        ["hosts", "until all agents run: s", "`geomx status`: s", "`geomx logs collect`: s", "`geomx stop`: s"], hosts,
+        "One run each.", 2,
+    ),
+    Table(
+        "accuracy", "accuracy.md", [PYTHON + f"time_to_accuracy.py --algo {TRAINED} --curve"],
+        ["", "s to 0.80", "before MXNet", "WAN MB", "s to 0.87", "before MXNet", "WAN MB", "accuracy at the end"],
+        accuracy, "Medians of 3 seeds [lowest, highest]; – if not reached.", 45,
+    ),
+    Table(
+        "accuracy-by-party", "accuracy.md",
+        [PYTHON + "time_to_accuracy.py --task by-party --epochs 2 --algo default hfa diloco esync mxnet"],
+        ["", "s to 0.80", "before MXNet", "WAN MB", "accuracy at the end"], accuracy,
+        "Medians of 3 seeds [lowest, highest]; – if not reached.", 22,
+    ),
+    Table(
+        "accuracy-codecs", "accuracy.md", [PYTHON + "time_to_accuracy.py --codecs --rate '' --rtt ''"],
+        ["SPEC", "`fsa`", "`hfa`", "`diloco`"], finals, "Medians of 3 seeds [lowest, highest].", 50,
+    ),
+    Table(
+        "language-model", "language-model.md",
+        [TORCH + "language_model.py --row single diloco diloco-q4 party-half fsa ddp",
+         TORCH + "language_model.py --row single diloco-1024 --batch-size 16 --steps 36000"],
+        ["", "validation loss", "to one process", "s", "computing", "WAN MB"], losses, "One run each.", 110,
+    ),
+    Table(
+        "frameworks", "language-model.md", [FRAMEWORKS + "frameworks.py"],
+        ["", "loss", "to one process", "s", "WAN MB"], frameworks, "One run each.", 15,
+    ),
+)  # fmt: skip
