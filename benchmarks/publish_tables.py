@@ -34,13 +34,13 @@ class Table:
 def middle(values: Sequence[float], form: str = ".2f", scale: float = 1.0) -> str:
     """The median and, of several values, the lowest and highest; a value that was not reached is a dash."""
     if not values:
-        return "–"
+        return "-"
     each = [_number(scale * value, form) for value in (min(values), statistics.median_low(values), max(values))]
     return each[1] if len(values) == 1 else f"{each[1]} [{each[0]}, {each[2]}]"
 
 
 def _number(value: float, form: str) -> str:
-    return format(value, form) if math.isfinite(value) else "–"
+    return format(value, form) if math.isfinite(value) else "-"
 
 
 SYSTEMS = {"store": "geomx, KVStore", "client": "geomx, client", "mxnet": "MXNet `dist_sync`"}
@@ -81,9 +81,9 @@ def peers(results: Results) -> Iterator[Sequence[Any]]:
         cells = []
         for network in (fast, far):
             if one := network["rows"].get(name):
-                cells.append(f"{middle(one['all_seconds'])}, {one['ratio']:.2f} ×")
+                cells.append(f"{middle(one['all_seconds'])}, {one['ratio']:.2f} x")
             else:
-                cells.append("–")
+                cells.append("-")
         links = [ways for site, ways in row["link_bytes"].items() if site != "C"]
         yield row["title"], *cells, f"{max(ways['sent'] for ways in links) / 1e6:.0f}"
 
@@ -94,7 +94,7 @@ def encoded(results: Results) -> Iterator[Sequence[Any]]:
     for spec in dict.fromkeys(one["options"].get("compress", "") for one in runs):
         found = [one for one in runs if one["options"].get("compress", "") == spec]
         sent = max(ways["sent"] for site, ways in found[0]["link_bytes"].items() if site != "C")
-        times = [f"{middle(one['all_seconds'])}, {one['ratio']:.2f} ×" for one in found]
+        times = [f"{middle(one['all_seconds'])}, {one['ratio']:.2f} x" for one in found]
         yield f"`{spec}`" if spec else "none", f"{sent / 1e6:.3g}", *times
 
 
@@ -117,7 +117,7 @@ def accuracy(results: Results) -> Iterator[Sequence[Any]]:
         for index, mark in enumerate(row["targets"]):
             base = min((one["targets"][index]["seconds"] for one in stock), default=math.inf)
             sooner = _number(base / mark["seconds"], ".1f")
-            cells += [middle(mark["all_seconds"], ".1f"), f"{sooner} ×", _number(mark["wan_bytes"] / 1e6, ".3g")]
+            cells += [middle(mark["all_seconds"], ".1f"), f"{sooner} x", _number(mark["wan_bytes"] / 1e6, ".3g")]
         yield f"`{row['name']}`", *cells, f"{row['last']['accuracy']:.3f}"
 
 
@@ -173,7 +173,7 @@ def spokes(results: Results) -> Iterator[Sequence[Any]]:
     for one in (one for command in results for one in command):
         times = one["seconds"]
         gain = statistics.median_low(times["direct"]) / statistics.median_low(times["tsengine"])
-        yield kinds[one["level"]], middle(times["direct"]), middle(times["tsengine"]), f"{gain:.1f} ×"
+        yield kinds[one["level"]], middle(times["direct"]), middle(times["tsengine"]), f"{gain:.1f} x"
 
 
 def memory(results: Results) -> Iterator[Sequence[Any]]:
@@ -253,13 +253,13 @@ TABLES: Sequence[Table] = (
     Table(
         "accuracy", "accuracy.md", [PYTHON + f"time_to_accuracy.py --algo {TRAINED} --curve"],
         ["", "s to 0.80", "before MXNet", "WAN MB", "s to 0.87", "before MXNet", "WAN MB", "accuracy at the end"],
-        accuracy, "Medians of 3 seeds [lowest, highest]; – if not reached.", 45,
+        accuracy, "Medians of 3 seeds [lowest, highest]; - if not reached.", 45,
     ),
     Table(
         "accuracy-by-party", "accuracy.md",
         [PYTHON + "time_to_accuracy.py --task by-party --epochs 2 --algo default hfa diloco esync mxnet"],
         ["", "s to 0.80", "before MXNet", "WAN MB", "accuracy at the end"], accuracy,
-        "Medians of 3 seeds [lowest, highest]; – if not reached.", 22,
+        "Medians of 3 seeds [lowest, highest]; - if not reached.", 22,
     ),
     Table(
         "accuracy-codecs", "accuracy.md", [PYTHON + "time_to_accuracy.py --codecs --rate '' --rtt ''"],

@@ -160,6 +160,7 @@ case "$(basename "$0")" in squeue) echo 'n[1-3]';; scontrol) printf 'n1\\nn2\\nn
 """
 
 
+@pytest.mark.processes
 def test_the_allocator(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = shown("Add an allocator")
     install("allocators", "slurm", code)
