@@ -62,7 +62,7 @@ class Browser:
         assert result.get("subtype") != "error", result
         return result.get("value")
 
-    def wait_for(self, script: str, limit: float = 60.0) -> Any:
+    def wait_for(self, script: str, limit: float = 120.0) -> Any:
         """Wait until the expression is true; returns its value."""
         end, tries = time.monotonic() + limit, 1
         while not (found := self.value(script)):

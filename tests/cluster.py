@@ -240,7 +240,7 @@ class Cluster:
         }
 
 
-def until(condition: Callable[[], object], limit: float = 60.0, state: Callable[[], str] = str) -> None:
+def until(condition: Callable[[], object], limit: float = 120.0, state: Callable[[], str] = str) -> None:
     """Wait for `condition`; after `limit` seconds fail with the text that `state` returns."""
     end = time.monotonic() + limit
     began = time.process_time()

@@ -126,7 +126,7 @@ class Launch:
                 return int(fields["processes"][name][0])
         return 0
 
-    def wait_for(self, condition: Callable[[], object], limit: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], object], limit: float = 120) -> None:
         """Wait until `condition` is true; otherwise fail with launch's output."""
         until(condition, limit, lambda: f"{self.process.poll()} {self.end()}")
 

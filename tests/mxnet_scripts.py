@@ -41,7 +41,7 @@ def run_hooked(code: str, role: str, *paths: Path) -> subprocess.CompletedProces
     path = os.pathsep.join(map(str, [HOOK, ROOT, *paths]))
     env = {**os.environ, "PYTHONPATH": path, "DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1"}
     argv = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
 def assert_master_ended(cluster: Cluster) -> None:

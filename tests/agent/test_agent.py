@@ -114,7 +114,7 @@ class Agent:
 
     def assert_clean(self) -> None:
         """The agent has ended and left nothing behind."""
-        self.process.wait(60)
+        self.process.wait(240)
         end = time.monotonic() + 10
         # the command waits a second at most for the agent; a process that was just being forked ends by itself
         while (self.runs() or processes.marked(MARK)) and time.monotonic() < end:
@@ -255,7 +255,7 @@ def test_a_log_that_is_flooded_keeps_its_end(agents: Any, tmp_path: Path) -> Non
     assert log.read_text().endswith("the end\n")
     kept = older.read_bytes()
     assert len(kept) == 32 << 20 and kept.endswith(b"\n")
-    packed = agent.command("pack").communicate(timeout=60)[0]
+    packed = agent.command("pack").communicate(timeout=240)[0]
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert {"logs/one.log", "logs/one.log.1"} <= set(tar.getnames())
 
@@ -381,7 +381,7 @@ def test_agent_that_fails_ends_its_processes_and_says_why(agents: Any, tmp_path:
     agent.send(type="start")
     done = agent.until("done")[-1]
     assert "its agent failed: " in done["why"] and "agent-state.json" in done["why"] and done["left"] == []
-    agent.process.wait(60)
+    agent.process.wait(240)
     assert processes.marked(MARK) == []
 
 
@@ -445,7 +445,7 @@ def test_newest_control_machine_wins(agents: Any) -> None:
     older, agent.process = agent.process, agent.command("attach")
     agent.send(type="hello")
     agent.until("hello")
-    assert json.loads(older.communicate(timeout=90)[0])["type"] == "replaced"
+    assert json.loads(older.communicate(timeout=240)[0])["type"] == "replaced"
     agent.send(type="stop")
     agent.until("done")
     agent.assert_clean()
@@ -472,7 +472,7 @@ def test_attaching_to_an_agent_that_is_about_to_end_gets_its_report(agents: Any,
         part.write_text('{"type": "done", "n": 1}\n')
         part.rename(report)
         assert [message["type"] for message in agent.until("done")] == ["done"]
-    assert agent.process.wait(60) == 0
+    assert agent.process.wait(240) == 0
     os.kill(pid, signal.SIGKILL)
 
 
@@ -510,7 +510,7 @@ def test_last_messages_arrive_though_the_agent_is_gone_when_the_control_machine_
         agent.send(type="heartbeat")
         agent.process.send_signal(signal.SIGCONT)
         agent.until("done")
-    assert agent.process.wait(60) == 0
+    assert agent.process.wait(240) == 0
     os.kill(pid, signal.SIGKILL)
 
 
@@ -518,10 +518,10 @@ def test_attaching_to_no_agent_says_so(agents: Any) -> None:
     agent = agents(one=SLEEP)
     agent.until("hello")
     os.kill(agent.pid, signal.SIGKILL)
-    agent.process.wait(60)
+    agent.process.wait(240)
     agent.attach()
     agent.until("absent")
-    assert agent.process.wait(60) == 1
+    assert agent.process.wait(240) == 1
     assert b"no agent runs for" in agent.process.stderr.read()
 
 
@@ -534,7 +534,7 @@ def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -
         agent.directory, agent.sockets, agent.lease = tmp_path, tmp_path / "s", 6
         expected = FileDigest(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
         agent.begin([agent.task("one", SLEEP)], {str(key): expected})
-        assert agent.process.wait(60) == 1
+        assert agent.process.wait(240) == 1
         assert words in agent.process.stderr.read().decode()
         agent.close()
 
@@ -575,7 +575,7 @@ def test_reaping_after_the_agent_was_killed(agents: Any) -> None:
         assert time.monotonic() < end
         time.sleep(0.02)
     os.kill(agent.pid, signal.SIGKILL)
-    agent.process.wait(60)
+    agent.process.wait(240)
     assert clean_up(agent.directory) == []
     agent.assert_clean()
 
@@ -678,7 +678,7 @@ def test_an_interrupt_does_not_wait_for_calls_that_hang(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(hosts, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        everywhere(lambda _: closed.wait(60), "ab")
+        everywhere(lambda _: closed.wait(240), "ab")
     closed.set()
 
 

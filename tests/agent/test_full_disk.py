@@ -34,6 +34,6 @@ def test_the_disk_is_that_of_the_path_in_the_error_or_a_full_one(
 def test_a_path_whose_server_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(module, "_LIMIT", 0.01)
-    monkeypatch.setattr(module, "_is_full", lambda _: answers.wait(60))
+    monkeypatch.setattr(module, "_is_full", lambda _: answers.wait(240))
     assert full_disk(f"{NO_ROOM}: '/proc/x'", Path("/"), ()) == ""
     answers.set()

@@ -466,13 +466,13 @@ def test_the_json_of_a_script_is_its_own_affair() -> None:
 def test_stdout_that_cannot_be_written(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "geomx_cli", *arguments]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=90, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
     error, hint = without_progress(done.stderr).splitlines()
     assert (done.returncode, error) == (5, "error: stdout cannot be written: No space left on device")
     assert hint.startswith("  ")
     ours, theirs = os.pipe()
     os.close(ours)
-    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=90, check=False)
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
     os.close(theirs)
     assert (done.returncode, without_progress(done.stderr)) == (0, "")
 

@@ -136,7 +136,7 @@ def test_an_answer_imports_nothing_slow() -> None:
     code = "import sys; from geomx_cli.cli import main; main([]); print('MODULES', *sys.modules)"
     asked = {"_GEOMX_COMPLETE": "bash_complete", "COMP_WORDS": "geomx launch --delivery ", "COMP_CWORD": "3"}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=os.environ | asked
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240, env=os.environ | asked
     )
     text, _, modules = done.stdout.partition("MODULES")
     assert "plain,direct" in text

@@ -110,7 +110,7 @@ def test_it_asks_for_a_host_of_the_plan(script: Callable[..., Path], tmp_path: P
 
 def _run(path: Path, host: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["sh", path, host], env=_environment(folder), capture_output=True, text=True, timeout=60, check=False
+        ["sh", path, host], env=_environment(folder), capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -30,5 +30,5 @@ for _ in range(100):
 
 @pytest.mark.processes
 def test_threads_may_use_a_new_type_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -588,7 +588,7 @@ def test_the_script_of_init_trains(desk: Desk, tmp_path: Path) -> None:
     starter.write(tmp_path)
     done = desk.geomx(
         "launch", "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"), "--",
-        "python", "train.py", "--epochs", "1", "--samples", "192", limit=90,
+        "python", "train.py", "--epochs", "1", "--samples", "192",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "done"

@@ -75,7 +75,7 @@ class Site:
     def until(self, kind: str, pool: AgentPool | None = None) -> dict[str, Any]:
         """The next message of this kind; earlier ones, except answers to heartbeats, are kept in `said`."""
         while True:
-            _, item = (pool or self.pool).inbox.get(timeout=60)
+            _, item = (pool or self.pool).inbox.get(timeout=240)
             message = as_message(item)
             if message["type"] == kind:
                 return message
@@ -455,7 +455,7 @@ def test_messages_that_make_no_sense_are_ignored(tmp_path: Path) -> None:
     ]  # fmt: skip
     line, inbox = _line(tmp_path, f"print(*{words!r}, sep='\\n')")
     line.start()
-    assert [inbox.get(timeout=60)[1]["type"] for _ in range(3)] == ["hello", "event", "done"]
+    assert [inbox.get(timeout=240)[1]["type"] for _ in range(3)] == ["hello", "event", "done"]
     assert line.ignored == 6 and line.seen == 2
     line.close()
     line.host.close()
@@ -465,9 +465,9 @@ def test_messages_that_make_no_sense_are_ignored(tmp_path: Path) -> None:
 def test_line_without_end_ends_it_all(tmp_path: Path) -> None:
     line, inbox = _line(tmp_path, "print('{\"type\": \"hello\"}'); print('x' * (17 << 20), end=''); sys.stdin.read()")
     line.start()
-    assert inbox.get(timeout=60)[1]["type"] == "hello"
+    assert inbox.get(timeout=240)[1]["type"] == "hello"
     gone = "cannot be understood: the agent on host alpha sent a line of more than 16 MiB"
-    assert inbox.get(timeout=60) == ("alpha", Gone(gone))
+    assert inbox.get(timeout=240) == ("alpha", Gone(gone))
     line.close()
     line.host.close()
 

@@ -79,7 +79,7 @@ def test_what_is_no_plain_file_is_left_out_and_named(desk: Desk, job: Launch) ->
     events.unlink()
     os.mkfifo(events)
     folder = desk.folder / "here"
-    done = desk.geomx("logs", "collect", "--json", "--to", str(folder), limit=60)
+    done = desk.geomx("logs", "collect", "--json", "--to", str(folder))
     assert done.returncode == 7
     manifest = json.loads(done.stdout)
     check(folder / job.id, manifest)

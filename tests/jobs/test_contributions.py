@@ -49,7 +49,7 @@ def test_who_has_not_pushed(desk: Desk, idle: str, what: str, options: str, want
 def test_launch_status_and_records_name_them(desk: Desk, tmp_path: Path) -> None:
     job, wanted = tmp_path / "job", "A/worker:0 contributed to no round"
     words = ("--local", "--workers", "1", "--job-dir", str(job), "--", "python", str(SCRIPT), "0", "trains")
-    done = desk.geomx("launch", *words, limit=100)
+    done = desk.geomx("launch", *words)
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count(wanted) == 1, done.stdout + done.stderr
     assert json.loads((job / "state.json").read_text())["result"]["warnings"] == [wanted]

@@ -210,7 +210,7 @@ def test_an_interrupt_opens_no_connection_again(job: Job, tmp_path: Path, monkey
         if not part.exists() or receiving.is_set():
             return receive(self)
         receiving.set()
-        assert closed.wait(30)
+        assert closed.wait(240)
         return b""  # its connection is closed
 
     def open_(self: Host, argv: Any) -> Host:
@@ -220,7 +220,7 @@ def test_an_interrupt_opens_no_connection_again(job: Job, tmp_path: Path, monkey
     def interrupted(do: Any, _: object) -> None:
         transfers.append(threading.Thread(target=do, args=(host,), daemon=True))
         transfers[0].start()
-        assert receiving.wait(30)
+        assert receiving.wait(240)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Host, "receive", stall)
@@ -229,7 +229,7 @@ def test_an_interrupt_opens_no_connection_again(job: Job, tmp_path: Path, monkey
     with pytest.raises(KeyboardInterrupt):
         run(job, tmp_path / "here")
     closed.set()
-    transfers[0].join(30)
+    transfers[0].join(240)
     assert not transfers[0].is_alive() and opens == ["A"]
 
 

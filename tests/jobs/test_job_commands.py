@@ -192,7 +192,7 @@ def test_watch_ends_with_the_job(desk: Desk) -> None:
     watching = desk.start("status", "--watch")
     launch.wait_for(lambda: watching.poll() is None)
     (launch.directory / "go").touch()
-    output, errors = watching.communicate(timeout=90)
+    output, errors = watching.communicate(timeout=240)
     assert watching.returncode == 0 and ": done; started" in output, errors
 
 
@@ -266,7 +266,7 @@ def test_logs_that_are_no_plain_files_or_have_no_lines(desk: Desk) -> None:
     with (logs / "A-worker-1.log").open("ab") as log:
         log.truncate(64 << 20)
     for arguments in ((), ("-n", "2")):
-        done = desk.geomx("logs", "--party", "A", *arguments, limit=90)
+        done = desk.geomx("logs", "--party", "A", *arguments)
         assert done.returncode == 7
         for what in ("A-worker-0.log is a link", "A-server-0.log is a pipe", "A-scheduler-0.log is a folder"):
             assert what in done.stderr
@@ -279,13 +279,13 @@ def test_logs_follow_to_the_end_of_the_job_or_ctrl_c(desk: Desk) -> None:
     interrupted = desk.start("logs", "-f")
     launch.wait_for(lambda: readable(interrupted))
     interrupted.send_signal(signal.SIGINT)
-    output, errors = interrupted.communicate(timeout=90)
+    output, errors = interrupted.communicate(timeout=240)
     assert (interrupted.returncode, errors) == (130, f"job {launch.id}\n") and " begins\n" in output
     with (launch.directory / "logs" / "A-worker-0.log").open("a") as log:
         launch.wait_for(lambda: print("line", file=log, flush=True) or readable(following))
         (launch.directory / "go").touch()
         print("the end", file=log, flush=True)
-    output, errors = following.communicate(timeout=90)
+    output, errors = following.communicate(timeout=240)
     assert following.returncode == 0, errors
     lines = output.splitlines()
     assert lines[-1] == "A/worker:0 | the end" and "begins" not in output
@@ -329,7 +329,7 @@ def test_logs_go_on_where_they_were_when_a_host_was_lost(desk: Desk) -> None:
         assert "host A: the connection broke; trying again" in following.stderr.readline()
         assert "host A is connected again" in following.stderr.readline()
     (launch.directory / "go").touch()
-    output, errors = following.communicate(timeout=90)
+    output, errors = following.communicate(timeout=240)
     assert following.returncode == 0, errors
     told = [line for line in output.splitlines() if line.startswith("A/worker:0 | ")]
     assert told[1:] == [f"A/worker:0 | line {number}" for number in range(3)], output
@@ -386,14 +386,14 @@ def test_attach_lets_go_and_follows_to_the_end(desk: Desk) -> None:
     done = desk.geomx("attach")
     assert done.returncode == 3 and f"followed by process {attached.pid} already" in done.stderr
     attached.send_signal(signal.SIGINT)
-    output, errors = attached.communicate(timeout=90)
+    output, errors = attached.communicate(timeout=240)
     assert (attached.returncode, output) == (0, "")
     assert f"detached; job {launch.id} keeps running" in errors
     assert in_jobs(desk) == [(launch.id, "detached", None)] and states(desk, launch.id)["A/worker:0"] == "training"
     attached = desk.start("attach", "--json")
     launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
     (launch.directory / "go").touch()
-    output, errors = attached.communicate(timeout=90)
+    output, errors = attached.communicate(timeout=240)
     assert attached.returncode == 0, errors
     result = json.loads(output)
     assert (result["status"], result["accuracy"], result["rounds"]) == ("done", 0.75, 3)
@@ -412,7 +412,7 @@ def test_ctrl_c_in_attach_after_the_end_of_the_job_does_not_lose_the_end(desk: D
         assert desk.geomx("stop").returncode == 0
     else:
         (launch.directory / "go").touch()
-    output, errors = attached.communicate(timeout=90)
+    output, errors = attached.communicate(timeout=240)
     ended = "interrupted" if stopped else "done"
     assert (attached.returncode, json.loads(output)["status"]) == (130, ended), errors
     assert ("is done; Ctrl-C came after its end" in errors) != stopped
@@ -476,7 +476,7 @@ def test_attach_takes_over_from_a_launch_that_was_killed(desk: Desk) -> None:
     attached = desk.start("attach")
     launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
     attached.send_signal(signal.SIGINT)
-    _, errors = attached.communicate(timeout=90)
+    _, errors = attached.communicate(timeout=240)
     assert attached.returncode == 130 and f"job {launch.id} was stopped by Ctrl-C" in errors
     assert not launch.pids()
     assert in_jobs(desk) == [(launch.id, "interrupted", 130)]
@@ -505,5 +505,5 @@ def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Per
     for site in sites:  # stand-ins count in their own host's directory
         for name in ("go", "done-1", "done-2", "done-3"):
             (Path(site.state_dir) / "jobs" / launch.id / name).touch()
-    output, errors = attached.communicate(timeout=90)
+    output, errors = attached.communicate(timeout=240)
     assert (attached.returncode, json.loads(output)["accuracy"]) == (0, 0.75), errors

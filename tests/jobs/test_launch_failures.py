@@ -72,7 +72,7 @@ def test_terminal_sees_a_table(desk: Desk) -> None:
     environment = {**desk.environment, "TERM": "xterm", "COLUMNS": "160"}
     command = [*desk.command, "launch", "--tee", "--hosts", str(desk.inventory("job", {}))]
     out = subprocess.DEVNULL
-    done = subprocess.run(command, stdout=out, stderr=theirs, env=environment, timeout=90, check=False)
+    done = subprocess.run(command, stdout=out, stderr=theirs, env=environment, timeout=240, check=False)
     os.close(theirs)
     text = b""
     with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:
@@ -429,7 +429,7 @@ def test_a_script_that_refuses_its_arguments_says_so_last(desk: Desk) -> None:
     """Not what the interpreter thinks of modules that are imported while it ends."""
     (desk.folder / "train.py").write_text(REFUSING)
     words = ["--local", "--workers", "1", "--json", "--", "python", "train.py", "--epoch", "x"]
-    done = desk.geomx("launch", *words, limit=90)
+    done = desk.geomx("launch", *words)
     failure = json.loads(done.stdout)["failure"]
     assert done.returncode == 1 and failure["cause"] == "exited with status 2", failure
     assert failure["tail"][-1] == "train.py: error: argument --epochs: invalid int value: 'x'", failure["tail"]

@@ -96,7 +96,7 @@ def test_launch_warns_and_records_keep_it(desk: Desk, tmp_path: Path) -> None:
     """A plain script under DiLoCo: launch warns, and so do all that show its figures."""
     command = ["python", str(SCRIPTS / "stock.py"), "out", "kv"]
     (tmp_path / "out").mkdir()
-    done = desk.geomx("launch", "--local", "--algo", "diloco", "--workers", "1", "--json", "--", *command, limit=100)
+    done = desk.geomx("launch", "--local", "--algo", "diloco", "--workers", "1", "--json", "--", *command)
     assert done.returncode == 0, done.stderr
     sentence = "warning: stock.py may not be written for --algo diloco: it names neither diloco nor one of its options"
     assert done.stderr.count(sentence) == 1

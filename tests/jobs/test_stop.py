@@ -133,7 +133,7 @@ def test_launch_that_is_still_checking_is_ended(desk: Desk, silent_site: Path) -
         time.sleep(0.02)
     done = desk.geomx("stop")
     assert done.returncode == 0 and "is still being prepared; ending its launch" in done.stderr, done.stderr
-    assert launch.wait(60) == 130
+    assert launch.wait(240) == 130
     assert list(folder.iterdir()) == []
 
 
@@ -152,7 +152,7 @@ def test_checking_launch_in_the_background_is_ended_by_the_first_signal(
         time.sleep(0.02)
     monkeypatch.setattr(stop, "_LAUNCH", 600.0)  # no second signal within this test's time limit
     assert stop.end_launch("job", ProcessId(claims[0].pid, claims[0].pid_started)).error() is None
-    assert launch.wait(60) == 130
+    assert launch.wait(240) == 130
     assert list(folder.iterdir()) == []
 
 

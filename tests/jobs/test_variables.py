@@ -73,7 +73,7 @@ devices = ["cpu"]
 """
     )
     variables = {"PS_DROP_MSG": "1", "DMLC_INTERFACE": "eth7", "PS_VERBOSE": "0", "MXNET_KVSTORE_USE_HFA": "1"}
-    done = desk.geomx("launch", "--job-dir", "job", "--", *argv, limit=150, **variables)
+    done = desk.geomx("launch", "--job-dir", "job", "--", *argv, **variables)
     assert done.returncode == 0, done.stderr
     warnings = [line.partition(" has no effect")[0] for line in done.stderr.splitlines() if "no effect" in line]
     assert warnings == [

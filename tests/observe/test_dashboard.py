@@ -360,7 +360,7 @@ def server() -> Iterator[Server]:
 
 
 def ask(server: Server, path: str, host: str = "") -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
     connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{server.port}"})
     answer = connection.getresponse()
     return answer.status, answer.read(), dict(answer.getheaders())
@@ -415,7 +415,7 @@ def page_of(dashboard: "subprocess.Popen[str]") -> str:
     """The address printed by the command."""
     assert dashboard.stdout is not None
     url = dashboard.stdout.readline().strip()
-    assert url.startswith("http://127.0.0.1:"), dashboard.communicate(timeout=90)
+    assert url.startswith("http://127.0.0.1:"), dashboard.communicate(timeout=240)
     return url
 
 
@@ -469,11 +469,11 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     browser.value("document.getElementById('log').open = true")
     browser.wait_for(f"{LOG}.includes('A/scheduler:0') && !!document.querySelector('#log-lines mark')")
     assert desk.geomx("stop").returncode == 0
-    assert launch.wait(60) == 130
+    assert launch.wait(240) == 130
     browser.wait_for(f"{TEXT}.includes('· interrupted ·')", 60)
     browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))", 60)
     dashboard.terminate()
-    assert dashboard.wait(60) == 0
+    assert dashboard.wait(240) == 0
     browser.wait_for("!document.getElementById('trouble').hidden", 60)
     assert "no connection to geomx dashboard" in browser.value("document.getElementById('trouble').textContent")
     lost = [text for text in browser.complaints if "CONNECTION_REFUSED" in text or "CONNECTION_RESET" in text]
@@ -489,9 +489,9 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     for name in ("running", "over"):
         assert (tmp_path / f"{name}.png").stat().st_size > 30_000
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(url.partition("?")[0], timeout=60)
+        urllib.request.urlopen(url.partition("?")[0], timeout=240)
     again.terminate()
-    assert again.wait(60) == 0
+    assert again.wait(240) == 0
 
 
 PLACED = """(() => {
@@ -596,7 +596,7 @@ def test_a_log_that_is_chosen_while_another_is_read(browser: Browser) -> None:
 
     def log(given: Mapping[str, str]) -> dict[str, Any]:
         asked.append(given.get("process", ""))
-        may_answer.wait(60)
+        may_answer.wait(240)
         return {"lines": [["", f"of {asked[-1]}"]], "searched": 1, "matched": 1, "problems": []}
 
     answers["/log"] = log
@@ -620,7 +620,7 @@ def test_a_dashboard_that_does_not_answer_is_noticed(browser: Browser) -> None:
     data = answers["/data"]
 
     def late(given: Mapping[str, str]) -> Any:
-        may_answer.wait(60)
+        may_answer.wait(240)
         return data(given)
 
     with contextlib.closing(Server(answers, 0, TOKEN)) as server:
@@ -667,7 +667,7 @@ def test_a_host_whose_agent_starts_late_is_followed_too(desk: Desk, tmp_path: Pa
     assert following.is_alive() and not read["A/worker:0"]
     for number, path in enumerate(late):
         (tmp_path / f"{number}").rename(path)
-    following.join(60)
+    following.join(240)
     assert not following.is_alive() and read["A/worker:0"] and not reader.problems and not notes
     (launch.directory / "state.json").write_bytes(ended)
     reader.close()

@@ -83,7 +83,7 @@ def test_prometheus() -> None:
     with exported(None, port) as take:
         for process, event in EVENTS:
             take(process, event)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=240) as answer:
             lines = answer.read().decode().splitlines()
         with pytest.raises(CheckFailed, match=f"cannot listen on 127.0.0.1:{port}"), exported(None, port):
             pass
@@ -106,7 +106,7 @@ def test_a_launch_that_exports(desk: Desk, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     words = ["--local", "--workers", "1", "--data-dir", str(data), "--batch-size", "16", "--epochs", "6"]
     words += ["--network", "linear"]
-    done = desk.geomx("launch", *words, "--tensorboard", str(tmp_path / "runs"), "--json", limit=60)
+    done = desk.geomx("launch", *words, "--tensorboard", str(tmp_path / "runs"), "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     found = list(scalars(tmp_path / "runs" / result["job"]))
@@ -124,7 +124,7 @@ def test_prometheus_answers_only_by_its_own_name_and_with_the_token(tmp_path: Pa
             (known, 200), (known | {"Host": "evil.example"}, 403), ({}, 401), ({"Authorization": "Bearer x"}, 401),
             (known | {"Host": f"localhost:{port}"}, 200),
         ):  # fmt: skip
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
             connection.request("GET", "/metrics", headers=headers)
             assert connection.getresponse().status == status, headers
             connection.close()

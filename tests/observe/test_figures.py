@@ -217,7 +217,7 @@ def test_each_algorithm_has_a_look_of_its_own() -> None:
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "geomx_cli", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.processes

@@ -289,7 +289,7 @@ def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
     words = ["--local", "--workers", "1", "--data", "mine:data", "--network", "mine:network", "--batch-size", "8"]
     words += ["--algo", "esync", "--min-local-steps", "24", "--epochs", "40", "--eval-every", "20"]
     words += ["--split", "by-class", "--esync-query", "blocking"]
-    done = desk.geomx("launch", *words, "--json", limit=60)
+    done = desk.geomx("launch", *words, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     base = tmp_path / "results"

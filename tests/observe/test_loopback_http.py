@@ -25,7 +25,7 @@ def test_connections_that_trickle_take_few_threads_and_hinder_nobody() -> None:
             slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10)))
             with contextlib.suppress(ConnectionError):
                 slow[-1].sendall(b"GET /metrics HT"[: number % 16])
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/mine", timeout=60) as answered:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/mine", timeout=240) as answered:
             assert answered.read() == b"/mine"
         assert threading.active_count() - before <= 1 + 64
         assert not any(map(is_open, slow[: 300 - 64]))

@@ -30,7 +30,7 @@ def esync(tmp_path: Path) -> Path:
 
 def summarize(*arguments: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "geomx_cli", "summarize", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_esyncs_own_json_to_the_letter(esync: Path) -> None:

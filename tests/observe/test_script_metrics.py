@@ -25,7 +25,7 @@ for step in range(1, 21):
 def test_a_script_that_reports(desk: Desk) -> None:
     (desk.folder / "own.py").write_text(SCRIPT)
     words = ["--local", "--workers", "1", "--tensorboard", "runs"]
-    done = desk.geomx("launch", *words, "--json", "--", "python", "own.py", limit=100)
+    done = desk.geomx("launch", *words, "--json", "--", "python", "own.py")
     assert done.returncode == 0, done.stderr
     assert "rank scope: global" in done.stderr, "report knows no ranks"
     result = json.loads(done.stdout)

@@ -92,7 +92,7 @@ def test_a_replay_waits_for_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10):
         one.put(scalar(number))
     one.close()
-    writer.join(60)
+    writer.join(240)
     assert found == [scalar(number) for number in range(10)]
     one.abandon()
     for number in range(10):

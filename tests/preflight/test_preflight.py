@@ -415,7 +415,7 @@ def geomx(network: Network, home: Path, *arguments: str) -> subprocess.Completed
         network.spaces.command("control", [sys.executable, "-c", code, *arguments]),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=False,
         cwd=home,
         env={**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)},
@@ -448,7 +448,7 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())",
          "doctor", "--local", "--quick", "--parties", "1"],
-        capture_output=True, text=True, timeout=90, check=False, cwd=tmp_path,
+        capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "COLUMNS": "20"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "asking 2 hosts\nbinding ports and dialling links\n")

@@ -68,7 +68,7 @@ class Probe:
         """Close its standard input; returns the exit status."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
-        status = self.process.wait(60)
+        status = self.process.wait(240)
         self.process.stdout.close()
         return status
 
@@ -254,7 +254,7 @@ def test_a_caller_that_talks_nonsense_harms_nobody(start: Callable[..., Probe], 
 def test_what_is_no_request_ends_it(start: Callable[..., Probe], line: str) -> None:
     probe = start()
     probe.write(line + "\n")
-    assert probe.process.wait(60) == 1
+    assert probe.process.wait(240) == 1
 
 
 def test_a_request_without_its_fields_is_answered(start: Callable[..., Probe]) -> None:
@@ -267,7 +267,7 @@ def test_silence_ends_it() -> None:
     code = "import sys; from geomx_cli.probe.service import Service; sys.exit(Service(0, 1, silence=0.1).run())"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     assert process.stdin is not None
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     process.stdin.close()
 
 

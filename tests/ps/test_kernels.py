@@ -150,7 +150,7 @@ Compression("int8")
 assert ("numba" in sys.modules) == (sys.argv[1] == "True")
 """
     has = importlib.util.find_spec("numba") is not None
-    subprocess.run([sys.executable, "-c", script, str(has)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script, str(has)], check=True, timeout=240)
 
 
 def test_without_numba_codecs_use_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

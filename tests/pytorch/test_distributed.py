@@ -159,7 +159,7 @@ def test_workers_that_make_other_calls(workers: Workers, codec: str, how: str, f
 def test_other_calls_end_the_job_also_if_the_script_goes_on(workers: Workers, how: str) -> None:
     """At once, and not after --patience: some rounds of these calls have no end. The script itself does not fail."""
     workers.start("unlike.py", how, "caught", count=2)
-    statuses = workers.cluster.wait(30)
+    statuses = workers.cluster.wait(240)
     assert all(statuses.values()), workers.cluster.outputs()
     for name in ("w0", "w1"):
         *_, last = workers.cluster.output(name).splitlines()
@@ -170,7 +170,7 @@ def test_other_calls_end_the_job_also_if_the_script_goes_on(workers: Workers, ho
 def test_other_calls_within_a_backward_pass(workers: Workers) -> None:
     """At once, though one worker waits in the pass, and the other at its end."""
     workers.start("different.py", "call", count=2)
-    assert all(workers.cluster.wait(60).values())
+    assert all(workers.cluster.wait(240).values())
     said = "in backward pass 5 (operation 10) worker 0's call 1 is all_reduce SUM of float32 x 65, and worker 1's "
     assert f"{said}is all_reduce SUM of float32 x 3" in workers.cluster.outputs(), workers.cluster.outputs()
 

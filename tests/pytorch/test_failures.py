@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 def statuses(workers: Workers, kind: str = "w") -> dict[str, int]:
     """Exit statuses of all workers; kind: what their names have."""
-    return {name: status for name, status in workers.cluster.wait(60).items() if kind in name}
+    return {name: status for name, status in workers.cluster.wait(240).items() if kind in name}
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ def test_ctrl_c_ends_a_job_started_by_hand(workers: Workers) -> None:
     workers.start("breaks.py", "killed")
     until((workers.cluster.directory / "ready").exists, state=workers.cluster.outputs)
     workers.cluster.processes["w0"].send_signal(signal.SIGINT)  # it waits in backward for the other
-    assert workers.cluster.processes["w0"].wait(60) != 0, workers.cluster.outputs()
+    assert workers.cluster.processes["w0"].wait(240) != 0, workers.cluster.outputs()
     assert "KeyboardInterrupt" in workers.cluster.output("w0"), workers.cluster.outputs()

@@ -56,7 +56,7 @@ class Workers:
         values = {"parties": 2, "workers": 1, "rank_scope": "global", **options}
         self.cluster.launch_planned(self.cluster.planned([str(SCRIPTS / script), *arguments], values, env=env))
 
-    def finish(self, limit: float = 90.0) -> None:
+    def finish(self, limit: float = 240.0) -> None:
         """Wait for the successful end of all processes."""
         self.cluster.finish(limit)
 

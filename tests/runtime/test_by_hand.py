@@ -189,6 +189,6 @@ def test_a_signal_ends_a_script_that_waits_inside_mxnet(
 
 @pytest.mark.processes
 def test_the_help_names_the_variables_of_each_role() -> None:
-    done = subprocess.run([*RUNTIME, "--help"], capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run([*RUNTIME, "--help"], capture_output=True, text=True, timeout=240, check=True)
     for text in ("becomes the process of a job", "DMLC_ROLE_GLOBAL", "DMLC_PS_ROOT_URI", "master worker, in the"):
         assert text in done.stdout

@@ -16,7 +16,7 @@ class Rounds:
     """Rounds in which every worker gets the sum of the weights of those that contribute."""
 
     def __init__(self, workers: int) -> None:
-        self._all_here = threading.Barrier(workers, timeout=60)
+        self._all_here = threading.Barrier(workers, timeout=240)
         self._lock = threading.Lock()
         self._total = 0.0
 

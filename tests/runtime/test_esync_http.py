@@ -31,7 +31,7 @@ def port() -> Iterator[int]:
 def post(port: int, path: str, **fields: object) -> bytes:
     """The body of the answer as a worker gets it."""
     body = urllib.parse.urlencode(fields).encode()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=240) as answer:
         assert answer.status == 200
         return bytes(answer.read())
 
@@ -43,14 +43,14 @@ def apply(port: int, **fields: object) -> int:
 
 
 def home(port: int) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=240) as answer:
         return dict(json.loads(answer.read()))
 
 
 def refused(port: int, path: str, body: bytes | None) -> tuple[int, str]:
     """Status and message of an error answer."""
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=60)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=240)
     with caught.value as answer:
         return answer.code, answer.read().decode()
 
@@ -253,7 +253,7 @@ def test_a_closed_server_refuses_connections() -> None:
     server = serve("127.0.0.1", 0)
     server.close()
     with pytest.raises(urllib.error.URLError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60)
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=240)
 
 
 def test_where_it_cannot_listen(port: int) -> None:
@@ -267,7 +267,7 @@ def test_ipv6() -> None:
         server = serve("::1", 0)
     except InvalidSettings:
         pytest.skip("this machine has no IPv6")
-    with urllib.request.urlopen(f"http://[::1]:{server.port}/", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://[::1]:{server.port}/", timeout=240) as answer:
         assert json.loads(answer.read())["t"] == 1
     server.close()
 

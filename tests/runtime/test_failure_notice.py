@@ -46,7 +46,7 @@ SCRIPT = r"""if True:
 @pytest.mark.parametrize("what", ["sleeps", "computes", "exchanges"])
 def test_the_failure_is_raised_where_the_script_is_and_no_more_while_it_saves(what: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, what], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SCRIPT, what], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
     *first, last = done.stdout.splitlines()
     assert sorted(first) == ["met: B/worker:0 failed", "told: B/worker:0 failed"] and last == "saved", done.stderr

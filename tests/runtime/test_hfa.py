@@ -205,7 +205,7 @@ def test_central_workers_by_hand_are_refused() -> None:
         "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "2", "GEOMX_ALGO": "hfa",
     }  # fmt: skip
     done = subprocess.run(
-        RUNTIME, env=clean_environment() | env, capture_output=True, text=True, timeout=90, check=False
+        RUNTIME, env=clean_environment() | env, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 3
     assert "error: central workers need a local server of their own in HFA" in done.stderr

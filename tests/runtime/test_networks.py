@@ -53,7 +53,7 @@ def in_another_process(call: str) -> str:
     code = f"import os, sys; sys.path[:] = {sys.path!r}; import {__name__} as here; print(here.{call}, flush=True)"
     code += "; os._exit(0)"  # MXNet's shutdown may hang
     argv = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=90).stdout.strip()
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=240).stdout.strip()
 
 
 def test_initial_weights_are_the_same_in_every_process() -> None:

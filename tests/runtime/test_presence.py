@@ -65,7 +65,7 @@ class Plane:
         return process
 
     def error(self) -> GeomxError:
-        self.thread.join(60)
+        self.thread.join(240)
         (error,) = self.ended
         return error
 
@@ -74,7 +74,7 @@ class Plane:
             process.kill()
             process.communicate()
         self.scheduler.node.loop.submit(self.scheduler.node.loop.stop)
-        self.thread.join(60)
+        self.thread.join(240)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
 
 @pytest.mark.parametrize("verb", ["fail", "absent"])
 def test_a_worker_that_died_before_it_joined_ends_the_wait_for_it(plane: Plane, verb: str) -> None:
-    assert plane.speak(verb, "was killed by SIGKILL", "see dmesg").wait(60) == 0
+    assert plane.speak(verb, "was killed by SIGKILL", "see dmesg").wait(240) == 0
     error = plane.error()
     assert isinstance(error, PeerLost)
     assert (error.message, error.hint, error.peer) == ("A/worker:0 was killed by SIGKILL", "see dmesg", "A/worker:0")
@@ -103,7 +103,7 @@ def test_a_host_that_is_lost_before_its_processes_joined_is_named(plane: Plane) 
 def test_all_processes_of_a_host_that_has_many_are_awaited(tmp_path: Path) -> None:
     plane = Plane(tmp_path, silence=60.0, workers=MAX_AWAITED + 2)
     try:
-        plane.stay(*(f"A/worker:{number}" for number in range(MAX_AWAITED + 2))).communicate(timeout=60)
+        plane.stay(*(f"A/worker:{number}" for number in range(MAX_AWAITED + 2))).communicate(timeout=240)
         assert plane.started[-1].returncode == 0 and not plane.scheduler._hosts
     finally:
         plane.close()
@@ -143,7 +143,7 @@ def _link(name: str) -> Any:
 def test_one_that_ends_since_all_have_joined_is_not_missed_but_a_host_never_heard_of_is(tmp_path: Path) -> None:
     plane = Plane(tmp_path, silence=8.0)
     try:
-        assert plane.stay("A/worker:0").communicate(timeout=60) and plane.started[-1].returncode == 0
+        assert plane.stay("A/worker:0").communicate(timeout=240) and plane.started[-1].returncode == 0
         error = plane.error()
     finally:
         plane.close()

@@ -77,7 +77,7 @@ def test_mxnet_stays_mxnet_where_our_folder_is_on_the_path() -> None:
     argv = [sys.executable, "-W", "ignore", "-c", code]
     for role in ("worker", "server"):
         done = subprocess.run(
-            argv, env={**env, "DMLC_ROLE": role}, capture_output=True, text=True, timeout=90, check=False
+            argv, env={**env, "DMLC_ROLE": role}, capture_output=True, text=True, timeout=240, check=False
         )
         if role == "worker":
             number, where = done.stdout.split()

@@ -87,7 +87,7 @@ class Host:
         """It has a buffer."""
 
     def receive(self) -> bytes:
-        assert self._ready.wait(60)
+        assert self._ready.wait(240)
         return self._answers.pop() if self._answers else b""
 
     def errors(self) -> str:

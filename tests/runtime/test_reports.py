@@ -224,7 +224,7 @@ def test_threads_report_together(log: EventLog, tmp_path: Path, capsys: pytest.C
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
     finally:
         sys.setswitchinterval(switching)
     reporter.close()

@@ -27,7 +27,7 @@ client = Client(Settings.from_environment(plugins.table()), EventLog(None), plug
 client.declare([Tensor("t", 2500, "float32"), Tensor("many", 1, "float64")])
 both = np.arange(5000, dtype=np.float32)
 out = np.zeros(5000, np.float32)
-client.exchange("t", both[::2], out[::2]).done.result(30)
+client.exchange("t", both[::2], out[::2]).done.result(240)
 assert np.array_equal(out[::2], 2 * both[::2]) and not out[1::2].any(), "every second element, up and down"
 matrix = np.ones((50, 50), np.float32)
 refused("shape (50, 50)", client.exchange, "t", matrix, None)
@@ -37,9 +37,9 @@ for hyper in ({"learning_rate": float("nan")}, {f"h{number}": 1.0 for number in 
     refused("at most 16 finite numbers", partial(client.exchange, "t", matrix.reshape(-1), None, hyper=hyper))
 
 result = np.zeros(2500, np.float32)
-client.exchange("t", matrix.reshape(-1) if client.rank == 0 else None, result).done.result(30)
+client.exchange("t", matrix.reshape(-1) if client.rank == 0 else None, result).done.result(240)
 assert (result == 1).all(), "one abstains"
-client.exchange("t", None, result).done.result(30)
+client.exchange("t", None, result).done.result(240)
 assert not result.any(), "nobody contributes"
 
 # Rows; those of "long" exceed a slice of 1024 elements.
@@ -50,20 +50,20 @@ for name, (count, row) in tables.items():
     client.init({name: np.full(count * row, 7, np.float32)})
     client.control.barrier()
     part, whole = np.zeros(2 * row, np.float32), np.zeros(count * row, np.float32)
-    client.pull_rows(name, np.array([0, 1]), part).result(30)
+    client.pull_rows(name, np.array([0, 1]), part).result(240)
     assert (part == 7).all()
     own = Rows(np.array([0, 1]) if client.rank else np.array([1]), np.ones((1 + client.rank, row), np.float32))
-    client.exchange(name, own, None).done.result(30)
-    client.pull_rows(name, np.array([0, 1]), part).result(30)
+    client.exchange(name, own, None).done.result(240)
+    client.pull_rows(name, np.array([0, 1]), part).result(240)
     assert (part[:row] == 1).all() and (part[row:] == 2).all()
-    client.pull(name, whole).result(30)
+    client.pull(name, whole).result(240)
     assert np.array_equal(whole[: 2 * row], part) and not whole[2 * row :].any()
     client.exchange(name, None if client.rank else own, None)
     client.pull_rows(name, np.array([1]), part[:row])
     client.exchange(name, whole, whole)
-    client.pull_rows(name, np.array([1]), part[row:]).result(30)
+    client.pull_rows(name, np.array([1]), part[row:]).result(240)
     assert (part[:row] == 1).all() and (part[row:] == 4).all(), "one abstains, then both push arrays"
-    client.pull_rows(name, np.array([], np.int64), part[:0]).result(30)
+    client.pull_rows(name, np.array([], np.int64), part[:0]).result(240)
 one = np.ones((1, 50), np.float32)
 refused("comes to no array", client.exchange, "table", Rows(np.array([1]), one), matrix.reshape(-1))
 refused("from 0 to 49", client.exchange, "table", Rows(np.array([50]), one), None)
@@ -83,7 +83,7 @@ else:
     client.control.barrier()
     exchanges = [client.exchange("many", np.full(1, 10.0 * number), None) for number in range(MAX_OPEN)]
 for number, exchange in enumerate(exchanges):
-    exchange.done.result(30)
+    exchange.done.result(240)
     total = np.zeros(1)
     exchange.copy_to(total)
     assert total[0] == 1 + 10.0 * number, (number, total)

@@ -35,7 +35,7 @@ for index, tensor in enumerate(tensors):
     client.init({tensor.name: np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(np.float32)})
 if client.trains:
     for tensor in tensors:
-        client.pull(tensor.name, np.empty(tensor.size, np.float32)).result(30)
+        client.pull(tensor.name, np.empty(tensor.size, np.float32)).result(240)
     by_key = bool(os.environ.get("BY_KEY"))
     pauses, under_way, began = random.Random(client.global_rank), deque(), {}
     count, ahead = int(os.environ["ROUNDS"]), int(os.environ["AHEAD"])
