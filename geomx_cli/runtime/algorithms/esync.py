@@ -41,9 +41,8 @@ own_pace = True
 options = (
     Option(
         "esync_scope", "text", "global", "GEOMX_ESYNC_SCOPE",
-        "Which slowest worker sets the length of a round: that of all workers, or that of the party (esync).",
-        "synchronisation",
-        choices=("global", "party"),
+        "Which worker sets the length of a round (esync). global: the slowest of all workers. party: the slowest worker"
+        " of the party.", "synchronisation", choices=("global", "party"),
     ),
     Option(
         "esync_query", "text", "overlapped", "GEOMX_ESYNC_QUERY",
