@@ -6,9 +6,8 @@
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train"))
     geomx.report(step=step, samples=len(labels), loss=loss.mean())
 
-Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. All functions but `report`
-must be called from the training thread. The API is optional: a plain MXNet script gets the same store from
-`mx.kv.create`.
+Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. Call all functions except
+`report` from the training thread. The API is optional: a plain MXNet script gets the same store from `mx.kv.create`.
 """
 
 import sys
@@ -41,10 +40,10 @@ def init(kind: str = "dist_sync") -> KVStore:
         kind: "dist_sync", or "dist_async" for parties that do not wait for each other.
 
     Returns:
-        The job's store; the same one on each call.
+        The job's store. Each call returns the same store.
 
     Raises:
-        MXNetError: The job has failed, or the environment names none.
+        MXNetError: The job has failed, or the environment names no job.
         InvalidSettings: The process was not started by geomx, or a store of this type does not join a job.
 
     Examples:
@@ -75,7 +74,7 @@ def num_all_workers() -> int:
 
 
 def is_master() -> bool:
-    """Return whether this worker provides the initial weights. It also calls `kv.set_optimizer`."""
+    """Return whether this worker is the master worker, which sets the initial weights and calls `kv.set_optimizer`."""
     return _store().is_master_worker
 
 
@@ -101,8 +100,8 @@ def shard(samples: Samples, split: str = "iid", seed: int = 1) -> Samples:
 
     Args:
         samples: The whole data set.
-        split: As --split of `geomx launch`: iid, by-class, by-party or dirichlet:ALPHA.
-        seed: Of the random numbers of dirichlet:ALPHA.
+        split: iid, by-class, by-party or dirichlet:ALPHA, as in --split of `geomx launch`.
+        seed: The seed of the random numbers of dirichlet:ALPHA.
 
     Raises:
         InvalidSettings: There are fewer samples than workers, or this is a master that does not train.

@@ -6,11 +6,11 @@
     dataset = geomx.shard(dataset)
     optimizer = geomx.wrap(model, optimizer)
 
-Loops of frameworks take one line: geomx.hf.Callback() of HF's Trainer, geomx.lightning.Strategy() of Lightning's.
+Scripts of frameworks need one line: geomx.hf.Callback() with HF's Trainer, geomx.lightning.Strategy() with Lightning.
 
-Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. All functions but `report`
-must be called from the training thread. After a failure of the job these functions, `backward` and `step` raise
-GeomxError, whose `hint` says what to do. With --p3 the first use of a tensor that is still on its way raises it too.
+Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. Call all functions except
+`report` from the training thread. After the job has failed, these functions, `backward` and `step` raise GeomxError.
+Its `hint` says what to do. With --p3 the first use of a tensor that has not arrived yet raises it too.
 """
 
 import importlib
@@ -56,8 +56,8 @@ def __getattr__(name: str) -> Any:
 def init() -> None:
     """Join the job, and block until all of its processes have joined. Later calls have no effect.
 
-    In a master worker that does not train it ends the process, with status 0. With `--shards` it makes the default
-    group of torch.distributed, of the party's workers.
+    In a master worker that does not train it ends the process, with status 0. With `--shards` it creates the default
+    group of torch.distributed, which has the party's workers.
 
     Raises:
         InvalidSettings: The process was not started by geomx.
@@ -85,12 +85,13 @@ def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optim
     requires_grad=False stay as they are.
 
     Args:
-        model: A torch.nn.Module, equal in all workers. Wrap several models one by one. With `--shards` fully_shard has
-            divided it over the party's workers before.
-        optimizer: An optimizer of the model's parameters, or a list or tuple of several. With `--shards` it is one of
-            the DTensors.
-        buffers: "local": each worker's own, such as running statistics of batch normalization, until `finish` gives all
-            workers those of one. "mean": the means over all workers, with each round (fsa, sync, hfa).
+        model: A torch.nn.Module, equal in all workers. Wrap several models one by one. With `--shards`, first divide it
+            over the party's workers with fully_shard.
+        optimizer: An optimizer of the model's parameters, or a list or tuple of several. With `--shards` it has the
+            DTensors of the divided model.
+        buffers: "local": each worker has its own buffers, such as running statistics of batch normalization, until
+            `finish` gives all workers the buffers of one. "mean": all workers have the means, in each round (fsa, sync,
+            hfa).
 
     Returns:
         `optimizer`.
@@ -107,9 +108,9 @@ def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optim
 
 
 def no_sync() -> AbstractContextManager[None]:
-    """Return a context in which backward passes accumulate gradients without an exchange, as DistributedDataParallel's.
+    """Return a context manager in which backward passes accumulate gradients without an exchange.
 
-    The next pass outside of it exchanges the accumulated gradients.
+    The next backward pass outside of it exchanges the accumulated gradients, as with DistributedDataParallel's no_sync.
 
     Examples:
         >>> with geomx.no_sync():
@@ -122,9 +123,9 @@ def no_sync() -> AbstractContextManager[None]:
 def finish() -> None:
     """End training: contribute what is left, wait for the other workers, and leave the same tensors in all models.
 
-    A script that ends successfully calls this by itself; call it before evaluating or saving the model. Workers may
-    make different numbers of steps: one that has finished no longer counts in means. Afterwards the wrapped optimizers
-    cannot step.
+    Call it before you evaluate or save the model. geomx calls it when a script ends successfully. Workers may take
+    different numbers of steps: a worker that has finished no longer counts in means. After `finish` the wrapped
+    optimizers cannot step.
 
     Raises:
         GeomxError: The job has failed.
@@ -164,11 +165,11 @@ def load_text(name: str, split: Literal["train", "test"], data_dir: str | Path =
 
     Args:
         name: austen.
-        split: All but the last twentieth of the text, or that.
+        split: "test" is the last twentieth of the text, and "train" is the rest.
         data_dir: Its directory, if not in the default locations.
 
     Returns:
-        Its bytes, as torch.Tensor, uint8 of shape (n,).
+        The bytes of the text, as a uint8 tensor of shape (n,).
 
     Raises:
         InvalidSettings: The text is not on this host.
@@ -187,11 +188,11 @@ def shard(dataset: Any, split: str = "iid", seed: int = 1) -> Any:
     Args:
         dataset: A data set with indices. All splits but iid need labels: dataset.targets, dataset.labels or the last
             tensor of a TensorDataset.
-        split: As --split of `geomx launch`: iid, by-class, by-party or dirichlet:ALPHA.
-        seed: Of the random numbers of dirichlet:ALPHA.
+        split: iid, by-class, by-party or dirichlet:ALPHA, as in --split of `geomx launch`.
+        seed: The seed of the random numbers of dirichlet:ALPHA.
 
     Returns:
-        A torch.utils.data.Subset. Parts are equally large, but for dirichlet.
+        A torch.utils.data.Subset. All parts have the same size, except with dirichlet.
 
     Raises:
         InvalidSettings: The data set has no indices or labels, or fewer samples than there are workers.
@@ -206,18 +207,18 @@ def shard(dataset: Any, split: str = "iid", seed: int = 1) -> Any:
 
 
 def sampler(dataset: Any, *, shuffle: bool = True, seed: int = 1) -> "ShardSampler":
-    """Return a sampler that gives each worker another part of the data set in each epoch.
+    """Return a sampler that gives each worker a different part of the data set in each epoch.
 
     All workers must pass the same arguments. The next epoch begins with the first iteration after a step of an
     optimizer, so a worker may look at a batch or evaluate with it; docs/how-to/three-lines.md has an exception.
 
     Args:
         dataset: A data set with indices.
-        shuffle: Whether an epoch has an order of its own.
-        seed: Of that order.
+        shuffle: Whether each epoch has a random order.
+        seed: The seed of this order.
 
     Raises:
-        InvalidSettings: As `shard`.
+        InvalidSettings: The data set has no indices, or fewer samples than there are workers.
 
     Examples:
         >>> loader = DataLoader(dataset, batch_size=64, sampler=geomx.sampler(dataset))
@@ -245,7 +246,7 @@ def num_all_workers() -> int:
 
 
 def is_master() -> bool:
-    """Return whether this is the worker of global rank 0, which is to save models."""
+    """Return whether this worker has global rank 0. Let this worker save models."""
     return _store().global_rank == 0
 
 

@@ -15,10 +15,11 @@ _HEAD = """\
 
 This page is made from the commands by `geomx man --markdown`.
 
-The job's own options, which `geomx launch` and others share, are in [options](options.md).
-`geomx COMMAND --help` (`-h`) and `geomx man COMMAND` show the same. All have the same [exit codes](exit-codes.md).
+[Options](options.md) lists the options of a job, which `geomx launch` and other commands share.
+`geomx COMMAND --help` (`-h`) and `geomx man COMMAND` show the texts of this page. All commands have the same
+[exit codes](exit-codes.md).
 
-Completion of commands, options, values, jobs, parties and hosts:
+To complete commands, options, values, jobs, parties and hosts in your shell:
 
 | shell | command |
 |---|---|

@@ -67,7 +67,7 @@ hostfile_option = click.option(
     type=click.Path(path_type=Path),
     callback=_use_hostfile,
     expose_value=False,
-    help="A host file of MPI instead: on each line a machine and its workers, as `node1 slots=4` or `node1:4`.",
+    help="An MPI host file instead: on each line a machine and its workers, such as `node1 slots=4` or `node1:4`.",
 )
 """Decorator that adds --hostfile to a command, whose `inventory_path` it changes."""
 

@@ -31,12 +31,12 @@ MOST_REPORTED = 20
 
 base_option = click.option(
     "-b", "--base", type=click.Path(path_type=Path), required=True, metavar="DIR",
-    help="Folder of the records, as in geomx logs collect --to.",
+    help="Folder of the records, which geomx logs collect --to has written.",
 )  # fmt: skip
 network_option = click.option(
     "-n", "--network", required=True, metavar="NAME", shell_complete=networks_of_records,
     callback=lambda ctx, parameter, name: file_name(name) if name else name,
-    help="As in resnet18-v1, or MODULE:FUNCTION; of a script its name: train for train.py.",
+    help="The network, such as resnet18-v1 or MODULE:FUNCTION, or the script: train for train.py.",
 )  # fmt: skip
 target_option = click.option(
     "--target", type=click.FloatRange(0, 1, min_open=True), default=0.8, show_default=True,
@@ -51,8 +51,8 @@ def comma_separated(ctx: click.Context, parameter: click.Parameter, value: str |
 
 group_option = click.option(
     "--group-by", metavar="NAME,...", callback=comma_separated, shell_complete=group_names,
-    help="Average over jobs that have the same algorithm and the same values of these: options as seed or lr, codec, "
-    "args (of the script), topology, job.  [default: every option in which they differ, but not the seed]",
+    help="Average over jobs that have the same algorithm and the same values of these: options such as seed or lr, "
+    "codec, args (of the script), topology, job.  [default: every option in which they differ, but not the seed]",
 )  # fmt: skip
 
 

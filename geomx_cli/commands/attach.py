@@ -15,9 +15,9 @@ __all__ = ["attach"]
 def attach(name: str, json: bool) -> int:
     """Attach to a job that is detached or whose launch has exited.
 
-    Shows the same output as launch and ends in the same way, with the same summary and exit code; for a job that has
-    ended meanwhile, prints its summary at once. Ctrl-C detaches again from a detached job, which continues to run (end
-    it with geomx stop); any other job is stopped by Ctrl-C, as by launch.
+    The output, summary and exit code are the same as with geomx launch. If the job has ended, the summary is printed at
+    once. For a job launched with --detach, Ctrl-C detaches again and the job continues; geomx stop ends it. Any other
+    job is stopped by Ctrl-C.
 
     \b
     Examples:

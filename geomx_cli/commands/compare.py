@@ -23,21 +23,21 @@ COMPARE_VERSION = 1
 @click.argument("names", nargs=-1, required=True, metavar="JOB...", shell_complete=jobs_or_folders)
 @target_option
 @group_option
-@click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write it as CSV.")
+@click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a CSV file.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], csv: Path | None, json: bool) -> None:
     """Compare jobs: time and bytes to an accuracy, final accuracy or validation loss, samples per second, and share of
     time computing.
 
-    A JOB is an id as in geomx jobs, a prefix of one, or a job directory; its event logs are read from its hosts, also
-    while it runs. It may also be a folder with records of collected jobs, as BASE, BASE/NETWORK or BASE/NETWORK/MODE.
-    Bytes are those between parties.
+    A JOB is a job's name in geomx jobs, the beginning of the name, or a job directory. geomx reads the job's event logs
+    from its hosts, also while it runs. A JOB can also be a folder with records of collected jobs: BASE, BASE/NETWORK or
+    BASE/NETWORK/MODE. Bytes are the bytes between parties.
 
-    Jobs that differ only in their seed make one row, with mean and sample standard deviation over n jobs; --group-by
-    divides them otherwise. Jobs that are not done (they run, failed or were stopped) are in no mean: each has a row of
-    its own, with what it has reached. Times and bytes to the target are those of the jobs that reached it. Jobs of
-    different scripts, versions of a script, networks or algorithms are never averaged. Exit code 7: unreadable records
-    are listed, and the rest is compared.
+    Jobs that differ only in their seed make one row, with mean and sample standard deviation over n jobs. --group-by
+    makes other groups. A job that is not done (it runs, failed or was stopped) is in no mean: it has a row of its own,
+    with its values so far. Times and bytes to the target are means over the jobs that reached it. geomx never averages
+    over different scripts, versions of a script, networks or algorithms. Exit code 7 means that some records could not
+    be read: geomx lists these, and compares the rest.
 
     \b
     Examples:

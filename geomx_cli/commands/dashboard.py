@@ -12,17 +12,17 @@ __all__ = ["dashboard"]
 @job_argument
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, metavar="NUMBER",
-    help="Port of this machine's loopback.  [default: that of the job's last dashboard, or a free one]",
+    help="Port on this machine's loopback.  [default: the port of the job's last dashboard, or a free one]",
 )  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @export_options
 def dashboard(name: str, port: int, opens: bool, exports: Exports) -> None:
     """Show a job live in a web page: parties and their traffic, accuracy, loss, throughput, waiting times, errors,
-    logs, options and the use of hosts; other jobs beside this one.
+    logs, options and the use of hosts.
 
-    Works for running and finished jobs, from this machine alone: event logs are read in the same way as by geomx logs.
-    The page is served on this machine's loopback interface, and its URL contains a token required for access. Ctrl-C
-    ends the dashboard; the job continues. An open page reconnects to the next dashboard of its job.
+    The page can show other jobs for comparison. The job may run or have finished: geomx reads its event logs from the
+    hosts. The page is served on this machine's loopback interface, and its URL contains the token for access. Ctrl-C
+    ends the dashboard, and the job continues. If you start a dashboard of the same job again, an open page reconnects.
 
     \b
     Examples:

@@ -28,11 +28,11 @@ def data() -> None:
 
 @data.command()
 @click.argument("name", type=click.Choice(list(DATA_SETS)))
-@click.option("--data-dir", default="", metavar="DIR", help="Target directory; by default your data directory.")
+@click.option("--data-dir", default="", metavar="DIR", help="Target directory.  [default: your data directory]")
 @click.option("--existing", is_flag=True, help="Fail if DIR does not exist, instead of creating it.")
 @click.option(
     "--limit", type=Duration(1, 86400), default="15m", show_default=True, metavar="DURATION",
-    help="How long it may take; a number alone is seconds.",
+    help="Longest time of the download; a number alone is seconds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fetch(name: str, data_dir: str, existing: bool, limit: float, as_json: bool) -> None:
@@ -58,9 +58,9 @@ def push(
 ) -> None:
     """Send this machine's copy of a data set to all other hosts of the inventory.
 
-    Files are verified by SHA-256 here and there, and appear on a host once all have arrived. Hosts with a verified copy
-    are left out: "(present)". geomx launch does the same for hosts that have no copy and cannot download one. A host
-    that fails does not stop the others: exit code 7.
+    Both machines verify the SHA-256 of all files. The files appear on a host when all have arrived. Hosts with a
+    verified copy are skipped: "(present)". geomx launch does the same for hosts that have no copy and cannot download
+    one. If a host fails, the others continue, and the exit code is 7.
     """
     from geomx_cli.hosts import closing, connector, merged
     from geomx_cli.jobs.actions.data import push as pushing

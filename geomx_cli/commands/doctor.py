@@ -26,7 +26,7 @@ _WIDTH = 120
 @add_options(table())
 @inventory_options
 @click.command("doctor", cls=ScriptCommand)
-@click.option("--quick", is_flag=True, help="Run only the checks that launch makes before a start.")
+@click.option("--quick", is_flag=True, help="Run only the checks of geomx launch.")
 @json_option
 @script_argument()
 def doctor(
@@ -40,12 +40,12 @@ def doctor(
 ) -> int:
     """Check the hosts and the network before a job.
 
-    Checks each host (reachability, geomx, Python, modules, clock, disk, memory, GPUs), binds the ports that a job would
-    use, dials every link from the host that will, and measures the links between parties. Leaves nothing behind.
-    Without an inventory it checks this machine, as launch would use it.
+    Checks each host (reachability, geomx, Python, modules, clock, disk, memory, GPUs), and binds the ports that a job
+    would use. Connects over every link from the host that will use it, and measures the links between parties. Leaves
+    nothing behind. Without an inventory it checks this machine.
 
-    The exit status is 0 when there are no problems (warnings do not count), 3 when the script cannot be run, 4 when a
-    host cannot be reached, and 5 for any other problem.
+    The exit code is 0 if there are no problems (warnings do not count), 3 if the script cannot be run, 4 if a host
+    cannot be reached, and 5 for any other problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
     if not local and inventory_path(hosts, local=local) is None:

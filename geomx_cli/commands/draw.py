@@ -47,19 +47,19 @@ _FILES_ONLY = ("folder", "form", "size", "font_size", "logx", "logy")
 @click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=jobs_or_folders)
 @click.option(
     "-b", "--base", type=click.Path(path_type=Path), metavar="DIR",
-    help="In place of JOB: all runs in this folder, as in geomx logs collect --to.",
+    help="Instead of JOB: all runs in this folder, which geomx logs collect --to has written.",
 )  # fmt: skip
 @click.option(
     "-n", "--network", metavar="NAME", shell_complete=networks_of_records,
-    help="With --base: only this network, as in resnet18-v1, or the name of a script.",
+    help="With --base: only this network, such as resnet18-v1, or this script.",
 )  # fmt: skip
 @group_option
 @click.option(
     "--only", metavar="NAME,...", callback=comma_separated, shell_complete=figure_names,
-    help="Only these figures, or those whose names begin so.",
+    help="Only figures whose names begin with one of these.",
 )  # fmt: skip
 @click.option(
-    "--metric", "metrics", multiple=True, metavar="NAME", help="Also draw this metric that scripts report; repeatable.",
+    "--metric", "metrics", multiple=True, metavar="NAME", help="Also draw this reported metric; repeatable.",
 )  # fmt: skip
 @click.option("--logx", is_flag=True, help="Logarithmic x axis of curves.")
 @click.option("--logy", is_flag=True, help="Logarithmic y axis of curves.")
@@ -68,13 +68,13 @@ _FILES_ONLY = ("folder", "form", "size", "font_size", "logx", "logy")
 @click.option("--target", type=float, metavar="VALUE", help="Draw a line at this accuracy.")
 @click.option(
     "-o", "--to", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Where to write them.  [default: figures/ beside the records, or here]",
+    help="Folder for the figures.  [default: figures/ beside the records, or here]",
 )  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="File format."
 )
 @click.option(
-    "--size", type=_INCHES, default="7.2,4.4", show_default=True, metavar="W,H", help="In inches, each from 1 to 50.",
+    "--size", type=_INCHES, default="7.2,4.4", show_default=True, metavar="W,H", help="Inches, each from 1 to 50.",
 )  # fmt: skip
 @click.option(
     "--font-size", type=click.FloatRange(4, 40), default=10.0, show_default=True, metavar="POINTS",
@@ -104,30 +104,31 @@ def draw(
     csv: Path | None,
     terminal: bool,
 ) -> None:
-    """Draw runs: jobs, whose event logs are read from their hosts, or folders with records of collected jobs, as BASE,
-    BASE/NETWORK or BASE/NETWORK/MODE.
+    """Draw figures of jobs, or of folders with records of collected jobs: BASE, BASE/NETWORK or BASE/NETWORK/MODE.
+
+    geomx reads the event logs of jobs from their hosts. These are the figures:
 
     \b
     accuracy, accuracy-niid  test accuracy over time, for identically and non-identically distributed data
-    bytes                    test accuracy, or else validation loss, over the bytes between parties
+    bytes                    test accuracy, or otherwise validation loss, over the bytes between parties
     validation-loss          validation loss of language models over time
     loss                     training loss over time, mean over the workers
-    metric-NAME              a metric that scripts report (--metric), in the same way
+    metric-NAME              a metric that scripts report (--metric) over time, mean over the workers
     throughput, traffic      samples and megabytes per second
     computing                fraction of time that each worker computes
     timeline-NAME            one round: which workers compute, send, wait
     matrix-NAME              megabytes from each party to each
 
-    Runs that differ only in their seed are one curve: the mean, with a band of one sample standard deviation. Each run
-    is interpolated linearly, and the mean extends over the x that all have. Jobs that are not done are in no mean, but
-    have curves of their own. --group-by divides runs otherwise, as algo,seed to one curve for each run; those of
-    different scripts, networks or algorithms are never averaged.
+    Runs that differ only in their seed are one curve: the mean, with a band of one sample standard deviation. geomx
+    interpolates each run linearly. The mean extends over the range of x that all runs have. A job that is not done is
+    in no mean, and has a curve of its own. --group-by makes other groups: algo,seed gives one curve for each run. geomx
+    never averages over different scripts, networks or algorithms.
 
-    --target and --ylim are for figures of the accuracy; if --only leaves none of these, for all curves.
+    --target and --ylim are for figures of the accuracy. If --only excludes these figures, they are for all curves.
 
-    Each algorithm has the same colour in every figure, from a palette suitable for colour-blind readers. Figures for
-    which there are no data are named. Missing and damaged records are listed, and the rest is drawn; the exit code is
-    then 7.
+    Each algorithm has the same colour in every figure, from a palette suitable for colour-blind readers. geomx names
+    figures without data. If records are missing or damaged, geomx lists them, draws the rest, and ends with exit
+    code 7.
 
     \b
     Examples:

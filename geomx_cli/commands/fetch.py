@@ -29,16 +29,15 @@ __all__ = ["fetch"]
 @folder_option(".")
 @json_option
 def fetch(name: str, folder: Path, json: bool) -> None:
-    """Fetch what a job's processes have saved, as its model, from all its hosts.
+    """Fetch the files that a job's processes have saved, such as its model, from all its hosts.
 
-    The bundled job saves model.safetensors, optimizer.safetensors and manifest.json, and before that checkpoints, if
-    asked for; a script saves what it wants to the folder $GEOMX_OUTPUT_DIR. The files are written to
-    DIR/JOB/outputs/PROCESS and verified by SHA-256. A file that is there already is not transferred again, and an
-    interrupted transfer is continued.
+    The bundled job saves model.safetensors, optimizer.safetensors and manifest.json, and with --checkpoint-every
+    checkpoints. A script saves files to the folder $GEOMX_OUTPUT_DIR. geomx writes the files to DIR/JOB/outputs/PROCESS
+    and verifies them by SHA-256. It skips files that are already there, and continues interrupted transfers.
 
-    Works while the job runs, and after a failure, for what is saved so far. Links, and what is no plain file, are left
-    out. Exit code 5: the job has saved nothing; 7: a host could not be reached, or a file could not be fetched; the
-    others are in place.
+    The job may still run, or may have failed. geomx skips links and other files that are not plain, and names them.
+    Exit code 5 means that the job has saved nothing. Exit code 7 means that a host could not be reached, or that a file
+    could not be fetched; all other files have been fetched.
 
     \b
     Examples:

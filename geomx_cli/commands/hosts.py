@@ -48,11 +48,10 @@ def hosts() -> None:
 @hostfile_option
 @json_option
 def check(hosts: Path, json: bool, algo: str) -> None:
-    """Report all errors in an inventory file, or show what will run where.
+    """Report all errors in an inventory file, or show the host and ports of each process.
 
-    Processes and ports are those of a job with
-    the file's [job] table, or --algo. No machine is contacted; see geomx doctor for that. The exit status is 3 when
-    there is an error.
+    The options of the job are in the file's [job] table; --algo overrides the algorithm. This
+    command contacts no machine; use geomx doctor for that. If there is an error, the exit code is 3.
     """
     from geomx_cli.plan.emulated_network import emulated_network
     from geomx_cli.plan.preview import preview

@@ -31,7 +31,7 @@ class _Init(click.Command):
 def init(directory: Path, template: str | None, force: bool) -> None:
     """Write a starter inventory and training script.
 
-    hosts.toml and train.py are written to DIRECTORY, by default the working directory; existing files are not changed.
+    Writes hosts.toml and train.py to DIRECTORY, by default the working directory. Does not change existing files.
     """
     from geomx_cli.core import starter
     from geomx_cli.runtime.training.catalog import DATA_SETS

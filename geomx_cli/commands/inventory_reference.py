@@ -12,62 +12,69 @@ _HEAD = """\
 
 This page is made from the table of keys by `python -m geomx_cli.commands.inventory_reference`.
 
-One file says which machines there are, how geomx reaches them, and what runs where.
+This file lists the machines of a job, how geomx reaches them, and which processes they run.
 
 | command | use of the file |
 |---|---|
-| `geomx init` | writes one to begin with |
-| `geomx hosts check` | finds all mistakes in it, and shows what will run where |
+| `geomx init` | writes a file to begin with |
+| `geomx hosts check` | finds all mistakes in the file, and shows the host of each process |
 | `geomx doctor` | checks the machines themselves |
 | `geomx launch`, `geomx doctor` | use `hosts.toml` of the working directory |
-| the same with `--hosts FILE` or `GEOMX_HOSTS` | use that file |
-| the same with `--local` | use this machine alone |
+| `geomx launch`, `geomx doctor` with `--hosts FILE` or `GEOMX_HOSTS` | use FILE |
+| `geomx launch`, `geomx doctor` with `--local` | use this machine alone |
 
 The file is [TOML](https://toml.io): keys of the whole job at the top, then `[defaults]` for all hosts, one `[[host]]`
 for each machine, and `[job]`. Hosts with the same `party` are a party, which has a worker for each of their `devices`.
-The first host of a party runs its scheduler, and its hosts in turn its servers. The first host of the central party
-also has the global scheduler, and for scripts with `--rank-scope party` the master worker. `runs` changes that.
-geomx takes the first ports of a host's range that are free.
 
-Global ranks count the training workers in the order of the parties in the file, the central party last, and in a party
-in the order of its hosts and of their devices. `geomx hosts check` shows them.
+| process | host |
+|---|---|
+| scheduler of a party | the party's first host |
+| local servers | the party's hosts in turn |
+| global scheduler | the first host of the central party |
+| master worker, for scripts with `--rank-scope party` | the first host of the central party |
+
+`runs` changes these defaults. geomx uses the first free ports of a host's range.
+
+Global ranks count the training workers in the order of the parties in the file, with the central party last. In a party
+they follow the order of its hosts and their devices. `geomx hosts check` shows the ranks.
 """
 _HEADINGS: Mapping[Group, tuple[str, str]] = {
     "file": ("At the top of the file", ""),
-    "who": ("Each host: `[[host]]`", "`name` and `party` must be there; all the rest has a default."),
+    "who": ("Each host: `[[host]]`", "`name` and `party` must be there. All other keys have a default."),
     "ssh": (
         "How it is reached",
-        "What is left out is looked up in your `~/.ssh/config`. Host keys are checked against your `known_hosts`, or"
-        " against `fingerprint`.",
+        "geomx looks up missing values in your `~/.ssh/config`. It compares host keys with your `known_hosts`, or with"
+        " `fingerprint`.",
     ),
     "network": (
         "How the others reach it",
-        "Only hosts of schedulers and servers are dialled, and only where a process of another host needs them:"
-        " `geomx hosts check` shows the ports. Everybody else dials out; with `--tsengine intra` or `both` workers dial"
-        " each other too, and their hosts need a port for each that other hosts dial. Processes of one host use unix"
-        " sockets; a scheduler takes one of `ports` also then, which identifies it, and which nothing listens on.",
+        "Other hosts dial only schedulers and servers; all other processes dial out. With `--tsengine intra` or `both`"
+        " workers dial each other too. Then each worker that other hosts dial needs a port. `geomx hosts check` shows"
+        " the ports. Processes of one host use unix sockets. A scheduler always has one of `ports`, which identifies"
+        " it; if all its processes are on one host, nothing listens on this port.",
     ),
     "work": ("What it works with", ""),
-    "place": ("What runs on it", "Workers follow from `devices`, wherever the rest runs."),
+    "place": ("What runs on it", "`devices` determines the workers. `runs` is for the other processes."),
     "link": (
         "Unequal links between parties, emulated on one machine: `[[link]]`",
-        "Where all hosts have `local = true`. Each is one direction, and overrides `--wan`, which is for all"
-        " others. Processes of a party that share a link get equal parts of its rate. Nothing is lost: what they send"
-        " travels over TCP. `geomx hosts check`, launch and the dashboard show the emulated network in a line.",
+        "`[[link]]` needs `local = true` in all hosts. Each `[[link]]` is one direction, and overrides `--wan` for this"
+        " direction. Processes of a party that share a link get equal parts of its rate. An emulated link loses no"
+        " packets. `geomx hosts check`, `geomx launch` and the dashboard show the emulated network in one line.",
     ),
 }
 _TABLE_HEAD = "| Key | Example | Without it | Meaning |\n|---|---|---|---|\n"
 _TAIL = """
 ## Options of the job: `[job]`
 
-Each [option](options.md) may stand here by its name, with underscores: `lr = 0.1`, `time_limit = "2h"`, `window =
-"4MiB"`. A flag or an environment variable overrides it. Options of the cluster may not: `parties`, `workers` and
-`central_workers` follow from the hosts, and `topology`, `global_servers` and `local_servers` stand at the top.
+This table may have each [option](options.md) by its name, with underscores: `lr = 0.1`, `time_limit = "2h"`, `window =
+"4MiB"`. A flag or an environment variable overrides the table. The table may not have the options of the cluster:
+`parties`, `workers` and `central_workers` follow from the hosts, and `topology`, `global_servers` and `local_servers`
+are keys at the top.
 
 ## Host files of MPI
 
-`geomx launch --hostfile FILE` takes a host file of OpenMPI, MPICH or Intel MPI in place of an inventory, as do `geomx
-doctor`, `data`, `sweep` and `hosts check`:
+`geomx launch --hostfile FILE` reads a host file of OpenMPI, MPICH or Intel MPI instead of an inventory. `geomx doctor`,
+`data push`, `sweep` and `hosts check` have this option too:
 
 ```
 # a machine on each line, and its workers
@@ -79,14 +86,14 @@ n[1-3,07],gpu[01-04] slots=2 # lists as Slurm prints them ($SLURM_JOB_NODELIST);
 2001:db8::1 slots=4          # IPv6, with or without brackets
 ```
 
-A machine without a number has one worker; one that is there several times has their sum; `max_slots` has no effect.
-All machines are one party, and the first one also runs the global scheduler and server. `party=NAME` on a line puts
-its machine in a party, as `party` of a host does; MPI does not know it. `localhost` and this machine's host name need
-no SSH. Everything else has its default, and options come from flags and the environment.
+A machine without a number has one worker. If a machine is in several lines, its numbers are added. `max_slots` has no
+effect. All machines are one party, and the first machine also runs the global scheduler and the global server.
+`party=NAME` on a line, which MPI does not know, puts its machine in a party, as `party` of a host does. `localhost` and
+this machine's host name need no SSH. All other keys have their defaults. Flags and the environment set options.
 
 ## An example
 
-`geomx init` writes this one, which is also `hosts.example.toml`:
+`geomx init` writes this inventory, which is also `hosts.example.toml`:
 
 """
 
@@ -100,8 +107,8 @@ def page(keys: Iterable[Key]) -> str:
     sections = "".join("".join(_section(group, members)) for group, members in groups.items())
     shared = ", ".join(f"`{key.name}`" for key in HOST_KEYS if key.shared)
     defaults = (
-        "\n## For all hosts: `[defaults]`\n\nThese keys may stand here and hold for every host without them: "
-        f"{shared}. Variables in `env` are added to those of the host.\n"
+        "\n## For all hosts: `[defaults]`\n\nThese keys may be in `[defaults]`, and apply to every host without them: "
+        f"{shared}. Each host has the variables in `env` of `[defaults]` and in its own `env`.\n"
     )
     return f"{_HEAD}{sections}{defaults}{_TAIL}```toml\n{example}```\n"
 

@@ -31,8 +31,9 @@ _FOLDERS = re.compile(r"[^\s/]*/\S+/")
 def jobs(json: bool) -> None:
     """List the jobs launched from this machine, newest first.
 
-    No host is contacted: a detached job may have ended since; geomx status JOB queries the hosts. "running" means that
-    a geomx process follows the job, "orphaned" that this process was killed. To remove jobs see geomx jobs prune -h.
+    This command contacts no host, so a detached job in the list may have ended. geomx status JOB asks the hosts.
+    "running" means that a geomx process follows the job. "orphaned" means that this process was killed. To remove jobs,
+    see geomx jobs prune -h.
 
     \b
     Examples:
@@ -66,14 +67,14 @@ def jobs(json: bool) -> None:
     type=Duration(0.0, 3650 * 86_400.0, bare=False),
     default=0.0,
     metavar="DURATION",
-    help="Only jobs that ended so long ago, as 12h or 30d.",
+    help="Only jobs that ended at least this long ago, such as 12h or 30d.",
 )
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the N jobs that ended last.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option(
     "--forget-unreachable",
     is_flag=True,
-    help="Also remove jobs whose hosts do not answer, here: their files there stay, and what may still run there.",
+    help="Also remove jobs if some hosts do not answer. Files and processes on these hosts stay.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -88,9 +89,9 @@ def prune(
 ) -> None:
     """Remove jobs that have ended, here and on the hosts that ran them: logs, events, copied files and outputs.
 
-    Shows each job's size and asks first. Running jobs are never touched; a detached job counts from its end. Other
-    files in a job's directory stay. Exit code 7: a host could not be reached, or something could not be removed; that
-    job stays in geomx jobs, to be pruned later.
+    Shows the size of each job and asks for confirmation. Never removes a running job. The age of a job counts from its
+    end. Other files in a job's directory stay. Exit code 7 means that a host could not be reached, or that a file could
+    not be removed. This job stays in geomx jobs, so that you can prune it later.
 
     \b
     Examples:

@@ -32,14 +32,13 @@ __all__ = ["launch"]
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 @click.option("--shell", is_flag=True, help="With --dry-run: print start scripts that a user can run by hand.")
 @click.option("--json", is_flag=True, help="Print the result as one JSON object; see above.")
-@click.option("--tee", is_flag=True, help="Show the output of global rank 0 among the progress, on stderr.")
+@click.option("--tee", is_flag=True, help="Also show the output of global rank 0, on stderr.")
 @click.option("--detach", is_flag=True, help="Return once all processes run; the job runs detached.")
 @click.option(
     "--lease",
     type=Duration(2.0, 30 * 86_400.0),
     metavar="DURATION",
-    help="How long the job runs without this machine, as with a closed laptop; at least 2s.  "
-    "[default: that of --silence]",
+    help="How long the job runs without this machine, such as a laptop that sleeps; at least 2s.  [default: --silence]",
 )
 @click.option(
     "--sync",
@@ -72,9 +71,9 @@ def launch(
 ) -> int:
     """Start a training job, watch it and wait for its end.
 
-    The job runs on the machines of the inventory (see geomx init), or without one on this machine, over loopback: a
-    central party and the participating ones. Every worker runs the script after "--"; without one it trains the
-    bundled network.
+    The job runs on the machines of the inventory (see geomx init). Without an inventory all parties run on this machine
+    and exchange over loopback. Every worker runs the script after "--". Without a script, workers train the bundled
+    network.
 
     \b
     geomx launch                                  two parties of two workers on this machine
@@ -82,20 +81,29 @@ def launch(
     geomx launch --hosts sites.toml --sync data   on the machines of sites.toml
     geomx launch --detach                         start and return; later: geomx attach
 
-    A script's output goes to the logs: geomx logs -f; --tee shows that of one worker here as well. At the end a summary
-    is printed to stdout, or with --json one object: "schema_version", "job", "status" ("done", "failed", "interrupted"
-    or "done in part"), "exit_code", "accuracy", "loss", "rounds", "samples_per_s", "training_s", "first_step_s",
-    "total_s", "bytes" ("lan" and "wan", each sent and received; "encoded" and "encoded_lan", before and after encoding
-    with --compress and --compress-lan), "datagrams" (bytes of blocks, with --dgt 1), "relayed" (bytes sent
-    through others, with --tsengine), "outputs" (of each process that has saved files: "process", "host",
-    "folder", "files", at most eight by name, "count" and "bytes" of all), "model" (its path, on another machine
-    HOST:PATH; or null), "directory", "logs" (null when they are on other hosts),
-    "problems" (sentences: what could not be ended or released), "failure" ("process", "host", "cause", "hint",
-    "tail"; or null) and "error" ("message" and "hint"; or null). For a job that could not be started the object has
-    only "schema_version" and "error", with "exit_code" in it.
+    The output of scripts goes to the logs: see geomx logs -f. --tee also shows the output of one worker here. At the
+    end a summary is printed to stdout, or with --json one object:
 
-    With --detach the command prints how to attach to the job, or with --json "schema_version", "job", "status"
-    ("detached"), "exit_code" and "directory". With --dry-run --json it prints the whole plan.
+    \b
+    schema_version, job, exit_code, directory
+    status                  "done", "failed", "interrupted" or "done in part"
+    accuracy, loss, rounds, samples_per_s, training_s, first_step_s, total_s
+    bytes                   "lan" and "wan", each sent and received; "encoded" and
+                            "encoded_lan", before and after encoding
+    datagrams               bytes of blocks, with --dgt 1
+    relayed                 bytes sent through other processes, with --tsengine
+    outputs                 for each process that has saved files: "process", "host",
+                            "folder", "files" (at most eight names), "count" and "bytes"
+    model                   path of the model, on another machine HOST:PATH; or null
+    logs                    folder of the logs; null if they are on other hosts
+    problems                sentences, such as on a process that could not be ended
+    failure                 "process", "host", "cause", "hint", "tail"; or null
+    error                   "message" and "hint"; or null
+
+    If the job could not be started, the object has only "schema_version" and "error", which contains "exit_code".
+
+    With --detach the command prints how to attach to the job. With --detach --json it prints "schema_version", "job",
+    "status" ("detached"), "exit_code" and "directory". With --dry-run --json it prints the whole plan.
     """
     if shell and (json or not dry_run):
         raise UsageError("--shell prints scripts in place of the text of --dry-run", "write --dry-run --shell")

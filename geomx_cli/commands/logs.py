@@ -31,13 +31,15 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
     "--role", default="", metavar="ROLE", shell_complete=of_processes("role"),
     help="Only this role: worker, server, global_server, ...",
 )  # fmt: skip
-@click.option("--rank", type=int, default=None, metavar="NUMBER", help="Only those with this rank in their role.")
-@click.option("-n", "--lines", type=click.IntRange(0), default=None, metavar="LINES", help="Only the last of each.")
+@click.option("--rank", type=int, default=None, metavar="NUMBER", help="Only this rank in its role.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=None, metavar="LINES", help="Only the last lines of each process."
+)
 def logs(name: str, follow: bool, party: str, host: str, role: str, rank: int | None, lines: int | None) -> int:
     """Print the output of a job's processes from all its hosts; each line begins with the process.
 
-    Exit code 7: a host could not be reached; the others' lines are printed; 130: Ctrl-C. For whole files and event logs
-    see geomx logs collect -h.
+    Exit code 7 means that a host could not be reached; the lines of the other hosts are printed. Exit code 130 means
+    Ctrl-C. For whole files and event logs see geomx logs collect -h.
 
     \b
     Examples:
@@ -86,22 +88,22 @@ def _print(name: str, which: tuple[str, str, str, int | None], count: int, *, fo
 @folder_option()
 @click.option(
     "--layout", type=click.Choice(["runs", "esync"]), default="runs", show_default=True,
-    help="Layout of the records: a folder for each job, or ESync's, with room for one job of a network and mode.",
+    help="runs: a folder for each job. esync: ESync's layout, which has one job of each network and mode.",
 )  # fmt: skip
 @click.option("--replace", is_flag=True, help="With --layout esync: replace another job's records.")
 @json_option
 def collect(name: str, folder: Path, layout: "Layout", replace: bool, json: bool) -> None:
     """Collect the logs, event logs and agents' logs of all hosts of a job, and the records of its workers' rounds.
 
-    Files are transferred compressed, verified, and written to DIR/JOB, with a list in manifest.json. The records are
-    written to DIR/NETWORK/MODE/JOB/HOST/DEVICE.jsonl, for geomx summarize, draw and compare. MODE is the algorithm
+    geomx transfers files compressed, verifies them, and writes them to DIR/JOB, with a list in manifest.json. It writes
+    the records to DIR/NETWORK/MODE/JOB/HOST/DEVICE.jsonl, for geomx summarize, draw and compare. MODE is the algorithm
     (dcasgd if the optimizer compensates for delay), with the suffix -niid unless --split is iid. With --layout esync
-    they are in DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., as the tools of ESync expect.
+    the records are in DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., as the tools of ESync expect.
 
-    Outputs, as the model, are listed and not copied: see geomx fetch.
+    Outputs, such as the model, are listed but not copied: see geomx fetch.
 
-    Works while the job runs, and repeatedly: each run replaces the files by their current state. Exit code 7: a host
-    could not be reached, or a record is damaged; the files of the others are collected.
+    The job may still run. If you collect again, the current files replace the previous ones. Exit code 7 means that a
+    host could not be reached, or that a record is damaged; the other files are collected.
 
     \b
     Examples:

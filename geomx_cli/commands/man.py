@@ -30,7 +30,7 @@ __all__ = ["man"]
 def man(words: tuple[str, ...], folder: Path | None, markdown: bool) -> None:
     """Show the manual page of a command, or write all pages to a directory.
 
-    In a terminal the page is shown by man; otherwise its source, in roff, goes to stdout.
+    In a terminal, man shows the page. Otherwise the source of the page, in roff, goes to stdout.
 
     \b
     Examples:

@@ -27,9 +27,9 @@ _WIDTH = 160  # columns if stdout is not a terminal
 def status(name: str, watch: bool, parties: bool, json: bool) -> None:
     """Show the current status of a job, process by process or by party.
 
-    JOB is a job's name, a prefix of one, or its directory; the default is the newest running job. The command is
-    read-only: it does not affect a process that follows the job. Exit code 7: a host could not be reached; the others
-    are shown.
+    JOB is a job's name, the beginning of the name, or the job's directory. The default is the newest running job. The
+    command is read-only: it does not affect a process that follows the job. Exit code 7 means that a host could not be
+    reached; the processes of the other hosts are shown.
 
     \b
     Examples:

@@ -32,18 +32,19 @@ __all__ = ["stop"]
 def stop(name: str, party: str, grace: float | None, json: bool) -> None:
     """Stop a job on all its hosts, clean up, and report on each process.
 
-    The command is idempotent, and cleans up after a launch or an agent that was killed: no process, key file or socket
-    of the job is left, and no process of another job is touched. Of a job that has ended on all its hosts it only says
-    so. Workers receive SIGTERM, then schedulers and servers, and SIGKILL what does not end within the grace period.
-    When one party is stopped, the others notice that it is gone, and end as after a
-    failure. A launch that is still running its checks counts as the newest job, and is ended. Exit code 7: a host could
-    not be reached, or something could not be ended.
+    You can repeat the command, and use it after a launch or an agent was killed. It leaves no process, key file or
+    socket of the job, and touches no process of another job. If the job has ended on all its hosts, it says so.
+
+    Workers receive SIGTERM first, then schedulers and servers. A process that does not end within the grace period
+    receives SIGKILL. If you stop one party, the others notice the loss, and end as after a failure. If a launch still
+    runs its checks, it is the newest job, and this command ends it. Exit code 7 means that a host could not be reached,
+    or that a process could not be ended.
 
     \b
     Examples:
       geomx stop                       the newest running job
       geomx stop 20260729-17 --grace 1m
-      geomx stop --party B             B's part of it; the others notice
+      geomx stop --party B             the processes of party B; the others notice
     """
     from geomx_cli.jobs.actions.stop import end_launch
     from geomx_cli.jobs.actions.stop import stop as stopping

@@ -21,22 +21,22 @@ __all__ = ["summarize"]
 @base_option
 @network_option
 @click.option(
-    "-m", "--mode", required=True, metavar="NAME", shell_complete=modes_of_records, help="As in esync, or esync-niid.",
+    "-m", "--mode", required=True, metavar="NAME", shell_complete=modes_of_records, help="Such as esync or esync-niid.",
 )  # fmt: skip
-@click.option("--run", metavar="JOB", default="", help="The job, if there are several: its id or the beginning of it.")
+@click.option("--run", metavar="JOB", default="", help="The job, if there are several: its name, or a beginning.")
 @target_option
-@click.option("--parity", is_flag=True, help="Throughput, traffic and computing by ESync's own formulas.")
+@click.option("--parity", is_flag=True, help="Compute throughput, traffic and computing time by ESync's formulas.")
 @click.option("--json", is_flag=True, help="Print summary.json instead of text.")
 def summarize(base: Path, network: str, mode: str, run: str, target: float, parity: bool, json: bool) -> None:
     """Summarise the records of a job: DIR/NETWORK/MODE/JOB/HOST/DEVICE.jsonl, or in ESync's layout
     DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 
-    Writes two files next to the hosts' folders: ESync's format (as ESync.json, Sync.json, HFA.json; the lists that its
-    plotting tool reads) and summary.json, which adds pairs of time and accuracy, bytes in both directions, computing,
-    exchange and waiting times, rounds, and time and bytes to the target, from raw points. A mode is the name of an
-    algorithm, or dcasgd, with the suffix -niid unless --split is iid.
+    Writes two files next to the hosts' folders. The first has ESync's format, which its plotting tool reads, and is
+    named after the mode: ESync.json, Sync.json, HFA.json. The second, summary.json, adds pairs of time and accuracy,
+    bytes in both directions, computing, exchange and waiting times, rounds, and time and bytes to the target, from
+    unsmoothed values. A mode is the name of an algorithm, or dcasgd, with the suffix -niid unless --split is iid.
 
-    Missing, damaged and duplicate records are listed, and the rest is summarised; the exit code is then 7.
+    If records are missing, damaged or duplicate, geomx lists them, summarises the rest, and ends with exit code 7.
 
     \b
     Examples:

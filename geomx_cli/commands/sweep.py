@@ -66,7 +66,7 @@ def _script_words(ctx: click.Context, param: click.Parameter, incomplete: str) -
 @click.command("sweep", cls=SweepCommand)
 @click.option(
     _ALGO, "algo", metavar="NAME...", callback=comma_separated, shell_complete=algorithm_names,
-    help="The algorithms, as fsa hfa or fsa,hfa.",
+    help="The algorithms, such as fsa hfa or fsa,hfa.",
 )  # fmt: skip
 @click.option(
     "--seeds", type=click.IntRange(1, _MOST_SEEDS), default=3, show_default=True, metavar="NUMBER",
@@ -76,9 +76,9 @@ def _script_words(ctx: click.Context, param: click.Parameter, incomplete: str) -
     "-o", "--to", "folder", type=click.Path(path_type=Path, file_okay=False), default="sweep", show_default=True,
     metavar="DIR", help="The sweep's folder.",
 )  # fmt: skip
-@click.option("--restart", is_flag=True, help="Set aside what the sweep has written (to DIR/old-...), and start anew.")
+@click.option("--restart", is_flag=True, help="Move the sweep's files to DIR/old-..., and start anew.")
 @target_option
-@click.option("--report", is_flag=True, help="Run nothing: table and figure of the sweep in --to.")
+@click.option("--report", is_flag=True, help="Run nothing: repeat the table and figure of the sweep in --to.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 @inventory_options
 @click.option(
@@ -103,21 +103,20 @@ def sweep(
 ) -> int:
     """Run a job for each algorithm and seed, one after another, and compare them.
 
-    Without a script the bundled network is trained. A script must use the seed that it finds in the variable GEOMX_SEED
-    (for the bundled job it is --seed) for initial weights and the order of samples, as those of geomx init do; whether
-    it does is not checked. All other options are those of geomx launch, and
-    the same for all jobs.
+    Without a script, workers train the bundled network. A script must use the seed in the variable GEOMX_SEED for
+    initial weights and the order of samples, as the scripts of geomx init do. geomx does not check this. All other
+    options are options of geomx launch, and are the same for all jobs.
 
-    The same command continues a sweep that was interrupted: jobs that are done are not run again, failed ones are. A
-    failed job does not stop the others. If the script, the inventory or an option has changed, the sweep is refused
-    unless --restart is given; files that a script imports count if they are named with --sync. More algorithms and
-    seeds can be added.
+    The same command continues an interrupted sweep. It repeats failed jobs, but not jobs that are done. If a job fails,
+    the others still run. If the script, the inventory or an option has changed, geomx refuses the sweep, unless you
+    give --restart. Files that a script imports count as part of the script if --sync names them. You can add algorithms
+    and seeds.
 
-    The records are in DIR/NETWORK/MODE/JOB, and DIR/sweep.json lists the jobs. At the end a table (mean and standard
-    deviation) is printed, and one figure drawn to DIR/figures. --json prints one object instead: "schema_version",
+    The records are in DIR/NETWORK/MODE/JOB, and DIR/sweep.json lists the jobs. At the end geomx prints a table (mean
+    and standard deviation), and draws one figure to DIR/figures. --json prints one object instead: "schema_version",
     "folder", "target", "jobs" ("algo", "seed", "job", "state", "why", "records"), "groups" as in geomx compare --json,
-    "figure" (its path, or null) and "problems". Exit code 7: some jobs are not done, or their records
-    not all collected; 1: none is done.
+    "figure" (its path, or null) and "problems". Exit code 7 means that some jobs are not done, or that some records
+    could not be collected. Exit code 1 means that no job is done.
 
     \b
     Examples:

@@ -56,78 +56,79 @@ OPTIONS: tuple[Option, ...] = (
     _cluster("workers", "int", 2, "GEOMX_WORKERS", "Workers in each participating party.", minimum=1, maximum=1024),
     _cluster(
         "central_workers", "int", 0, "GEOMX_CENTRAL_WORKERS",
-        "Workers of the central party that train beside the master worker.", minimum=0, maximum=1024,
+        "Workers of the central party that train, in addition to the master worker.", minimum=0, maximum=1024,
     ),
     _cluster(
         "topology", "text", "auto", "GEOMX_TOPOLOGY",
-        "Where the global servers run: in the central party, spread over the parties, or one flat plane"
-        " without local servers. auto: spread where two or more parties train and their hosts reach each other, else"
-        " central.", choices=("auto", "central", "spread", "flat"),
+        "Where the global servers run. central: in the central party. spread: in every party. flat: workers exchange"
+        " with global servers directly, and there are no local servers. auto: if two or more parties train and their"
+        " hosts reach each other, spread; otherwise central.", choices=("auto", "central", "spread", "flat"),
     ),
     _cluster(
         "global_servers", "int", 1, "GEOMX_GLOBAL_SERVERS",
-        "Global servers that share the model (with --topology spread: in each party).", minimum=1, maximum=256,
+        "Global servers among which the model is divided. With --topology spread: in each party.",
+        minimum=1, maximum=256,
     ),
     _cluster(
         "local_servers", "int", 1, "GEOMX_LOCAL_SERVERS",
-        "Local servers in each party that share the model.", minimum=1, maximum=64,
+        "Local servers of each party, among which the model is divided.", minimum=1, maximum=64,
     ),
     _sync("algo", "text", "fsa", "GEOMX_ALGO", "Synchronisation algorithm."),
     _sync(
         "rank_scope", "text", "auto", "GEOMX_RANK_SCOPE",
-        "What a script's kv.rank and kv.num_workers count: global, the workers of all parties, of which rank 0 is the"
-        " master; or party, those of its own, beside a master worker. auto: party for a script that uses GeoMX's names"
-        " (kv.num_all_workers, ...) and for HFA, else global.",
+        "Which workers a script's kv.rank and kv.num_workers count. global: the workers of all parties; rank 0 is the"
+        " master worker. party: the workers of its own party; the master worker is in the central party. auto: for"
+        " HFA, and for a script that uses GeoMX's names (kv.num_all_workers, ...), party; otherwise global.",
         choices=("auto", "global", "party"),
     ),
     _sync(
         "delivery", "text", "direct", "GEOMX_DELIVERY",
-        "How slices are delivered: directly, or by an installed plug-in. --dgt and --tsengine choose a delivery too.",
+        "How slices travel between processes: directly, or by a plug-in. --dgt and --tsengine choose a delivery too.",
     ),
     _sync(
         "reduce", "text", "servers", "GEOMX_REDUCE",
-        "What adds the gradients of a party's workers: its local servers; or torch.distributed among the workers, of"
-        " which one exchanges with the servers (torch: PyTorch scripts with geomx_cli.torch.wrap; --algo fsa, sync,"
-        " hfa, diloco or esync).", choices=("servers", "torch"),
+        "Where the gradients of a party's workers are added. servers: on its local servers. torch: among the workers,"
+        " by torch.distributed; then one worker exchanges with the servers. torch is for PyTorch scripts with"
+        " geomx_cli.torch.wrap, and for --algo fsa, sync, hfa, diloco or esync.", choices=("servers", "torch"),
     ),
     _sync(
         "shards", "int", 1, "GEOMX_SHARDS",
-        "Shards into which PyTorch's fully_shard divides the model in each party, with --reduce torch: as many of its"
-        " workers exchange with the servers, each its own shard. More workers hold further copies of the shards.",
+        "Shards into which PyTorch's fully_shard divides the model in each party, with --reduce torch. For each shard"
+        " one worker exchanges with the servers. Further workers hold copies of the shards.",
         minimum=1, maximum=1024,
     ),
     _sync(
         "strict", "bool", False, "GEOMX_STRICT",
-        "End the job once PyTorch's workers train different models, or with other hyper-parameters. Without it the"
-        " result is marked.",
+        "End the job if PyTorch's workers train different models, or with different hyper-parameters. Without it the"
+        " job continues, and its result is marked.",
     ),
     _sync(
         "p3", "bool", False, "ENABLE_P3",
-        "Begin the next forward pass with the layers whose tensors have come, instead of waiting for the whole model"
-        " (fsa, sync): in the bundled job and with geomx_cli.torch. Scripts with MXNet's KVStore always do.",
+        "Begin the next forward pass with the layers whose tensors have arrived, instead of waiting for the whole model"
+        " (fsa, sync). It is for the bundled job and for geomx_cli.torch. Scripts with MXNet's KVStore always do so.",
     ),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
-        "Elements per slice, the unit of transfer; larger tensors are split. auto: by how many global"
-        " servers there are, and whether they are across the WAN; with --p3 they are shorter there.",
+        "Most elements of a slice, the unit of transfer. Larger tensors are split. auto: depends on the number of"
+        " global servers, and on whether all processes run on one host; with --p3, slices between hosts are shorter.",
         minimum=1024, maximum=8_388_608, word="auto",
     ),
     _net(
         "compress", "text", "", "GEOMX_COMPRESS",
-        "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, 1bit,"
-        " topk:0.01, bsc:0.01, mpq:0.01, sparseloco; or upwards only: 2bit:0.5. None by default. In a flat"
-        " cluster, between workers and servers. topk and sparseloco are for hfa, esync and diloco; with fsa the bundled"
-        " job trains better with --optimizer-on worker.", takes_codec=True,
+        "Codec between parties and global servers; in a flat cluster, between workers and servers. None by default. In"
+        " both directions: fp16, bf16, int8, q4, 1bit, topk:0.01, bsc:0.01, mpq:0.01, sparseloco. Only towards the"
+        " servers: 2bit:0.5. topk and sparseloco are for hfa, esync and diloco; with them and fsa the bundled job"
+        " trains better with --optimizer-on worker.", takes_codec=True,
     ),
     _net(
         "compress_lan", "text", "", "GEOMX_COMPRESS_LAN",
-        "Codec of what workers exchange with their local servers, and central workers with global servers, in both"
-        " directions, as --compress. None by default.", takes_codec=True,
+        "Codec between workers and their local servers, and between central workers and global servers. It accepts the"
+        " codecs of --compress. None by default.", takes_codec=True,
     ),
     _net(
         "compress_min", "int", 1000, "MXNET_KVSTORE_SIZE_LOWER_BOUND",
-        "Elements of the smallest tensors that bsc and mpq make sparse (--compress, --compress-lan); bsc sends smaller"
-        " ones unencoded, mpq in fp16.", minimum=0, maximum=10**12,
+        "Elements of the smallest tensors that bsc and mpq make sparse (--compress, --compress-lan). bsc sends smaller"
+        " tensors unencoded, and mpq sends them in fp16.", minimum=0, maximum=10**12,
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
@@ -136,24 +137,24 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "wan", "wan", "", "GEOMX_WAN",
-        "Shape the links between parties on one machine: rate of a party's link, round trip, or both, as 100mbit,30ms."
-        " The central party's link has that rate too, for all parties together.",
+        "Emulate the links between parties on one machine: the rate of each party's link, the round trip, or both, such"
+        " as 100mbit,30ms. The central party's link has this rate too, for all parties together.",
     ),
     _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
     _net(
         "silence", "duration", 300.0, "GEOMX_SILENCE",
-        "How long a link may be cut, or a process stopped, before the job ends. In jobs started by hand, a process"
-        " whose connection is closed, not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
+        "How long a link may be cut, or a process stopped, before the job ends. In jobs started by hand, a process that"
+        " closes its connection has 10 seconds to reconnect.", minimum=0.5, maximum=86400,
     ),
     _net(
         "grace", "duration", 30.0, "GEOMX_GRACE",
-        "How long scripts may take to save and end when the job is stopped, by Ctrl-C, SIGTERM, geomx stop or a lease"
-        " that has expired, or has failed; then they are killed.", minimum=0, maximum=86400,
+        "How long scripts may take to save and end, before they are killed. The time begins when the job fails, or is"
+        " stopped by Ctrl-C, SIGTERM, geomx stop or an expired lease.", minimum=0, maximum=86400,
     ),
     _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
-        "Longest wait for an answer outside a round, and in jobs started by hand for the other processes to join; while"
-        " a link is cut it does not pass. Scripts that geomx launch has started may take any time until they join.",
+        "Longest wait for an answer outside a round. Time in which a link is cut does not count. In jobs started by"
+        " hand, also the longest wait for other processes to join; with geomx launch, scripts may take any time.",
         minimum=1, maximum=86400,
     ),
     _net(
@@ -164,42 +165,43 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "network", "text", "cnn", "GEOMX_NETWORK",
-        f"Network to train: {', '.join(_NETWORKS)} (linear needs no framework; torch has cnn, cnn-bn, resnet18-v1 and"
-        " gpt), or MODULE:FUNCTION, which is called with the number of classes and returns a gluon HybridBlock, or with"
+        f"Network to train: {', '.join(_NETWORKS)}; or MODULE:FUNCTION. linear needs no framework; torch has cnn,"
+        " cnn-bn, resnet18-v1 and gpt. FUNCTION gets the number of classes and returns a gluon HybridBlock, or with"
         " --framework torch a Module.", suggestions=_NETWORKS,
     ),
     _train(
         "framework", "text", "auto", "GEOMX_FRAMEWORK",
-        "Framework of the bundled network (linear needs none), or the one that a script imports. auto: for a script"
-        " what it imports; otherwise the first of torch and mxnet that is installed where launch runs and has the"
-        " network. Needed where launch cannot read the script, such as bash train.sh, or python -m with an installed"
-        " module.",
+        "Framework of the bundled network (linear needs none), or of a script. auto, with a script: the framework that"
+        " it imports. auto, without a script: the first of torch and mxnet that is installed where geomx launch runs,"
+        " and has the network. If geomx cannot read the script, such as bash train.sh or python -m with an installed"
+        " module, give this option.",
         choices=("auto", "torch", "mxnet"),
     ),
     _train(
-        "layers", "int", 4, "GEOMX_LAYERS", "Layers of gpt; 4 of width 192 are 1.9 million parameters, 6 of 384 are"
-        " 10.8 million.", minimum=1, maximum=128,
+        "layers", "int", 4, "GEOMX_LAYERS", "Layers of gpt. 4 layers of width 192 have 1.9 million parameters, and 6 of"
+        " width 384 have 10.8 million.", minimum=1, maximum=128,
     ),
     _train(
         "width", "int", 192, "GEOMX_WIDTH", "Width of gpt's layers, a multiple of 64: each attention head has 64.",
         minimum=64, maximum=8192,
     ),
     _train(
-        "context", "int", 128, "GEOMX_CONTEXT", "Characters that gpt sees; a sample is as many.",
+        "context", "int", 128, "GEOMX_CONTEXT", "Characters in gpt's context, and in a sample.",
         minimum=2, maximum=4096,
     ),
     _train(
         "data", "text", "fashion-mnist", "GEOMX_DATA",
-        f"Data set: {', '.join(_DATA_SETS)}, or MODULE:FUNCTION, which is called with train or test and with"
-        " --data-dir and returns images and labels, as numpy arrays, or for gpt a text, str or bytes. By default"
-        " austen with gpt.", suggestions=_DATA_SETS,
+        f"Data set: {', '.join(_DATA_SETS)}; or MODULE:FUNCTION. With gpt the default is austen. FUNCTION gets train or"
+        " test, and --data-dir. It returns images and labels as numpy arrays; for gpt it returns a text, str or bytes.",
+        suggestions=_DATA_SETS,
     ),
-    _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Directory of the data set; searched for if not given."),
+    _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Directory of the data set. By default geomx searches for it."),
     _train(
         "split", "text", "iid", "GEOMX_SPLIT",
-        "How the training data are divided among the workers: iid, by-class (each worker has one class or a few),"
-        " by-party (each party has classes of its own, mixed among its workers), or dirichlet:ALPHA (the smaller ALPHA,"
-        " the more uneven the classes and the sizes).", suggestions=("iid", "by-class", "by-party", "dirichlet:0.3"),
+        "How the training data are divided among the workers. iid: evenly, at random. by-class: each worker has one"
+        " class or a few. by-party: each party has classes of its own, mixed among its workers. dirichlet:ALPHA: a"
+        " smaller ALPHA makes classes and sizes more uneven.",
+        suggestions=("iid", "by-class", "by-party", "dirichlet:0.3"),
     ),
     _train(
         "batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch; 16 with gpt.", minimum=1,
@@ -207,7 +209,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "epochs", "int", 4, "GEOMX_EPOCHS",
-        "Passes over the training data; with esync those of the slowest worker, and the others take more.",
+        "Passes over the training data. With esync: passes of the slowest worker; the others take more.",
         minimum=1, maximum=100_000,
     ),
     _train(
@@ -216,43 +218,44 @@ OPTIONS: tuple[Option, ...] = (
     _train("optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer; adamw with gpt.", choices=tuple(OPTIMIZERS)),
     _train(
         "optimizer_on", "text", "server", "GEOMX_OPTIMIZER_ON",
-        "Where the optimizer runs: global servers answer with weights, or with summed gradients for the workers.",
+        "Where the optimizer runs. server: on global servers, which send weights. worker: on workers, to which global"
+        " servers send summed gradients.",
         choices=("server", "worker"),
     ),
     _train(
         "lr", "float", 0.0, "GEOMX_LR",
-        "Learning rate. auto: 0.05 for sgd, nag and dcasgd of any kind, 0.01 for adagrad, 0.001 for the others.",
+        "Learning rate. auto: 0.05 for sgd, nag and dcasgd (also -a, -mxnet), 0.01 for adagrad, 0.001 for others.",
         minimum=0, maximum=1e6, word="auto",
     ),
     _train(
         "schedule", "text", "constant", "GEOMX_SCHEDULE",
-        "Course of the learning rate: constant, or cosine, which rises in --warmup steps to --lr and falls to a tenth"
-        " of it by the last step; with gpt cosine. The outer step of diloco has a rate of its own.",
+        "Learning rate over time. cosine: it rises to --lr in --warmup steps, and falls to a tenth of --lr by the last"
+        " step. With gpt the default is cosine. The outer step of diloco has a learning rate of its own.",
         choices=("constant", "cosine"),
     ),
     _train(
         "warmup", "int", -1, "GEOMX_WARMUP", "Steps in which the learning rate rises (--schedule cosine). auto: a"
-        " twentieth of all.", minimum=0, maximum=10**9, word="auto",
+        " twentieth of all steps.", minimum=0, maximum=10**9, word="auto",
     ),
     _train(
         "momentum", "float", 0.9, "GEOMX_MOMENTUM",
-        "Momentum of sgd, nag and dcasgd of any kind. Where workers send gradients (fsa, mixed), 0 with bsc and mpq"
-        " (--compress, --compress-lan), which have momentum themselves, and with 1bit, which diverges with it.",
+        "Momentum of sgd, nag and dcasgd (also -a, -mxnet). If workers send gradients (fsa, mixed), it is 0 with the"
+        " codecs bsc, mpq and 1bit: bsc and mpq have momentum themselves, and training with 1bit diverges with it.",
         minimum=0, below=1,
     ),
     _train(
         "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",
-        "How strongly dcasgd of any kind compensates for delay. auto: 2 for dcasgd-a, 0.04 for the others.",
+        "How strongly dcasgd (also -a, -mxnet) compensates for delay. auto: 2 for dcasgd-a, otherwise 0.04.",
         minimum=0, maximum=1e6, word="auto",
     ),
     _train(
         "dc_decay", "float", 0.95, "GEOMX_DC_DECAY",
-        "Decay of the mean square of gradients by which dcasgd-a divides.", minimum=0, below=1,
+        "Decay of the moving mean square of gradients, by which dcasgd-a divides.", minimum=0, below=1,
     ),
     _train(
         "slowdown", "text", "", "GEOMX_SLOWDOWN",
-        "Emulate stragglers: WHO=N, where WHO is a worker or party, multiplies the time of its steps by N;"
-        " N alone is for the last worker. Several are separated by commas.",
+        "Emulate slow workers. WHO=N multiplies the time of a step by N; WHO is a worker or a party. N alone is for the"
+        " last worker. Commas separate several.",
     ),
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
     _train(
@@ -261,8 +264,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
-        "Steps between two files of weights that global rank 0 writes at a round's end, and one at the end, to"
-        " checkpoints/ in its output folder; geomx fetch brings them.", minimum=0, word="never",
+        "Steps between two checkpoints of the weights. Global rank 0 writes them at the end of a round, and one at the"
+        " end of the job, to checkpoints/ in its output folder. geomx fetch fetches them.", minimum=0, word="never",
     ),
     _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",

@@ -60,108 +60,111 @@ def _allocator(value: Any, example: str) -> str:
 
 TOP_KEYS: tuple[Key, ...] = (
     Key(
-        "central", "file", values.name, '"hub"', "the party without devices, or else the first",
-        "The central party: it has the scheduler of the global plane and the master worker.", shared=False,
+        "central", "file", values.name, '"hub"', "the party without devices, otherwise the first",
+        "The central party. It has the global scheduler and the master worker.", shared=False,
     ),
     Key(
         "topology", "file", _option("topology"), '"spread"', "auto",
-        "Where the global servers run: central, spread over the parties, or flat, one plane without local servers."
-        " auto: spread where two or more parties train and their hosts reach each other, else central.",
-        shared=False,
+        "Where the global servers run. central: in the central party. spread: in every party. flat: workers exchange"
+        " with global servers directly, and there are no local servers. auto: if two or more parties train and their"
+        " hosts reach each other, spread; otherwise central.", shared=False,
     ),
     Key(
         "global_servers", "file", _option("global_servers"), "1", "1",
-        "Global servers that share the model; with topology spread, in each party.", shared=False,
+        "Global servers among which the model is divided. With topology spread: in each party.", shared=False,
     ),
     Key(
         "local_servers", "file", _option("local_servers"), "1", "1",
-        "Local servers in each party that share the model.", shared=False,
+        "Local servers of each party, among which the model is divided.", shared=False,
     ),
     Key(
         "allocator", "file", _allocator, '"none"', "none",
-        "What gives the hosts their machines when a job is launched, and takes them back at its end, as a batch system:"
-        " a plug-in by its name. none: the machines are those that the hosts name.", shared=False,
+        "The name of a plug-in that requests machines for the hosts when a job is launched, such as from a batch"
+        " system, and releases them at its end. none: each host names its machine.", shared=False,
     ),
 )  # fmt: skip
 
 HOST_KEYS: tuple[Key, ...] = (
     Key(
         "name", "who", values.name, '"beijing-1"', "must be there",
-        "What plans, logs and messages call this host.", shared=False,
+        "The host's name in plans, logs and messages.", shared=False,
     ),
     Key(
         "party", "who", values.name, '"beijing"', "must be there",
-        "The party (data centre) that it belongs to. Parties are those that hosts name.", shared=False,
+        "The party (data centre) of the host. The parties that hosts name are the parties of a job.", shared=False,
     ),
     Key(
         "devices", "who", values.devices, '["gpu0", "gpu1"]', "none",
-        "One worker for each: cpu (as often as wanted) or gpuN, which is the one that CUDA_VISIBLE_DEVICES shows.",
+        "One worker for each device. cpu may be repeated. gpuN is the GPU that CUDA_VISIBLE_DEVICES shows to a worker.",
     ),
     Key(
         "local", "ssh", values.flag, "true", "false",
-        "This is the machine on which geomx is typed; no SSH is used.", shared=False,
+        "Whether the host is the control machine, on which you type geomx. geomx then uses no SSH.", shared=False,
     ),
     Key(
         "ssh", "ssh", values.ssh_address, '"203.0.113.7"', "the host's name",
-        "Where SSH finds it: an IP address, a name, or an alias of your ~/.ssh/config.", shared=False,
+        "The address for SSH: an IP address, a name, or an alias of your ~/.ssh/config.", shared=False,
     ),
-    Key("ssh_port", "ssh", values.number(1, 65535), "2222", "that of ~/.ssh/config, or 22", "The port of its sshd."),
-    Key("user", "ssh", values.user, '"alice"', "that of ~/.ssh/config, or yours", "The account there."),
+    Key("ssh_port", "ssh", values.number(1, 65535), "2222", "port in ~/.ssh/config, or 22", "The port of its sshd."),
+    Key("user", "ssh", values.user, '"alice"', "user in ~/.ssh/config, or yours", "The account on the host."),
     Key(
-        "key", "ssh", values.text, '"~/.ssh/id_ed25519"', "your SSH agent's, then the usual ones",
-        "Your private key, on the machine where geomx is typed; a relative path is from the folder of this file.",
+        "key", "ssh", values.text, '"~/.ssh/id_ed25519"', "keys of your SSH agent, then the usual ones",
+        "Your private key, on the control machine. A relative path begins at the folder of this file.",
     ),
     Key(
-        "jump", "ssh", values.jump, '"alice@gate.example.org"', "that of ~/.ssh/config, or none",
-        "Machines to go through, as ProxyJump: user@host:port, several separated by commas.",
+        "jump", "ssh", values.jump, '"alice@gate.example.org"', "jump in ~/.ssh/config, or none",
+        "Machines to go through, as in ProxyJump: user@host:port. Commas separate several machines.",
     ),
     Key(
         "fingerprint", "ssh", values.fingerprint, '"SHA256:mVPwvezndPv/ARoIadVY98vAC0g+P/5633yTC4d/wXE"',
-        "your known_hosts", "Its host key, for a machine that known_hosts does not know yet.", shared=False,
+        "your known_hosts", "The machine's host key, if it is not in known_hosts yet.", shared=False,
     ),
     Key(
         "address", "network", values.address, '"10.0.0.11"',
-        "that of the interface, or what SSH dials",
-        "What hosts of its own party dial. IPv6 is written without brackets.", shared=False,
+        "address of the interface, or the address for SSH",
+        "The address that hosts of its own party dial. IPv6 is written without brackets.", shared=False,
     ),
     Key(
         "wan_address", "network", values.address, '"203.0.113.7"',
-        "that of wan_interface, or the address",
-        "What hosts of other parties dial, where that is another: behind NAT with its ports forwarded.", shared=False,
+        "address of wan_interface, or address",
+        "The address that hosts of other parties dial, such as the public one of a NAT that forwards the ports.",
+        shared=False,
     ),
     Key(
         "interface", "network", values.interface, '"eth0"', "any",
-        "The network interface towards its own party; its address is taken where address is left out.",
+        "The network interface towards its own party. Without address, geomx uses this interface's address.",
     ),
     Key(
         "wan_interface", "network", values.interface, '"eth1"', "any",
-        "The same towards the other parties, for wan_address.",
+        "The network interface towards the other parties. Without wan_address, geomx uses this interface's address.",
     ),
     Key(
-        "listen", "network", values.listen, '"0.0.0.0"', "the address, or all where it has several",
-        "What its schedulers and servers bind.",
+        "listen", "network", values.listen, '"0.0.0.0"', "address; with several addresses, all",
+        "The address that its schedulers and servers bind.",
     ),
     Key(
         "ports", "network", values.ports, '"9100-9119"', DEFAULT_PORTS,
-        "Ports that its schedulers and servers may take: a range, a list or one. The firewall must let them in.",
+        "Ports for its schedulers and servers: a range, a list or one port. The firewall must let them in.",
     ),
     Key(
         "reachable_from", "network", values.parties, '["beijing"]', "all",
-        "The other parties whose machines can dial it; [] for none, as behind NAT without forwarded ports. Processes"
-        " that those dial cannot run there; with --tsengine the others dial from there, or are not linked.",
+        "The other parties whose machines can dial it. [] means none, such as behind NAT without forwarded ports. If"
+        " other parties would have to dial a process, it cannot run here. With --tsengine this host dials them, or has"
+        " no link to them.",
     ),
     Key(
-        "python", "work", values.python, '"/opt/geomx/bin/python"', "the path of the one that runs geomx here",
-        "A Python there that has geomx: an absolute path, ~/... for one in the home there, or a command on the PATH."
-        " The default is an absolute path of Python in the script's command, if any.",
+        "python", "work", values.python, '"/opt/geomx/bin/python"', "the path of the Python that runs geomx here",
+        "A Python of the host that has geomx: an absolute path, ~/... in the home directory, or a command on the PATH."
+        " If the script's command has an absolute path of Python, this path is the default.",
     ),
     Key(
         "workdir", "work", values.absolute, '"/home/alice/project"', "beside the script",
-        "Where its processes start. Without it, where geomx has put the script; on a local host, where it was typed.",
+        "The folder where its processes start. Default: the folder to which geomx has copied the script; on a local"
+        " host, the folder where you type geomx.",
     ),
     Key(
         "state_dir", "work", values.absolute, '"/data/geomx"', "~/.local/state/geomx",
-        "Where jobs keep logs and events on it.",
+        "The folder for the logs and events of jobs.",
     ),
     Key(
         "threads", "work", values.number(1, 1024), "4", "1",
@@ -169,18 +172,19 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "env", "work", values.env(env_names.of_options()), '{ LD_LIBRARY_PATH = "/opt/cuda/lib64" }', "none",
-        "Variables for each of its processes, on top of those in [defaults].",
+        "Variables for each of its processes, in addition to the variables in [defaults].",
     ),
     Key(
         "runs", "place", values.roles, '["scheduler", "server"]',
         "schedulers on a party's first host, servers on its hosts in turn",
-        "Only these run here beside workers: scheduler, server, global_scheduler, global_server.", shared=False,
+        "Roles that may run here in addition to workers: scheduler, server, global_scheduler, global_server.",
+        shared=False,
     ),
 )  # fmt: skip
 
 LINK_KEYS: tuple[Key, ...] = (
     Key("from", "link", values.name, '"beijing"', "must be there", "The party that sends.", shared=False),
     Key("to", "link", values.name, '"shenzhen"', "must be there", "The party that receives.", shared=False),
-    Key("rate", "link", values.rate, '"50mbit"', "unlimited", "What passes, in this direction.", shared=False),
-    Key("delay", "link", values.delay, '"40ms"', "none", "How long it takes, in this direction.", shared=False),
+    Key("rate", "link", values.rate, '"50mbit"', "unlimited", "The bandwidth in this direction.", shared=False),
+    Key("delay", "link", values.delay, '"40ms"', "none", "The delay in this direction.", shared=False),
 )

@@ -268,22 +268,23 @@ def report(
     accuracy: SupportsFloat | None = None,
     **metrics: SupportsFloat,
 ) -> None:
-    """Report this worker's metrics, as often as once per step, to be shown and recorded as the bundled job's are.
+    """Report this worker's metrics, up to once per step. geomx shows and records them like the bundled job's.
 
-    Takes some microseconds and waits for nothing. In a script that runs alone it has no effect. Values are numbers,
-    also NaN, numpy scalars, or a framework's scalars (100 microseconds), which are copied and need not be computed yet.
+    A call takes some microseconds and waits for nothing. In a script that runs alone it has no effect. Values are
+    numbers (also NaN), numpy scalars, or scalars of a framework. A framework's scalar takes 100 microseconds. geomx
+    copies it, and the framework may compute it later.
 
     Args:
-        step: By default the last one reported. In scripts that report none, the number of reports with `samples` before
-            this one, or if none has samples, of all.
-        samples: Trained on since the last report.
-        loss: Of these samples.
+        step: By default the last reported step. If a script reports no steps, the number of earlier reports that have
+            `samples`; if no report has samples, the number of all earlier reports.
+        samples: The number of samples that this worker has trained on since its last report.
+        loss: The loss of these samples.
         accuracy: From 0 to 1.
-        metrics: Others, under names of up to 64 letters, digits and ``_ . / -``, 64 in all.
+        metrics: Other values, 64 names in all. A name has up to 64 letters, digits and ``_ . / -``.
 
     Raises:
-        TypeError: A value of another type.
-        ValueError: An invalid name, a negative count or an impossible accuracy.
+        TypeError: A value has another type.
+        ValueError: A name is invalid, a count is negative, or the accuracy is not between 0 and 1.
 
     Examples:
         >>> geomx.report(samples=len(labels), loss=loss, lr=0.1)

@@ -35,21 +35,20 @@ only_with = {"dgt_channels": 1, "dgt_wait": 1, "dgt_loss": 1}
 options = (
     Option(
         "dgt", "int", 0, "ENABLE_DGT",
-        "Differential gradient transmission from local to global servers: the blocks of a gradient that contribute most"
-        " go first; 2: the others after them, nothing is lost; 1: the others as datagrams (UDP), which may be late or"
-        " lost; 3: as 2, with 4 bits an element for the others.", "transport", minimum=0, maximum=3, word="off",
+        "Differential gradient transmission: local servers send the blocks of a gradient that contribute most first. 2:"
+        " the other blocks follow, and nothing is lost. 1: the other blocks are datagrams (UDP), which may be late or"
+        " lost. 3: the other blocks follow, with 4 bits an element.", "transport", minimum=0, maximum=3, word="off",
     ),
     Option(
-        "dgt_k", "float", 0.5, "DMLC_K", "Part of the blocks that is important (dgt).", "transport",
+        "dgt_k", "float", 0.5, "DMLC_K", "Share of the blocks that go first (dgt).", "transport",
         minimum=0, maximum=1,
     ),
     Option(
         "dgt_adaptive", "bool", False, "ADAPTIVE_K_FLAG",
-        "Reduce --dgt-k as training converges: by the loss that workers report, in proportion to the first (dgt).",
-        "transport",
+        "Reduce --dgt-k as training converges, in proportion to the loss that workers report (dgt).", "transport",
     ),
     Option(
-        "dgt_k_min", "float", 0.2, "DMLC_K_MIN", "The least that --dgt-adaptive makes of --dgt-k (dgt).", "transport",
+        "dgt_k_min", "float", 0.2, "DMLC_K_MIN", "Smallest share with --dgt-adaptive (dgt).", "transport",
         minimum=0, maximum=1,
     ),
     Option(
@@ -58,21 +57,21 @@ options = (
     ),
     Option(
         "dgt_channels", "int", 3, "DMLC_UDP_CHANNEL_NUM",
-        "Channels for datagrams; those for blocks that contribute less have a lower DSCP (dgt 1).", "transport",
+        "Channels for datagrams. Channels for blocks that contribute less have a lower DSCP (dgt 1).", "transport",
         minimum=1, maximum=7,
     ),
     Option(
         "dgt_wait", "duration", 1.0, "GEOMX_DGT_WAIT",
-        "Longest wait for the datagrams of a contribution after its important blocks have come (dgt 1).", "transport",
+        "Longest wait for the datagrams of a contribution, after its first blocks have arrived (dgt 1).", "transport",
         minimum=0, maximum=3600,
     ),
     Option(
         "dgt_loss", "float", 0.0, "GEOMX_DGT_LOSS",
-        "Emulate a lossy path: part of the datagrams that are dropped (dgt 1).", "transport", minimum=0, maximum=1,
+        "Emulate a lossy path: share of the datagrams that are dropped (dgt 1).", "transport", minimum=0, maximum=1,
     ),
     Option(
         "dgt_alpha", "float", 0.3, "DGT_CONTRIBUTION_ALPHA",
-        "Weight of earlier rounds in a block's contribution, the moving average of its mean magnitude (dgt).",
+        "Weight of earlier rounds in a block's contribution, which is a moving average of its mean magnitude (dgt).",
         "transport", minimum=0, below=1,
     ),
 )  # fmt: skip

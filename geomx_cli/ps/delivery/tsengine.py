@@ -24,14 +24,14 @@ needs_peers = False
 options = (
     Option(
         "tsengine", "text", "", "GEOMX_TSENGINE",
-        "Let processes relay for each other. inter: the sum of a party behind a slow link goes through the local server"
-        " of another party, which adds it to its own, and the result back the same way. intra: the same for workers of"
-        " a party, on the way to their local server. both: both.", "transport",
+        "Let processes behind a slow path send through another process, the relay. The relay adds their contributions"
+        " to its own, and passes the result back. inter: local servers of different parties. intra: workers of a party."
+        " both: local servers and workers.", "transport",
         choices=("", "inter", "intra", "both"), word="none",
     ),
     Option(
         "ts_greed", "float", 0.9, "MAX_GREED_RATE_TS",
-        "Highest probability of the fastest way that is known, where others have not been measured of late (tsengine).",
+        "Highest probability of the fastest known path, while other paths have no recent measurement (tsengine).",
         "transport", minimum=0, maximum=1,
     ),
 )  # fmt: skip

@@ -43,29 +43,29 @@ options = (
     ),
     Option(
         "outer_lr", "float", 0.7, "GEOMX_OUTER_LR",
-        "Learning rate of the outer step (diloco); with --compress sparseloco by default 1.", "synchronisation",
+        "Learning rate of the outer step (diloco). With --compress sparseloco the default is 1.", "synchronisation",
         minimum=1e-6, maximum=100,
     ),
     Option(
         "outer_momentum", "float", 0.9, "GEOMX_OUTER_MOMENTUM",
-        "Nesterov momentum of the outer step (diloco); with --compress sparseloco by default 0, as the codec's residual"
-        " takes its role.", "synchronisation", minimum=0, below=1,
+        "Nesterov momentum of the outer step (diloco). With --compress sparseloco the default is 0, because the codec's"
+        " residual replaces the momentum.", "synchronisation", minimum=0, below=1,
     ),
     Option(
         "fragments", "int", 1, "GEOMX_FRAGMENTS",
-        "Parts of the model that are exchanged in turn, each once in --inner-steps (diloco).", "synchronisation",
+        "Parts of the model. Workers exchange one part after another, each once in --inner-steps (diloco).",
+        "synchronisation",
         minimum=1, maximum=1024,
     ),
     Option(
         "overlap", "int", 0, "GEOMX_OVERLAP",
-        "Steps that a worker continues before it applies an exchange's result (diloco).", "synchronisation",
+        "Steps that a worker takes during an exchange, before it applies the result (diloco).", "synchronisation",
         minimum=0, maximum=1_000_000,
     ),
     Option(
         "mix", "float", 0.5, "GEOMX_MIX",
-        "Share of the weights it has pushed that a worker keeps with a result, if --overlap is not 0; the steps since"
-        " are kept in any case (diloco).",
-        "synchronisation", minimum=0, maximum=1,
+        "With --overlap: share of its own pushed weights in a worker's new weights; the rest is the result. The worker"
+        " also keeps its steps since the push (diloco).", "synchronisation", minimum=0, maximum=1,
     ),
 )  # fmt: skip
 shared_options = ("weight",)

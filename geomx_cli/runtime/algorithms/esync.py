@@ -41,26 +41,26 @@ own_pace = True
 options = (
     Option(
         "esync_scope", "text", "global", "GEOMX_ESYNC_SCOPE",
-        "Whose slowest worker sets the pace: of all workers, or of the party (esync).", "synchronisation",
-        choices=("global", "party"),
+        "Which worker sets the length of a round (esync). global: the slowest of all workers. party: the slowest worker"
+        " of the party.", "synchronisation", choices=("global", "party"),
     ),
     Option(
         "esync_query", "text", "overlapped", "GEOMX_ESYNC_QUERY",
-        "Whether a worker that asks the state server waits for the answer or continues computing (esync).",
+        "Whether a worker that asks the state server waits for the answer (blocking), or continues to compute (esync).",
         "synchronisation", choices=("overlapped", "blocking"),
     ),
     Option(
         "esync_epsilon", "duration", 0.0, "GEOMX_ESYNC_EPSILON",
-        "Margin before the end of the slowest worker's step. auto: 5 % of that one's step, at most"
-        " 0.5s (esync).", "synchronisation", minimum=0, maximum=3600, word="auto",
+        "Margin before the end of the slowest worker's step (esync). auto: 5 % of this step, at most 0.5s.",
+        "synchronisation", minimum=0, maximum=3600, word="auto",
     ),
     Option(
         "min_local_steps", "int", 1, "GEOMX_MIN_LOCAL_STEPS",
-        "Steps that even the slowest worker takes in a round (esync).", "synchronisation",
+        "Fewest steps of any worker in a round, also of the slowest (esync).", "synchronisation",
         minimum=1, maximum=1_000_000,
     ),
     Option(
-        "local_lr", "float", 0.0, "GEOMX_LOCAL_LR", "Learning rate of the workers' steps. auto: that of --lr (esync).",
+        "local_lr", "float", 0.0, "GEOMX_LOCAL_LR", "Learning rate of the workers' steps (esync). auto: --lr.",
         "synchronisation", minimum=0, maximum=1e6, word="auto",
     ),
     Option(
@@ -69,8 +69,8 @@ options = (
     ),
     Option(
         "esync_http", "text", "", "GEOMX_ESYNC_HTTP",
-        "HOST:PORT where a state server answers over HTTP, for workers of ESync's own (esync); none if empty. HTTP has"
-        " no password: beyond loopback it takes GEOMX_INSECURE=1 on that host.",
+        "HOST:PORT where a state server answers over HTTP, for workers of the original ESync (esync). Empty: no HTTP."
+        " HTTP has no password: an address other than loopback needs GEOMX_INSECURE=1 on this host.",
         "synchronisation",
     ),
 )  # fmt: skip

@@ -34,20 +34,20 @@ look = ("#000000", "X", "oo")
 options = (
     Option(
         "k1", "int", 20, "MXNET_KVSTORE_HFA_K1",
-        "Steps between two means of a party (hfa).", "synchronisation", minimum=1, maximum=1_000_000,
+        "Steps of a worker between two means of its party (hfa).", "synchronisation", minimum=1, maximum=1_000_000,
     ),
     Option(
         "k2", "int", 10, "MXNET_KVSTORE_HFA_K2",
-        "Means of a party between two global ones (hfa).", "synchronisation", minimum=1, maximum=1_000_000,
+        "Means of a party between two means of all parties (hfa).", "synchronisation", minimum=1, maximum=1_000_000,
     ),
     Option(
         "weight", "text", "parties", "GEOMX_WEIGHT",
-        "Unit of equal weight in a mean: every party (and in it every worker), or every sample (hfa, diloco).",
-        "synchronisation", choices=("parties", "samples"),
+        "Weights in a mean (hfa, diloco). parties: parties have equal weights, and so have the workers of a party."
+        " samples: samples have equal weights.", "synchronisation", choices=("parties", "samples"),
     ),
     Option(
         "sync_stats", "bool", False, "GEOMX_SYNC_STATS",
-        "Average the running means and variances of batch normalisation as well (hfa).", "synchronisation",
+        "Average the running means and variances of batch normalisation too (hfa).", "synchronisation",
     ),
 )  # fmt: skip
 needs_local_server = True

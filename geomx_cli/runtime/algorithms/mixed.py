@@ -38,7 +38,7 @@ variants = {"dcasgd": ("DCASGD", ("#009E73", "v", "--"))}
 options = (
     Option(
         "max_staleness", "int", -1, "GEOMX_MAX_STALENESS",
-        "Rounds by which a party may be ahead of the slowest (mixed, async).", "synchronisation",
+        "Most rounds by which a party may be ahead of the slowest party (mixed, async).", "synchronisation",
         minimum=0, maximum=1_000_000, word="unlimited",
     ),
 )  # fmt: skip

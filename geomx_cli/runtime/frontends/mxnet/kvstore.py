@@ -45,13 +45,14 @@ def _guarded(method: _Method) -> _Method:
 class KVStore(BaseStore):
     """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, as Trainer requires.
 
-    Values are NDArrays of float32, float64 or float16, dense or row-sparse, on any device; lists of values, one per
-    device, are summed. The servers hold every row. Row-sparse values are sent as rows, and `push` waits until they are
-    computed. The optimizer treats them as MXNet's does: with lazy_update=True, the default of SGD and Adam, and in
-    AdaGrad only the gradient's rows are updated, otherwise the gradient is dense with zeros elsewhere. They are sent
-    dense if a row is longer than a slice; a round with any dense contribution is dense. For the training thread; a
-    forked child must not use it. Errors are MXNetErrors. When the job fails, every pending operation completes, MXNet
-    raises the error from waiting calls, and each later call raises it again.
+    Values are NDArrays of float32, float64 or float16, dense or row-sparse, on any device. A list of values, one per
+    device, is summed. The servers hold every row. Row-sparse values are sent as rows, and `push` waits until they are
+    computed. The optimizer treats them like MXNet's optimizer. With lazy_update=True, the default of SGD and Adam, and
+    in AdaGrad it updates only the gradient's rows. Otherwise the gradient is dense, with zeros elsewhere. If a row is
+    longer than a slice, the value is sent dense. A round with any dense contribution is dense.
+
+    Call the store from the training thread, and never in a forked child. Errors are MXNetErrors. When the job fails,
+    every pending operation completes, MXNet raises the error from waiting calls, and each later call raises it again.
     """
 
     def __init__(self, mx: Any, client: "Client", kind: str) -> None:
@@ -95,9 +96,10 @@ class KVStore(BaseStore):
         """Contribute to the keys' next round; returns at once. `value` is not modified; writes to it wait, in MXNet's
         engine, until the round is over.
 
-        Of a row-sparse value only its rows are sent: the call blocks until they are computed and the key's last round
-        is over. `weight`: the contribution's weight in algorithms that average; values are divided by the total weight,
-        never multiplied by it. Raises SystemExit in a master worker that does not train; see Store.begin_training.
+        Only the rows of a row-sparse value are sent. The call then blocks until they are computed and the key's last
+        round is over. `weight`: the contribution's weight in algorithms that average. The servers divide sums by the
+        total weight, and never multiply values by a weight. Raises SystemExit in a master worker that does not train;
+        see Store.begin_training.
         """
         checked = self._checked(key, value)
         self._store.begin_training()
@@ -118,10 +120,11 @@ class KVStore(BaseStore):
 
     @_guarded
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Write the result of the latest push of each key, or without one the servers' value; returns at once.
+        """Write the result of the latest push of each key to `out`; returns at once.
 
-        With `ignore_sparse` row-sparse arrays are left unchanged; see `row_sparse_pull`. Arrays of another dtype than
-        the key's get converted values, as in MXNet; pushed values must have the key's dtype.
+        Without a push it writes the servers' value. With `ignore_sparse` row-sparse arrays stay unchanged; see
+        `row_sparse_pull`. If an array's dtype differs from the key's, values are converted, as in MXNet. Pushed values
+        must have the key's dtype.
         """
         if out is None:
             raise InvalidSettings("pull needs arrays to write to", "pass out=")
@@ -134,8 +137,8 @@ class KVStore(BaseStore):
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Like `pull`, but write only the rows listed in `row_ids` to row-sparse arrays.
 
-        row_ids: one array per array of `out`, or one for all of a key's; unordered, duplicates allowed. Only these rows
-        are transferred. Waits for `row_ids` and for the rows, of all keys at once.
+        row_ids: one array for each array of `out`, or one for all arrays of a key. It may be unordered and have
+        duplicates. Only these rows are transferred. Waits for `row_ids` and for the rows of all keys together.
         """
         if out is None or row_ids is None:
             raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
@@ -175,11 +178,11 @@ class KVStore(BaseStore):
     def set_optimizer(self, optimizer: Any) -> None:
         """Have the global servers update the weights; waits for their acknowledgement.
 
-        Learning rate, rescale_grad, multipliers and the other hyper-parameters are read again at each push of this
-        process, and a schedule advances with these pushes. For a master worker that does not train, the servers advance
-        one of MXNet's schedules by the number of updates. An optimizer that the servers cannot run is run by the
-        workers, which must all set it. Setting another optimizer later takes effect, without state, with the next push;
-        see RemoteOptimizer.set.
+        Each push of this process reads learning rate, rescale_grad, multipliers and the other hyper-parameters again,
+        and a schedule advances with these pushes. For a master worker that does not train, the servers advance one of
+        MXNet's schedules by the number of updates. If the servers cannot run an optimizer, the workers run it, and all
+        of them must set it. If another optimizer is set later, it takes effect with the next push, without state; see
+        RemoteOptimizer.set.
         """
         self._script_optimizer.set(optimizer, self._exchanges.fill)
 
@@ -216,10 +219,10 @@ class KVStore(BaseStore):
 
     @_guarded
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Choose the codec for exchanges between parties and global servers, as in {"type": "fp16"} or {"type": "2bit",
-        "threshold": 0.5}; the threshold is the number after the colon in `--compress 2bit:0.5`, and all other items are
-        the codec's parameters, as in {"type": "bsc", "threshold": 0.01, "pull": "union"}. Blocks until all servers use
-        it. All workers must call it, before the first push. Raises MXNetError for an unknown codec.
+        """Choose the codec for exchanges between parties and global servers, such as {"type": "fp16"} or {"type":
+        "2bit", "threshold": 0.5}. The threshold is the number after the colon in `--compress 2bit:0.5`. All other items
+        are the codec's parameters, such as in {"type": "bsc", "threshold": 0.01, "pull": "union"}. Blocks until all
+        servers use it. All workers must call it before the first push. Raises MXNetError for an unknown codec.
         """
         params = dict(compression_params) if isinstance(compression_params, Mapping) else {}
         kind, argument = params.pop("type", None), params.pop("threshold", None)
@@ -235,9 +238,9 @@ class KVStore(BaseStore):
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the state of the servers' optimizer (momentum and the like, not the weights) to a file.
 
-        Any worker may call it, between its rounds; waits for those that it has begun. With `dump_optimizer`, loading
-        the file also restores the hyper-parameters and this worker's update counts. The format is numpy's .npz (see
-        optimizer_state_file.py).
+        Any worker may call it between its rounds. It waits for the rounds that the worker has begun. With
+        `dump_optimizer`, loading the file also restores the hyper-parameters and this worker's update counts. The
+        format is numpy's .npz (see optimizer_state_file.py).
         """
         self._engine.settle()
         self._script_optimizer.save(Path(fname), dump_optimizer)
@@ -261,7 +264,7 @@ class KVStore(BaseStore):
 
     @_guarded
     def option(self, name: str) -> Any:
-        """Return the job's value of an option of `geomx launch`, as in option("k1")."""
+        """Return the job's value of an option of `geomx launch`, such as option("k1")."""
         return super().option(name)
 
     def versions(self, key: Key) -> tuple[int, int]:

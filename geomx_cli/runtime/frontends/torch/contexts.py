@@ -15,9 +15,9 @@ _Optimizer = TypeVar("_Optimizer")
 class Training(Generic[_Optimizer]):
     """`with Training(model, optimizer):` around a training loop: `wrap` before it, and `finish` after it.
 
-    It is for any `geomx launch --algo`; call `init` before. Gives the optimizer. Several models are trained together in
-    one `with` of several, all of which end with the first that ends. An exception passes through: it does not wait for
-    the other workers, whose scripts end with its text if it ends this one.
+    It is for any `geomx launch --algo`. Call `init` first. The `with` statement gives the optimizer. To train several
+    models together, give one `with` statement several of them; the first that ends calls `finish` for all. An exception
+    leaves the block without `finish`. If it ends this script, the other workers' scripts end too, with its text.
 
     Args:
         model: See `wrap`.
@@ -54,7 +54,7 @@ class Training(Generic[_Optimizer]):
 
 
 class DiLoCo(Training[_Optimizer]):
-    """A `Training` of jobs with --algo diloco: local steps, then an outer step with the mean of the differences.
+    """A `Training` for jobs with --algo diloco: local steps, then an outer step with the mean of the differences.
 
     Options of `geomx launch` set the number of local steps, the outer learning rate, momentum and fragments.
     """
@@ -63,9 +63,9 @@ class DiLoCo(Training[_Optimizer]):
 
 
 class LocalSGD(Training[_Optimizer]):
-    """A `Training` of jobs with --algo hfa or esync: local steps, then the mean of all weights.
+    """A `Training` for jobs with --algo hfa or esync: local steps, then the mean of all weights.
 
-    With hfa the mean is first taken in each party (--k1, --k2).
+    With hfa, parties first compute the mean of their own workers (--k1, --k2).
     """
 
     algorithms = ("hfa", "esync")

@@ -13,15 +13,16 @@ __all__ = ["Callback", "Tracker"]
 class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Makes a Trainer train by the job's algorithm, and shows its log values in status, dashboard and records.
 
-    With algorithms that exchange weights each worker takes the Trainer's steps on its part of the data, and the
-    optimizer's `step` exchanges weights when a round is due. After the last step, before it is evaluated or saved, all
-    workers have the same model. With fsa and sync the Trainer's own DistributedDataParallel averages the gradients.
+    With algorithms that exchange weights, each worker takes the Trainer's steps on its part of the data. The
+    optimizer's `step` exchanges weights when a round is due. After the last step all workers get the same model, before
+    the Trainer evaluates or saves it. With fsa and sync the Trainer's own DistributedDataParallel averages the
+    gradients.
 
     Args:
         buffers: See `wrap`.
 
     Raises:
-        InvalidSettings: The Trainer is made outside a job.
+        InvalidSettings: The script creates the Trainer outside a job.
         GeomxError: The job has failed; `Trainer.train` raises it.
 
     Examples:
@@ -67,10 +68,10 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class Tracker(GeneralTracker):  # type: ignore[misc, unused-ignore]
-    """Shows what `accelerator.log` gets in status and dashboard. Accelerate logs in the worker of rank 0 alone.
+    """Shows the values of `accelerator.log` in status and dashboard. Accelerate logs only in the worker of rank 0.
 
     Args:
-        batch: Samples of a step of this worker.
+        batch: The number of samples in a step of this worker.
 
     Examples:
         >>> accelerator = Accelerator(log_with=geomx.hf.Tracker(batch=64))

@@ -16,9 +16,9 @@ __all__ = ["Callback", "Strategy"]
 class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
     """Makes a Trainer with DDP train by the job's algorithm, and shows its log values in status, dashboard and records.
 
-    With algorithms that exchange weights each worker takes the Trainer's steps on its part of the data, and the
-    optimizer's `step` exchanges weights when a round is due. After the last step, before it is validated or saved, all
-    workers have the same model. With fsa and sync DistributedDataParallel averages the gradients.
+    With algorithms that exchange weights, each worker takes the Trainer's steps on its part of the data. The
+    optimizer's `step` exchanges weights when a round is due. After the last step all workers get the same model, before
+    the Trainer validates or saves it. With fsa and sync DistributedDataParallel averages the gradients.
 
     Args:
         buffers: See `wrap`.
@@ -78,7 +78,7 @@ class Strategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
 
     Args:
         buffers: See `wrap`.
-        options: Of DDPStrategy.
+        options: The options of DDPStrategy.
 
     Examples:
         >>> lightning.Trainer(strategy=geomx.lightning.Strategy(), max_epochs=1).fit(module, loader)
