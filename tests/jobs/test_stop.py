@@ -19,6 +19,7 @@ import pytest
 from desk import Desk
 from sshd import Person, Sshd
 
+from geomx_cli.agent import processes
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.jobs.actions import stop
 from geomx_cli.jobs.store.job_state import JobState
@@ -103,9 +104,10 @@ def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
 def test_launch_that_has_only_begun_is_stopped_as_well(desk: Desk) -> None:
     launch = desk.launch(story=FAMILIES)
     launch.wait_for(lambda: launch.found or launch.directory.exists())
+    who = processes.identify(launch.process.pid)
     done = desk.geomx("stop")
     assert done.returncode == 0, done.stderr
-    assert launch.process.poll() is not None
+    assert who and not processes.exists(who)
     launch.finish()
     launch.assert_clean()
 
