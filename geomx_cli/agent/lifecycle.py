@@ -101,6 +101,8 @@ class Lifecycle:
 
     def kill(self) -> None:
         """Send SIGKILL now."""
+        workers = [child for child in self._children if child.running and not child.task.serves]
+        self.cut_off = [child.name for child in workers if child not in self._killed]
         self._ending = ()
         self._enter(Stage.KILLING, KILL)
         for child in self._children:

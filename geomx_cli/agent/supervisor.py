@@ -191,8 +191,11 @@ class Supervisor:
 
     def _report_cut_off(self) -> None:
         if names := self._lifecycle.cut_off:
-            what = f"{', '.join(names)} did not end within {self._lifecycle.grace:g} s (--grace) and had to be killed"
-            self._control.send_durable({"type": "warning", "message": f"{what}; its last file may be incomplete"})
+            how = f"did not end within {self._lifecycle.grace:g} s (--grace) and had to be killed"
+            if self._lifecycle.stage is Stage.KILLING:
+                how = "ran when all was to be killed at once"
+            message = f"{', '.join(names)} {how}; its last file may be incomplete"
+            self._control.send_durable({"type": "warning", "message": message})
             self._lifecycle.cut_off = ()
 
     def _check_lease(self, now: float) -> None:

@@ -189,6 +189,17 @@ def test_scripts_save_before_they_end_and_who_is_cut_off_is_told(
     launch.assert_clean()
 
 
+def test_a_second_interrupt_kills_and_tells_whom(desk: Desk) -> None:
+    launch = desk.launch("--grace", "60s", story={"*": "forever", "A/worker:1": "deaf"}).wait_until_running()
+    other = processes.identify(launch.pid("A/worker:0"))
+    launch.process.send_signal(signal.SIGINT)
+    launch.wait_for(lambda: other and not processes.exists(other))
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.finish() == 130
+    assert "A/worker:1 ran when all was to be killed at once; its last file may be incomplete" in launch.errors
+    launch.assert_clean()
+
+
 def test_deaf_process_is_killed_after_the_grace(desk: Desk) -> None:
     launch = desk.launch("--detach", story={"*": "forever", "A/worker:1": "deaf"})
     assert launch.finish() == 0
