@@ -25,7 +25,7 @@ def hooked(script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
 def check_parameters(directory: Path, ranks: int, reference: list[str]) -> None:
     """All ranks have the same parameters, equal to those of the reference, which runs alone."""
     alone = forks.server("stock").start([*reference, str(ranks)], os.environ, directory, directory / "reference.out")
-    assert alone.wait(90) == 0, (directory / "reference.out").read_text()
+    assert alone.wait(240) == 0, (directory / "reference.out").read_text()
     wanted = list(np.load(directory / "reference.npz").values())
     first = list(np.load(directory / "params-0.npz").values())
     assert len(first) == len(wanted) > 2

@@ -19,7 +19,7 @@ from geomx_cli.core.options import Value
 
 SCRIPTS = ROOT / "tests/scripts/conformance"
 WORKERS = 2
-LIMIT = 120.0
+LIMIT = 240.0
 
 
 @dataclass(frozen=True)

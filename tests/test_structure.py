@@ -11,6 +11,7 @@ import pytest
 from cluster import ROOT
 from imports import imports
 
+from geomx_cli.core import plugins
 from geomx_cli.runtime import frontends
 
 PACKAGE = ROOT / "geomx_cli"
@@ -32,6 +33,28 @@ def test_only_hosts_and_the_inventory_know_how_a_machine_is_reached() -> None:
     for path in PACKAGE.rglob("*.py"):
         if path.relative_to(PACKAGE).parts[0] not in ("hosts", "inventory"):
             assert kinds.isdisjoint(imports(path)) and "access.kind" not in path.read_text(), path
+
+
+PLUGINS = ("runtime/algorithms", "ps/codecs", "ps/delivery")
+NAMED = {
+    "core/options.py",  # the defaults of --algo and --delivery, and usual options beside a codec
+    "runtime/settings.py",  # GeoMX's own variables stand for an algorithm and a delivery
+    "observe/report/comparison.py",  # the option --dgt
+    "observe/report/summary.py", "observe/report/collected.py", "commands/logs.py",  # files of ESync's tools
+}  # fmt: skip
+
+
+def test_only_their_packages_name_plug_ins() -> None:
+    """Elsewhere code asks for attributes, so a plug-in from outside gets what a bundled one gets. "local" and "direct"
+    are words of more than one meaning.
+    """
+    names = {name for kind in (plugins.algorithms, plugins.codecs, plugins.deliveries) for name in kind()}
+    names -= {"local", "direct", "int8"}
+    for path in PACKAGE.rglob("*.py"):
+        where = path.relative_to(PACKAGE).as_posix()
+        if where not in NAMED and not where.startswith(PLUGINS):
+            found = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+            assert not found & names, f"{where} names {found & names}"
 
 
 FRONTENDS = PACKAGE / "runtime/frontends"

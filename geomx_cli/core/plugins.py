@@ -84,7 +84,9 @@ class Algorithm:
     needs_local_server: every worker, including the central party's, needs one. ranks_by_party: its scripts count ranks
     within a party. standalone: a single-worker baseline. exchanges: what its workers contribute, a gradient in each
     step or the weights of their own steps. asynchronous: its parties train independently, by an optimizer on the roots.
-    own_pace: each worker takes as many steps in a round as it has time for.
+    asynchronous_on_request: a script may ask the roots for that. own_pace: each worker takes as many steps in a round
+    as it has time for. outer_step: an optimizer applies the mean of the differences. shards: the workers of a party may
+    divide the model.
     """
 
     name: str
@@ -100,7 +102,10 @@ class Algorithm:
     standalone: bool = False
     exchanges: Literal["gradients", "weights"] = "weights"
     asynchronous: bool = False
+    asynchronous_on_request: bool = False
     own_pace: bool = False
+    outer_step: bool = False
+    shards: bool = False
 
     @property
     def sums_gradients(self) -> bool:

@@ -27,7 +27,6 @@ from geomx_cli.runtime.training.straggler_emulation import factors
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
 
 SCHEMA_VERSION = 1
-_SHARDED = ("fsa", "sync", "hfa", "diloco")
 """Algorithms of --shards: their rounds follow from the number of steps alone, so they are those of all shards."""
 
 
@@ -219,13 +218,14 @@ def _check_reduction(spec: JobSpec, topology: str) -> None:
         what = "--topology flat has no parties, whose workers would add their gradients by --reduce torch"
         raise InvalidSettings(what, hint)
     algorithm = plugins.algorithms()[str(spec.options["algo"])]
-    if algorithm.asynchronous or algorithm.name == "local":
+    if algorithm.asynchronous or algorithm.standalone:
         raise InvalidSettings(f"--reduce torch does not work with --algo {algorithm.name}", hint)
     if int(spec.options["shards"]) == 1:
         return
-    if algorithm.name not in _SHARDED:
+    if not algorithm.shards:
+        possible = ", ".join(name for name, each in plugins.algorithms().items() if each.shards)
         what = f"--shards does not work with --algo {algorithm.name}"
-        raise InvalidSettings(what, f"use {', '.join(_SHARDED)}, or leave --shards out")
+        raise InvalidSettings(what, f"use {possible}, or leave --shards out")
     if spec.options["delivery"] != "direct":
         what = f"--shards does not work with --delivery {spec.options['delivery']}, which merges contributions"
         raise InvalidSettings(what, "leave --delivery or --shards out")

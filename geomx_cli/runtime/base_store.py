@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.options import Value
@@ -77,9 +78,11 @@ class BaseStore:
         """Client of ESync's state server for this worker. Raises InvalidSettings in a job with another algorithm."""
         from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
-        algorithm = self._client.settings.text("algo")
-        if algorithm != "esync":
-            raise InvalidSettings(f"there is no state server in a job of {algorithm}", "launch it with --algo esync")
+        algorithm = plugins.algorithms()[self._client.settings.text("algo")]
+        if not algorithm.own_pace:
+            possible = " or ".join(name for name, each in plugins.algorithms().items() if each.own_pace)
+            what = f"there is no state server in a job of {algorithm.name}"
+            raise InvalidSettings(what, f"launch it with --algo {possible}")
         return EsyncClient(self._client)
 
 

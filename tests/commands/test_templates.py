@@ -51,7 +51,7 @@ def trained(desk: Desk, tmp_path: Path, script: str, options: str, data: Path) -
         "--", "python", script, "--data-dir", str(data), "--batch-size", "8", "--epochs", "3",
         imported="mxnet", folder=tmp_path / "here",
     )  # fmt: skip
-    job.finish(150)
+    job.finish()
     result = json.loads(job.output)
     assert result["status"] == "done" and result["warnings"] == [], result
     assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.params"))) == 1

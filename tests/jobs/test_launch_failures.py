@@ -197,7 +197,7 @@ def test_a_closed_terminal_stops_the_job_as_ctrl_c_does(desk: Desk) -> None:
         launch.wait_until_running()
     os.close(ours)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(90) == 130
+    assert process.wait(240) == 130
     (job,) = desk.json("jobs")["jobs"]
     assert (job["state"], job["exit_code"]) == ("interrupted", 130)
     launch.assert_clean()
@@ -249,7 +249,7 @@ def test_a_job_outlives_the_reader_of_its_messages(desk: Desk) -> None:
     launch.process.stderr.close()
     (launch.directory / "go").touch()
     assert json.loads(launch.process.stdout.read())["status"] == "done"
-    assert launch.process.wait(90) == 0
+    assert launch.process.wait(240) == 0
 
 
 def test_killed_launch_leaves_nothing(start: Start) -> None:

@@ -156,7 +156,7 @@ def test_a_failure_is_told_though_the_connections_break(cluster: Cluster, tmp_pa
     with proxy.losing():
         open_gates(tmp_path, "close")
         time.sleep(0.1)
-    cluster.wait(240)
+    cluster.wait()
     told = [name for name in cluster.processes if "it was told to fail" in cluster.output(name)]
     assert {"Bs", "Bsrv0", "gs", "root0"} <= set(told), cluster.outputs()
 

@@ -152,7 +152,7 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path) -> None:
         "MXNET_KVSTORE_BIGARRAY_BOUND": "1024",
     }  # fmt: skip
     cluster.launch(IN_FLIGHT, roots=3)
-    cluster.finish(50)
+    cluster.finish()
     check_results(tmp_path, expected_in_flight(True, sizes, rounds))
 
 

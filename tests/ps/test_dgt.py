@@ -119,7 +119,7 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, mode: str) 
         "MXNET_KVSTORE_BIGARRAY_BOUND": "1024", "ENABLE_DGT": mode, "DGT_BLOCK_SIZE": "256", **PATIENT,
     }  # fmt: skip
     cluster.launch(IN_FLIGHT, roots=3)
-    cluster.finish(50)
+    cluster.finish()
     check_results(tmp_path, expected_in_flight(True, sizes, rounds))
 
 

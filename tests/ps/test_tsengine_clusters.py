@@ -90,7 +90,7 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, level: str,
         "MXNET_KVSTORE_BIGARRAY_BOUND": "1024", "GEOMX_FORCED": level, "GEOMX_COMPRESS": compress,
     }  # fmt: skip
     cluster.launch(IN_FLIGHT, roots=3)
-    cluster.finish(50)
+    cluster.finish()
     converted = {"crossed": lambda array: rounded(array, 11)} if compress else {}
     check_results(tmp_path, expected_in_flight(True, sizes, rounds, **converted))
 

@@ -91,7 +91,7 @@ def test_a_script_may_go_on_after_a_failed_pass(workers: Workers, steps: str) ->
 
 def test_a_context_of_another_algorithm_is_refused(workers: Workers) -> None:
     workers.start("context.py", "DiLoCo", "8", "refused")
-    workers.cluster.wait(240)
+    workers.cluster.wait()
     assert "geomx_cli.torch.DiLoCo in a job of --algo fsa | launch it with --algo diloco" in workers.cluster.outputs()
 
 

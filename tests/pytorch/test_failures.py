@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 def statuses(workers: Workers, kind: str = "w") -> dict[str, int]:
     """Exit statuses of all workers; kind: what their names have."""
-    return {name: status for name, status in workers.cluster.wait(240).items() if kind in name}
+    return {name: status for name, status in workers.cluster.wait().items() if kind in name}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def trained(desk: Desk, algo: str, *arguments: str) -> tuple[str, dict[str, Any]
     words = ["--local", "--job-dir", name, "--network", "linear", "--data", "wide:data", "--algo", *algo.split()]
     words += ["--optimizer", "sgd", "--lr", "0.02", "--batch-size", "16", "--epochs", "2", "--eval-every", "0"]
     job = Rehearsal(desk, *words, *arguments, PYTHONPATH=f"{ROOT}:{ROOT / 'tests/scripts'}")
-    job.finish(100)
+    job.finish()
     (digest,) = {event["parameters"] for event in job.finished().values()}
     return digest, json.loads(job.output)
 

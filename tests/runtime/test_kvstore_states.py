@@ -78,7 +78,7 @@ def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
 def test_who_saves_while_another_loads_has_one_of_the_states(cluster: Cluster) -> None:
     argv, env = hooked("states_race.py")
     cluster.launch(argv, env=env | SMALL, parties=(1, 1), roots=3)
-    cluster.finish(90)
+    cluster.finish()
     assert "done 0" in cluster.output("Aw0") + cluster.output("Bw0"), cluster.outputs()
 
 

@@ -49,7 +49,7 @@ def test_workers_share_the_data(cluster: Cluster, tmp_path: Path) -> None:
     folder = write_data(tmp_path / "data", train=90)
     argv, env = hooked("public.py", str(folder), str(tmp_path))
     cluster.launch(argv, env=env, parties=(2, 1))
-    cluster.finish(100)
+    cluster.finish()
     found = {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (-1, 0, 1, 2)}
     assert {said["workers"] for said in found.values()} == {3}
     assert [rank for rank, said in found.items() if said["master"]] == [-1]

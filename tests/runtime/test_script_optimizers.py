@@ -30,7 +30,7 @@ def launch(cluster: Cluster, topology: str, *argv: str) -> None:
 )
 def test_weights_are_those_of_one_process(cluster: Cluster, who: str, topology: str) -> None:
     launch(cluster, topology, "optimizers.py", who, topology)
-    cluster.finish(140)
+    cluster.finish()
     outputs = [cluster.output(name) for name in cluster.processes]
     assert sum("trained" in output for output in outputs) == (3 if topology == "central" else 2), cluster.outputs()
     notes = sum("Signum cannot run on the global servers" in output for output in outputs)
@@ -40,7 +40,7 @@ def test_weights_are_those_of_one_process(cluster: Cluster, who: str, topology: 
 def test_a_master_changes_the_rate_in_one_round_of_all_roots(cluster: Cluster) -> None:
     argv, env = hooked("master_again.py")
     cluster.launch(argv, parties=(1, 1), roots=2, env=env | SMALL)
-    cluster.finish(90)
+    cluster.finish()
 
 
 @pytest.mark.parametrize(("way", "parties"), [("module", (2, 2)), ("feedforward", ())])
@@ -50,13 +50,13 @@ def test_module_and_feedforward_decay_weights_alone(cluster: Cluster, way: str, 
         cluster.launch(argv, parties=parties, env=env)
     else:
         cluster.launch_flat(argv, workers=2, env=env)
-    cluster.finish(90)
+    cluster.finish()
     check_parameters(cluster.directory, sum(parties) or 2, [str(SCRIPTS / "decay.py"), way])
 
 
 def test_a_master_alone_cannot_have_workers_run_what_it_asks_for(cluster: Cluster) -> None:
     launch(cluster, "central", "optimizers.py", "custom", "central")
-    assert cluster.wait(90)["Aw0"] == 1
+    assert cluster.wait()["Aw0"] == 1
     message = "the optimizer Test cannot run on the servers, and only 0 of 3 workers have set it"
     assert message in cluster.output("Aw0") and "call kv.set_optimizer in every worker" in cluster.output("root0")
 

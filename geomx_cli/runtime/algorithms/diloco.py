@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 name = "diloco"
 title = "DiLoCo"
+outer_step = True
+shards = True
 look = ("#8C6BB1", "*", "||")
 options = (
     Option(

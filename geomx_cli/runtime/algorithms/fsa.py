@@ -30,6 +30,8 @@ look = ("#D55E00", "D", "++")
 options: tuple[Option, ...] = ()
 shared_options = ("max_staleness",)  # for scripts that ask for dist_async
 exchanges = "gradients"
+asynchronous_on_request = True
+shards = True
 
 
 def refuses(spec: object) -> str | None:

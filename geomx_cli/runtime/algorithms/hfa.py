@@ -51,6 +51,7 @@ options = (
     ),
 )  # fmt: skip
 needs_local_server = True
+shards = True
 ranks_by_party = True  # scripts divide pushed weights by `kv.num_workers`
 
 

@@ -6,8 +6,8 @@ FSA in one plane without local servers, as in plain parameter servers.
 from geomx_cli.runtime.algorithms.fsa import refuses, server, server_optimizer, worker
 
 __all__ = [
-    "exchanges", "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "title",
-    "worker",
+    "exchanges", "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "shards",
+    "title", "worker",
 ]  # fmt: skip
 
 name = "sync"
@@ -16,3 +16,4 @@ look = ("#E69F00", "s", "//")
 options = ()
 forced_options = {"topology": "flat"}
 exchanges = "gradients"
+shards = True

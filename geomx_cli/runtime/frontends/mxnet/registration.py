@@ -75,8 +75,9 @@ def _observe_trainers(trainer: Any) -> None:
 def _make(mx: Any, session: "ScriptSession", kind: str) -> KVStore:
     try:
         client = session.connect()
-        _check_ranks(client.settings.text("algo"), client.settings.text("rank_scope"))
-        if client.is_master and "_async" in kind and client.settings.text("algo") == "fsa":
+        algorithm = plugins.algorithms()[client.settings.text("algo")]
+        _check_ranks(algorithm, client.settings.text("rank_scope"))
+        if client.is_master and "_async" in kind and algorithm.asynchronous_on_request:
             client.control.train_asynchronously()
     except GeomxError as error:
         raise mx.base.MXNetError(str(error)) from None
@@ -85,7 +86,8 @@ def _make(mx: Any, session: "ScriptSession", kind: str) -> KVStore:
     return store
 
 
-def _check_ranks(algorithm: str, rank_scope: str) -> None:
-    if rank_scope == "global" and plugins.algorithms()[algorithm].ranks_by_party:
-        what = f"a script divides its weights by the workers of its party in {algorithm}, and GEOMX_RANK_SCOPE=global"
+def _check_ranks(algorithm: plugins.Algorithm, rank_scope: str) -> None:
+    if rank_scope == "global" and algorithm.ranks_by_party:
+        what = f"a script divides its weights by the workers of its party in {algorithm.name}"
+        what += ", and GEOMX_RANK_SCOPE=global"
         raise InvalidSettings(f"{what} counts those of all", "leave GEOMX_RANK_SCOPE out")

@@ -1,8 +1,9 @@
 """Context managers that make an existing training loop distributed."""
 
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime import script
 from geomx_cli.runtime.frontends.torch import load
@@ -30,18 +31,17 @@ class Training(Generic[_Optimizer]):
         ...         ...
     """
 
-    algorithms: ClassVar[tuple[str, ...]] = ()
-    """The values of --algo that it stands for; empty for all."""
-
     def __init__(self, model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> None:
         self._model, self._optimizer, self._buffers = model, optimizer, buffers
 
     def __enter__(self) -> _Optimizer:
         store = load.joined(script.session())
-        algorithm = str(store.option("algo"))
-        if self.algorithms and algorithm not in self.algorithms:
-            what = f"geomx_cli.torch.{type(self).__name__} in a job of --algo {algorithm}"
-            hint = f"launch it with --algo {' or '.join(self.algorithms)}, or write geomx_cli.torch.Training for any"
+        algorithms = plugins.algorithms()
+        algorithm = algorithms[str(store.option("algo"))]
+        if not self._stands_for(algorithm):
+            possible = " or ".join(name for name, each in algorithms.items() if self._stands_for(each))
+            what = f"geomx_cli.torch.{type(self).__name__} in a job of --algo {algorithm.name}"
+            hint = f"launch it with --algo {possible}, or write geomx_cli.torch.Training for any"
             raise InvalidSettings(what, hint)
         store.wrap(self._model, self._optimizer, self._buffers)
         return self._optimizer
@@ -52,6 +52,10 @@ class Training(Generic[_Optimizer]):
         if kind is None:
             load.joined(script.session()).finish()
 
+    def _stands_for(self, algorithm: plugins.Algorithm) -> bool:
+        """Whether a job with this algorithm does what the class says."""
+        return True
+
 
 class DiLoCo(Training[_Optimizer]):
     """A `Training` for jobs with --algo diloco: local steps, then an outer step with the mean of the differences.
@@ -59,7 +63,8 @@ class DiLoCo(Training[_Optimizer]):
     Options of `geomx launch` set the number of local steps, the outer learning rate, momentum and fragments.
     """
 
-    algorithms = ("diloco",)
+    def _stands_for(self, algorithm: plugins.Algorithm) -> bool:
+        return algorithm.outer_step
 
 
 class LocalSGD(Training[_Optimizer]):
@@ -68,4 +73,5 @@ class LocalSGD(Training[_Optimizer]):
     With hfa, parties first compute the mean of their own workers (--k1, --k2).
     """
 
-    algorithms = ("hfa", "esync")
+    def _stands_for(self, algorithm: plugins.Algorithm) -> bool:
+        return algorithm.exchanges == "weights" and not (algorithm.outer_step or algorithm.standalone)
