@@ -457,8 +457,8 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     url = page_of(dashboard)
     browser.open(url)
     browser.wait_for(f"{ROWS}.length === 13")
-    browser.wait_for(f"{TEXT}.includes('linear by hfa · running') && {TEXT}.includes('samples/s')", 60)
-    browser.wait_for(f"{TEXT}.includes('test accuracy')", 60)
+    browser.wait_for(f"{TEXT}.includes('linear by hfa · running') && {TEXT}.includes('samples/s')")
+    browser.wait_for(f"{TEXT}.includes('test accuracy')")
     network = browser.value("document.getElementById('network').textContent")
     assert network == "emulated network: each party 1000 Mbit/s, round trip 100 ms"
     browser.wait_for("document.querySelectorAll('.chart canvas').length === 5")
@@ -470,20 +470,20 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     browser.wait_for(f"{LOG}.includes('A/scheduler:0') && !!document.querySelector('#log-lines mark')")
     assert desk.geomx("stop").returncode == 0
     assert launch.wait(240) == 130
-    browser.wait_for(f"{TEXT}.includes('· interrupted ·')", 60)
-    browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))", 60)
+    browser.wait_for(f"{TEXT}.includes('· interrupted ·')")
+    browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))")
     dashboard.terminate()
     assert dashboard.wait(240) == 0
-    browser.wait_for("!document.getElementById('trouble').hidden", 60)
+    browser.wait_for("!document.getElementById('trouble').hidden")
     assert "no connection to geomx dashboard" in browser.value("document.getElementById('trouble').textContent")
     lost = [text for text in browser.complaints if "CONNECTION_REFUSED" in text or "CONNECTION_RESET" in text]
     assert browser.complaints == lost, "nothing but that it was gone"
     again = desk.start("dashboard")
     assert page_of(again) == url, "the same address, so that the page finds it"
-    browser.wait_for("document.getElementById('trouble').hidden", 60)
+    browser.wait_for("document.getElementById('trouble').hidden")
     browser.complaints.clear()
     browser.open(url)
-    browser.wait_for(f"{TEXT}.includes('· interrupted ·') && {TEXT}.includes('test accuracy')", 60)
+    browser.wait_for(f"{TEXT}.includes('· interrupted ·') && {TEXT}.includes('test accuracy')")
     browser.screenshot(tmp_path / "over.png")
     assert not browser.complaints
     for name in ("running", "over"):
@@ -545,12 +545,12 @@ def test_the_page_at_all_widths(browser: Browser) -> None:
     answers = page_answers(models[0])
     server = Server(answers, 0, TOKEN)
     browser.open(server.url)
-    browser.wait_for("document.querySelectorAll('#processes tr').length === 4", 10)
+    browser.wait_for("document.querySelectorAll('#processes tr').length === 4")
     assert "No event" in browser.value("document.querySelector('#loss .empty').textContent")
     browser.value("document.querySelectorAll('#processes button')[1].click()")
-    browser.wait_for(f"{ROWS}.length === 100", 10)
+    browser.wait_for(f"{ROWS}.length === 100")
     browser.value("[...document.querySelectorAll('.pages button')].at(-1).click()")
-    browser.wait_for(f"{ROWS}[0].cells[0].textContent === 'A/worker:98'", 10)
+    browser.wait_for(f"{ROWS}[0].cells[0].textContent === 'A/worker:98'")
     for second in (1, 2, 3):
         for party in "ABCDEF":
             counted = {"lan": [0, 0], "wan": [0, 0], "peers": {ROOT: [second * 10**8, 1]}}
@@ -560,14 +560,14 @@ def test_the_page_at_all_widths(browser: Browser) -> None:
             take(models[1], worker, telemetry(second, **training))
     answers.update(page_answers(models[1]))
     browser.open(server.url)
-    browser.wait_for(f"{TEXT}.includes('running') && document.querySelectorAll('.chart canvas').length === 3", 10)
+    browser.wait_for(f"{TEXT}.includes('running') && document.querySelectorAll('.chart canvas').length === 3")
     browser.value("document.querySelectorAll('details').forEach(one => one.open = true)")
     browser.value("document.getElementById('smoothing').value = 0.5")
     browser.value("document.querySelector('#axis [value=rounds]').click()")
-    browser.wait_for(f"{LOG}.includes('<img')", 10)
+    browser.wait_for(f"{LOG}.includes('<img')")
     for width in (390, 1280, 2560):
         browser.resize(width)
-        browser.wait_for(f"document.querySelector('#map svg').clientWidth < {width} && {PLACED}", 10)
+        browser.wait_for(f"document.querySelector('#map svg').clientWidth < {width} && {PLACED}")
         assert browser.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), width
     browser.wait_for("document.querySelector('#loss .chart canvas').clientHeight > 240", 10)  # in wide windows
     for dark in (False, True):
@@ -582,10 +582,10 @@ def test_the_page_at_all_widths(browser: Browser) -> None:
     assert browser.value("document.getElementById('steps').hidden"), "no script reports steps"
     assert "G global server" in browser.value("document.querySelector('#map .key').textContent")
     browser.value("document.querySelector('#loss button:nth-child(2)').click()")
-    browser.wait_for("saved.type === 'image/png'", 10)
-    browser.wait_for("!!document.querySelector('#jobs input')", 10)
+    browser.wait_for("saved.type === 'image/png'")
+    browser.wait_for("!!document.querySelector('#jobs input')")
     browser.value("document.querySelector('#jobs input').click()")
-    browser.wait_for("document.querySelector('#loss .legend').textContent.includes('job-2: hfa, seed 2')", 10)
+    browser.wait_for("document.querySelector('#loss .legend').textContent.includes('job-2: hfa, seed 2')")
     assert "job-1 (this job): hfa, seed 1" in browser.value("document.querySelector('#loss .legend').textContent")
     assert not browser.complaints
     server.close()
@@ -610,7 +610,7 @@ def test_a_log_that_is_chosen_while_another_is_read(browser: Browser) -> None:
             "(document.getElementById('log-process'))"
         )
         may_answer.set()
-        browser.wait_for(f"{LOG}.includes('of A/worker:0')", 10)
+        browser.wait_for(f"{LOG}.includes('of A/worker:0')")
         assert asked == ["", "A/worker:0"] and not browser.complaints
 
 
@@ -629,9 +629,9 @@ def test_a_dashboard_that_does_not_answer_is_noticed(browser: Browser) -> None:
         browser.value("const limit = AbortSignal.timeout.bind(AbortSignal)")
         browser.value("AbortSignal.timeout = milliseconds => limit(milliseconds / 100); 0")
         answers["/data"] = late
-        browser.wait_for("!document.getElementById('trouble').hidden", 60)
+        browser.wait_for("!document.getElementById('trouble').hidden")
         may_answer.set()
-        browser.wait_for("document.getElementById('trouble').hidden", 60)
+        browser.wait_for("document.getElementById('trouble').hidden")
 
 
 
@@ -678,7 +678,7 @@ def test_a_failure_is_shown(desk: Desk, browser: Browser) -> None:
     assert launch.finish() == 1
     dashboard = desk.start("dashboard", launch.id)
     browser.open(page_of(dashboard))
-    browser.wait_for(f"{TEXT}.includes('· failed ·')", 60)
-    browser.wait_for(f"{STATES}.includes('failed') && {STATES}.includes('stopped')", 60)
+    browser.wait_for(f"{TEXT}.includes('· failed ·')")
+    browser.wait_for(f"{STATES}.includes('failed') && {STATES}.includes('stopped')")
     assert not browser.complaints
     dashboard.terminate()
