@@ -159,6 +159,9 @@ def test_a_module_that_a_host_lacks_is_named(
 ) -> None:
     cause = "exited with status 1: the script raised ModuleNotFoundError: No module named 'pandas.io'"
     assert told(planned, {"cause": cause})[-1] == "install pandas on host A (python -m pip install pandas)"
+    argv = ("env", "X=1", "python", "train.py")
+    by_launcher = replace(planned, processes=tuple(replace(one, argv=argv) for one in planned.processes))
+    assert told(by_launcher, {"cause": cause})[-1] == "install pandas on host A"
     shared = {"cause": cause, "also": ["central/worker:0"]}
     assert told(planned, shared)[-1].startswith("install pandas on hosts A, central (")
     far = replace(planned, job_dirs=dict.fromkeys(planned.job_dirs, "/elsewhere"))

@@ -53,7 +53,9 @@ def _missing_module(failure: Failure, python: str, plan: Plan) -> str:
     others = sorted({plan.process(other).host for other in failure.also} - {failure.host})
     more = f" and {len(others) + 1 - _MOST} more" if len(others) >= _MOST else ""
     where = f"hosts {', '.join([failure.host, *others][:_MOST])}{more}" if others else f"host {failure.host}"
-    install = f"install {name} on {where} ({python} -m pip install {name})"
+    install = f"install {name} on {where}"
+    if "python" in Path(python).name:  # not of a launcher, as env or bash
+        install += f" ({python} -m pip install {name})"
     if is_here(plan):
         return install
     if own := _own_source(name):
