@@ -13,6 +13,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec, Plan, Process, plan
+from geomx_cli.plan.automatic_topology import with_topology
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net import security
@@ -83,6 +84,7 @@ def planned(
     inventory = this_machine(values, free_ports(ports_needed(values)), one_host=wan is None)
     if wan is not None:
         inventory = _placed(inventory, wan, server_hosts)
+    inventory = with_topology(inventory)
     spec = JobSpec(
         job="benchmark", options=values, script=script, job_dir=str(directory), socket_dir=str(directory),
         key_dir=str(directory) if wan is not None else "", python=python,
