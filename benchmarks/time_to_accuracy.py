@@ -117,7 +117,9 @@ class Bench:
         ended = all(run["ended"] for run in runs)
         sooner = sorted(runs, key=lambda run: (run["reached"][-1] or NOTHING).seconds)
         curve = sooner[len(sooner) // 2]["curve"]
-        found = {"name": name, "ended": ended, "waiting": waiting, "targets": targets, "last": vars(last)}
+        accuracies = [(run["last"] or NOTHING).accuracy for run in runs]
+        found = {"name": name, "ended": ended, "waiting": waiting, "targets": targets, "last": vars(last),
+                 "accuracies": accuracies}  # fmt: skip
         return found | ({"curve": curve} if self.arguments.curve else {})
 
 
