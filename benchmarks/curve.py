@@ -1,11 +1,12 @@
 """Draws accuracy over training time, one curve for each system, as an SVG that follows the reader's light or dark mode.
 
-    python benchmarks/time_to_accuracy.py --curve --json > curve.json                              measures (root)
-    python benchmarks/curve.py curve.json --to docs/figures/time-to-accuracy.svg
-    python benchmarks/curve.py                  the figures of docs/results/accuracy.md (docs/figures/*.json)
+    python benchmarks/publish.py accuracy                                  measures (root)
+    python benchmarks/curve.py                                             draws that, docs/results/measured/accuracy.json
+    python benchmarks/time_to_accuracy.py --curve --json > curve.json      measures other rows (root)
+    python benchmarks/curve.py curve.json --to curve.svg
 
-Time has a logarithmic axis. A row of the file has a name and a curve, [seconds, accuracy] of the global model; a curve
-of few points shows each of them, as a table of times to accuracies has.
+Time has a logarithmic axis. A row of the file has a name and a curve, [seconds, accuracy] of the global model. Points
+below LEAST are left out; a curve of few points shows each of them.
 """
 
 import argparse
@@ -17,10 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+DOCS = Path(__file__).parents[1] / "docs"
 WIDTH, HEIGHT = 640, 380
 LEFT, RIGHT, TOP, BOTTOM = 52, 150, 18, 48
 FEW = 8
+LEAST = 0.6
+TITLES = {"mxnet": "MXNet dist_sync", "default": "fsa", "diloco-sparseloco": "diloco+sparseloco"}
 COLOURS = (("#c2410c", "#fb8b4f"), ("#1f5f9f", "#6cb0f2"), ("#0f766e", "#4fd1c5"), ("#7c3aed", "#b794f6"),
            ("#a16207", "#e3b341"), ("#be185d", "#f687b3"), ("#475569", "#a4b1bf"))  # fmt: skip
 """For light and for dark ground."""
@@ -63,7 +66,8 @@ class Axes:
 
 def drawing(rows: Sequence[Any]) -> str:
     """The SVG of rows with `name` and `curve`."""
-    curves = [[(float(seconds), float(accuracy)) for seconds, accuracy in row["curve"] if seconds > 0] for row in rows]
+    curves = [[(float(seconds), float(accuracy)) for seconds, accuracy in row["curve"]
+               if seconds > 0 and accuracy >= LEAST] for row in rows]  # fmt: skip
     axes = Axes(curves)
     dark = "".join(f".c{index} {{ --c: {colours[1]} }} " for index, colours in enumerate(COLOURS))
     light = "".join(f".c{index} {{ --c: {colours[0]} }} " for index, colours in enumerate(COLOURS))
@@ -88,7 +92,7 @@ def drawing(rows: Sequence[Any]) -> str:
         parts.append(f'<path class="line {colour}" d="M{path}"/>')
         if len(places) <= FEW:
             parts += [f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in places]
-        (x, end), y, name = ends[index], names[index], html.escape(row["name"])
+        (x, end), y, name = ends[index], names[index], html.escape(TITLES.get(row["name"], row["name"]))
         parts.append(f'<path class="grid" d="M{x + 6:.1f} {end:.1f} L{WIDTH - RIGHT + 4} {y:.1f}"/>')
         parts.append(f'<text class="name {colour}" x="{WIDTH - RIGHT + 8}" y="{y + 4:.1f}">{name}</text>')
     return "\n".join([*parts, "</svg>\n"])
@@ -107,11 +111,12 @@ def _apart(heights: Sequence[float], least: float = 18.0) -> list[float]:
 def main() -> None:
     """Draw the file that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=Path, default=FIGURES / "time-to-accuracy.json")
-    parser.add_argument("--to", type=Path, default=FIGURES / "time-to-accuracy.svg", help="the SVG file")
+    parser.add_argument("results", nargs="?", type=Path, default=DOCS / "results" / "measured" / "accuracy.json")
+    parser.add_argument("--to", type=Path, default=DOCS / "figures" / "time-to-accuracy.svg", help="the SVG file")
     arguments = parser.parse_args()
-    rows = json.loads(arguments.results.read_text())["results"]
-    arguments.to.write_text(drawing(rows))
+    found = json.loads(arguments.results.read_text())["results"]
+    commands = found if isinstance(found[0], list) else [found]
+    arguments.to.write_text(drawing([row for rows in commands for row in rows]))
 
 
 if __name__ == "__main__":

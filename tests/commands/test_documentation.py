@@ -1,9 +1,11 @@
 """README and docs against the program: commands, flags, links, versions, and figures that are quoted."""
 
-import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -146,36 +148,62 @@ def test_links_and_their_headings_are_there() -> None:
 
 def _headings(path: Path) -> set[str]:
     lines = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+    return set(map(_anchor, lines))
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def measured(page: Path, heading: str) -> str:
+    """The tables that publish.py has written into the section of a heading, and into the sections below it."""
+    _, *parts = re.split(r"^(#+) (.*)$", page.read_text(), flags=re.MULTILINE)
+    sections = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
+    at = next(index for index, (_, title, _) in enumerate(sections) if _anchor(title) == heading)
+    below = takewhile(lambda section: len(section[0]) > len(sections[at][0]), sections[at + 1 :])
+    text = "".join(body for *_, body in (sections[at], *below))
+    return "\n".join(re.findall(r"<!-- measured: [\w-]+ -->\n(.*?)<!-- /measured -->", text, re.DOTALL))
 
 
 def test_figures_of_the_readme_are_those_of_their_source() -> None:
-    """Numbers with a decimal point, of a table's row that links to its source; conditions are left out."""
+    """Numbers with a decimal point, of a table's row that links to the section of its measured table; conditions are
+    left out.
+    """
     rows = [line for line in README.read_text().splitlines() if line.startswith("|") and "([source](" in line]
     assert len(rows) >= 3
     for row in rows:
         figures, source = re.split(r"\(\[source\]\(", row, maxsplit=1)
-        page = (ROOT / source.partition("#")[0].partition(")")[0]).read_text()
+        page, _, heading = source.partition(")")[0].partition("#")
+        tables = measured(ROOT / page, heading)
         for number in re.findall(r"\d+\.\d+", figures.split("|", 2)[2]):
-            assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", page), f"{number} of: {row}"
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", tables), f"{number} of: {row}"
 
 
 def test_the_comparison_of_the_readme_is_that_of_its_table() -> None:
-    page = (ROOT / "docs" / "results" / "exchange.md").read_text()
+    tables = measured(ROOT / "docs" / "results" / "exchange.md", "against-other-systems")
     row = r"^\| (geomx|[a-zA-Z ]+?) \|.*?\| ([\d.]+ s, [\d.]+ \u00d7)"
     rows = dict(re.findall(row, README.read_text(), re.MULTILINE))
     assert len(rows) == 5
     for name, said in rows.items():
         seconds, ratio = re.findall(r"[\d.]+", said)
-        assert f"{seconds} ({ratio} \u00d7)" in page, name
+        assert re.search(rf"\| {seconds}(?: \[[\d., ]+\])?, {ratio} x \|", tables), name
 
 
-def test_the_curve_is_that_of_the_table() -> None:
-    found = json.loads((ROOT / "docs" / "figures" / "time-to-accuracy.json").read_text())
-    page = (ROOT / "docs" / "results" / "accuracy.md").read_text()
-    for row in found["results"]:
-        times = [str(seconds) for seconds, _ in row["curve"]]
-        assert re.search(rf"\| {times[0]} \| {times[1]}(?: [¹²³⁴⁵])? \|", page), row["name"]
+def test_the_curve_is_that_of_the_measured_runs(tmp_path: Path) -> None:
+    drawn = tmp_path / "drawn.svg"
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "curve.py", "--to", drawn], check=True)
+    assert drawn.read_text() == (ROOT / "docs" / "figures" / "time-to-accuracy.svg").read_text()
+
+
+def test_every_measured_table_has_its_place() -> None:
+    """And every place a table: publish.py fills nothing else."""
+    listed = [sys.executable, ROOT / "benchmarks" / "publish.py", "--list"]
+    lines = subprocess.run(listed, check=True, stdout=subprocess.PIPE, text=True).stdout
+    tables = set(re.findall(r"^([\w-]+): docs/results/([\w-]+\.md),", lines, re.MULTILINE))
+    pages = (ROOT / "docs" / "results").glob("*.md")
+    places = [(name, page.name) for page in pages
+              for name in re.findall(r"^<!-- measured: ([\w-]+) -->$", page.read_text(), re.MULTILINE)]  # fmt: skip
+    assert len(places) == len(tables) and set(places) == tables
 
 
 def test_footnotes_come_in_order_within_a_section() -> None:
