@@ -1,7 +1,7 @@
 """Draws accuracy over training time, one curve for each system, as an SVG that follows the reader's light or dark mode.
 
     python benchmarks/publish.py accuracy                                  measures (root)
-    python benchmarks/curve.py                                             draws that, docs/results/measured/accuracy.json
+    python benchmarks/curve.py                                             draws docs/results/measured/accuracy.json
     python benchmarks/time_to_accuracy.py --curve --json > curve.json      measures other rows (root)
     python benchmarks/curve.py curve.json --to curve.svg
 
