@@ -249,8 +249,8 @@ TABLES: Sequence[Table] = (
     ),
     Table(
         "p3", "exchange.md",
-        [PYTHON + "delivery.py --rate 200mbit --rtt 30ms --ratio 1.0 --systems plain p3 mxnet --iterations 2 --warm-up 1"
-         f" --model {model} --megabytes {size}" for model, size in (("resnet50", 0), ("vgg19", 150))],
+        [PYTHON + f"delivery.py --model {model} --megabytes {size} --rate 200mbit --rtt 30ms --ratio 1.0"
+         " --systems plain p3 mxnet --iterations 2 --warm-up 1" for model, size in (("resnet50", 0), ("vgg19", 150))],
         ["", "the exchange alone: s", "a step: s", "with `--p3`: s", "MXNet: s", "times as fast, of the possible"],
         layers, "Means of 2 steps in one run.", 4,
     ),
