@@ -30,8 +30,8 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
     time computing.
 
     A JOB is a job's name in geomx jobs, the beginning of the name, or a job directory. geomx reads the job's event logs
-    from its hosts, also while it runs. A JOB can also be a folder with records of collected jobs: BASE, BASE/NETWORK or
-    BASE/NETWORK/MODE. Bytes are the bytes between parties.
+    from its hosts, even while the job runs. A JOB can also be a folder with records of collected jobs: BASE,
+    BASE/NETWORK or BASE/NETWORK/MODE. Bytes are the bytes between parties.
 
     Jobs that differ only in their seed make one row, with mean and sample standard deviation over n jobs. --group-by
     makes other groups. A job that is not done (it runs, failed or was stopped) is in no mean: it has a row of its own,

@@ -88,8 +88,9 @@ n[1-3,07],gpu[01-04] slots=2 # lists as Slurm prints them ($SLURM_JOB_NODELIST);
 
 A machine without a number has one worker. If a machine is in several lines, its numbers are added. `max_slots` has no
 effect. All machines are one party, and the first machine also runs the global scheduler and the global server.
-`party=NAME` on a line, which MPI does not know, puts its machine in a party, as `party` of a host does. `localhost` and
-this machine's host name need no SSH. All other keys have their defaults. Flags and the environment set options.
+`party=NAME` on a line puts its machine in a party, as `party` of a host does. MPI does not know this word.
+`localhost` and this machine's host name need no SSH. All other keys have their defaults. Flags and the environment set
+options.
 
 ## An example
 

@@ -15,7 +15,8 @@ _HEAD = f"""\
 The options of geomx {__version__}. This page is made from the table of options by
 `python -m geomx_cli.commands.reference`.
 
-Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes.
+Each option is a flag of `geomx launch` and an environment variable.
+geomx also uses the variable to pass the option to processes.
 A flag overrides the variable, and the variable overrides the default.
 
 | kind | flag | variable |

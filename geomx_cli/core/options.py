@@ -52,11 +52,16 @@ USUAL_OF_CODEC: Mapping[str, Mapping[str, Value]] = {"sparseloco": {"outer_lr": 
 """Those that a codec changes, of what parties exchange: its residual takes the role of the outer momentum."""
 
 OPTIONS: tuple[Option, ...] = (
-    _cluster("parties", "int", 2, "GEOMX_PARTIES", "Participating parties (data centres).", minimum=1, maximum=1024),
-    _cluster("workers", "int", 2, "GEOMX_WORKERS", "Workers in each participating party.", minimum=1, maximum=1024),
+    _cluster(
+        "parties", "int", 2, "GEOMX_PARTIES", "Parties (data centres) that train, without the central party.",
+        minimum=1, maximum=1024,
+    ),
+    _cluster(
+        "workers", "int", 2, "GEOMX_WORKERS", "Workers in each party that --parties counts.", minimum=1, maximum=1024,
+    ),
     _cluster(
         "central_workers", "int", 0, "GEOMX_CENTRAL_WORKERS",
-        "Workers of the central party that train, in addition to the master worker.", minimum=0, maximum=1024,
+        "Training workers in the central party. 0: the central party does not train.", minimum=0, maximum=1024,
     ),
     _cluster(
         "topology", "text", "auto", "GEOMX_TOPOLOGY",
@@ -77,8 +82,8 @@ OPTIONS: tuple[Option, ...] = (
     _sync(
         "rank_scope", "text", "auto", "GEOMX_RANK_SCOPE",
         "Which workers a script's kv.rank and kv.num_workers count. global: the workers of all parties; rank 0 is the"
-        " master worker. party: the workers of its own party; the master worker is in the central party. auto: for"
-        " HFA, and for a script that uses GeoMX's names (kv.num_all_workers, ...), party; otherwise global.",
+        " master worker. party: the workers of its own party; the master worker is in the central party. auto: party"
+        " for HFA and for scripts with GeoMX's names (kv.num_all_workers, ...), otherwise global.",
         choices=("auto", "global", "party"),
     ),
     _sync(
@@ -99,8 +104,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _sync(
         "strict", "bool", False, "GEOMX_STRICT",
-        "End the job if PyTorch's workers train different models, or with different hyper-parameters. Without it the"
-        " job continues, and its result is marked.",
+        "End the job if PyTorch's workers differ in their model or hyper-parameters. Without this option geomx warns,"
+        " marks the result, and the job continues.",
     ),
     _sync(
         "p3", "bool", False, "ENABLE_P3",
@@ -117,8 +122,8 @@ OPTIONS: tuple[Option, ...] = (
         "compress", "text", "", "GEOMX_COMPRESS",
         "Codec between parties and global servers; in a flat cluster, between workers and servers. None by default. In"
         " both directions: fp16, bf16, int8, q4, 1bit, topk:0.01, bsc:0.01, mpq:0.01, sparseloco. Only towards the"
-        " servers: 2bit:0.5. topk and sparseloco are for hfa, esync and diloco; with them and fsa the bundled job"
-        " trains better with --optimizer-on worker.", takes_codec=True,
+        " servers: 2bit:0.5. topk and sparseloco are for hfa, esync and diloco. If you use them with fsa, the bundled"
+        " job trains better with --optimizer-on worker.", takes_codec=True,
     ),
     _net(
         "compress_lan", "text", "", "GEOMX_COMPRESS_LAN",
@@ -127,8 +132,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "compress_min", "int", 1000, "MXNET_KVSTORE_SIZE_LOWER_BOUND",
-        "Elements of the smallest tensors that bsc and mpq make sparse (--compress, --compress-lan). bsc sends smaller"
-        " tensors unencoded, and mpq sends them in fp16.", minimum=0, maximum=10**12,
+        "bsc and mpq make a tensor sparse only if it has at least this many elements (--compress, --compress-lan). bsc"
+        " sends smaller tensors unencoded, and mpq sends them in fp16.", minimum=0, maximum=10**12,
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
@@ -154,7 +159,7 @@ OPTIONS: tuple[Option, ...] = (
     _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
         "Longest wait for an answer outside a round. Time in which a link is cut does not count. In jobs started by"
-        " hand, also the longest wait for other processes to join; with geomx launch, scripts may take any time.",
+        " hand it also limits the wait for other processes to join. With geomx launch, scripts may join at any time.",
         minimum=1, maximum=86400,
     ),
     _net(
@@ -239,8 +244,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "momentum", "float", 0.9, "GEOMX_MOMENTUM",
-        "Momentum of sgd, nag and dcasgd (also -a, -mxnet). If workers send gradients (fsa, mixed), it is 0 with the"
-        " codecs bsc, mpq and 1bit: bsc and mpq have momentum themselves, and training with 1bit diverges with it.",
+        "Momentum of sgd, nag and dcasgd (also -a, -mxnet). If workers send gradients (fsa, mixed) and the codec is"
+        " bsc, mpq or 1bit, geomx sets it to 0. bsc and mpq have momentum themselves. With 1bit and momentum,"
+        " training diverges.",
         minimum=0, below=1,
     ),
     _train(
@@ -264,8 +270,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
-        "Steps between two checkpoints of the weights. Global rank 0 writes them at the end of a round, and one at the"
-        " end of the job, to checkpoints/ in its output folder. geomx fetch fetches them.", minimum=0, word="never",
+        "Steps between two checkpoints of the weights. Global rank 0 writes them to checkpoints/ in its output folder,"
+        " each at the end of a round. It writes another one at the end of the job. geomx fetch fetches them.",
+        minimum=0, word="never",
     ),
     _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",

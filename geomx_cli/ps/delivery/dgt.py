@@ -35,7 +35,7 @@ only_with = {"dgt_channels": 1, "dgt_wait": 1, "dgt_loss": 1}
 options = (
     Option(
         "dgt", "int", 0, "ENABLE_DGT",
-        "Differential gradient transmission: local servers send the blocks of a gradient that contribute most first. 2:"
+        "Differential gradient transmission: local servers first send the most important blocks of a gradient. 2:"
         " the other blocks follow, and nothing is lost. 1: the other blocks are datagrams (UDP), which may be late or"
         " lost. 3: the other blocks follow, with 4 bits an element.", "transport", minimum=0, maximum=3, word="off",
     ),
@@ -57,7 +57,7 @@ options = (
     ),
     Option(
         "dgt_channels", "int", 3, "DMLC_UDP_CHANNEL_NUM",
-        "Channels for datagrams. Channels for blocks that contribute less have a lower DSCP (dgt 1).", "transport",
+        "Channels for datagrams. Less important blocks use channels with a lower DSCP (dgt 1).", "transport",
         minimum=1, maximum=7,
     ),
     Option(

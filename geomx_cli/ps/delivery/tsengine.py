@@ -31,7 +31,8 @@ options = (
     ),
     Option(
         "ts_greed", "float", 0.9, "MAX_GREED_RATE_TS",
-        "Highest probability of the fastest known path, while other paths have no recent measurement (tsengine).",
+        "Highest probability with which a process takes the fastest known path, while other paths have no recent"
+        " measurement (tsengine).",
         "transport", minimum=0, maximum=1,
     ),
 )  # fmt: skip

@@ -66,8 +66,8 @@ options = (
     ),
     Option(
         "mix", "float", 0.5, "GEOMX_MIX",
-        "With --overlap: share of its own pushed weights in a worker's new weights; the rest is the result. The worker"
-        " also keeps its steps since the push (diloco).", "synchronisation", minimum=0, maximum=1,
+        "With --overlap a worker mixes the weights that it pushed with the result. This is the share of the pushed"
+        " weights. The worker also keeps its steps since the push (diloco).", "synchronisation", minimum=0, maximum=1,
     ),
 )  # fmt: skip
 shared_options = ("weight",)

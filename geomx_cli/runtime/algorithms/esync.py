@@ -51,12 +51,13 @@ options = (
     ),
     Option(
         "esync_epsilon", "duration", 0.0, "GEOMX_ESYNC_EPSILON",
-        "Margin before the end of the slowest worker's step (esync). auto: 5 % of this step, at most 0.5s.",
+        "A worker takes another step only if it would end this long before the slowest worker's step (esync). auto: 5 %"
+        " of the slowest worker's step, at most 0.5s.",
         "synchronisation", minimum=0, maximum=3600, word="auto",
     ),
     Option(
         "min_local_steps", "int", 1, "GEOMX_MIN_LOCAL_STEPS",
-        "Fewest steps of any worker in a round, also of the slowest (esync).", "synchronisation",
+        "Every worker, even the slowest, takes at least this many steps in a round (esync).", "synchronisation",
         minimum=1, maximum=1_000_000,
     ),
     Option(
@@ -64,7 +65,7 @@ options = (
         "synchronisation", minimum=0, maximum=1e6, word="auto",
     ),
     Option(
-        "global_lr", "float", 1.0, "GEOMX_GLOBAL_LR", "Factor applied to the mean difference (esync).",
+        "global_lr", "float", 1.0, "GEOMX_GLOBAL_LR", "Factor for the mean of the workers' weight differences (esync).",
         "synchronisation", minimum=1e-6, maximum=100,
     ),
     Option(

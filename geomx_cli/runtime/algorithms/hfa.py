@@ -42,8 +42,9 @@ options = (
     ),
     Option(
         "weight", "text", "parties", "GEOMX_WEIGHT",
-        "Weights in a mean (hfa, diloco). parties: parties have equal weights, and so have the workers of a party."
-        " samples: samples have equal weights.", "synchronisation", choices=("parties", "samples"),
+        "Weights in a mean (hfa, diloco). parties: all parties have the same weight, as have all workers of a party."
+        " samples: the weight of a worker is the number of samples on which it trained.", "synchronisation",
+        choices=("parties", "samples"),
     ),
     Option(
         "sync_stats", "bool", False, "GEOMX_SYNC_STATS",
