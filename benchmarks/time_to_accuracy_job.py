@@ -16,11 +16,11 @@ from pushpull_job import Command, letters, mxnet_cluster, planned
 from wan import Wan
 
 from geomx_cli.core import plugins
+from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.events import Event, RoundCompleted, parse
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.options import Value, defaults
-from geomx_cli.core.process_name import file_name
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 
 __all__ = ["Job", "Judge", "Mark"]

@@ -17,7 +17,7 @@ from geomx_cli.runtime.frontends.mxnet.gluon_model import GluonModel
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
-from geomx_cli.runtime.training.prefetch import Prefetch
+from geomx_cli.runtime.training.samples import Prefetch
 from geomx_cli.runtime.training.shards import shard
 from geomx_cli.runtime.training.train_config import TrainConfig
 

@@ -31,10 +31,8 @@ from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
-from geomx_cli.jobs.view.conclusion import Conclusion
-from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.result import in_words
+from geomx_cli.jobs.view.result import Conclusion, Outcome, in_words
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan import ports as port_choice
 

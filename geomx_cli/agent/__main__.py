@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from geomx_cli.core.errors import GeomxError
-from geomx_cli.core.private import require_private
+from geomx_cli.core.files import require_private
 
 # verb -> (module, function(directory, further arguments) -> exit status); imported on use
 _VERBS = {

@@ -10,15 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from geomx_cli.agent import processes
+from geomx_cli.agent.diagnosis import StopDetector, full_disk
 from geomx_cli.agent.event_tail import EventTail
-from geomx_cli.agent.full_disk import full_disk
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.outputs import folder_of
 from geomx_cli.agent.processes import ProcessId
-from geomx_cli.agent.stop_detector import StopDetector
-from geomx_cli.core.job_clock import JobClock
-from geomx_cli.core.private import make_folders
+from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.files import make_folders
 from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, describe_status, exception_line
 
 __all__ = ["Child"]

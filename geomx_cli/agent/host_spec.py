@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from geomx_cli.agent.processes import ProcessId, boot_id
-from geomx_cli.core.atomic import write_atomic
+from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.process_name import file_name
+from geomx_cli.core.files import write_atomic
 
 __all__ = ["AgentState", "FileDigest", "HostSpec", "Task"]
 

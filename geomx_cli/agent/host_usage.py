@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
-from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.conventions import JobClock
 
 __all__ = ["HostUsageMeter", "parse_cpu", "parse_gpus", "parse_memory"]
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
-from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.conventions import JobClock
 
 __all__ = ["KILL", "TERMINATE", "Lifecycle", "Stage"]
 

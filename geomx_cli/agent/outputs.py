@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.safe_open import open_below, open_record
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.files import is_own_folder
 from geomx_cli.core.jsonlines import decode, encode
-from geomx_cli.core.private import is_own_folder
 
 __all__ = ["elsewhere", "find", "folder_of", "folders_of", "list_files", "main", "outputs", "record", "send_file"]
 

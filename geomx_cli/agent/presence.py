@@ -10,7 +10,7 @@ from contextlib import suppress
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.module_command import module_command
+from geomx_cli.core.conventions import module_command
 
 __all__ = ["NOTICE", "Presence"]
 

@@ -15,8 +15,8 @@ from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.host_usage import HostUsageMeter
 from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, FailureFields, ProcessStatus
-from geomx_cli.core.atomic import write_atomic
-from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.files import write_atomic
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.root_cause import Failure
 

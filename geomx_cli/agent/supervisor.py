@@ -13,16 +13,16 @@ from typing import Any
 from geomx_cli.agent import outputs, processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
+from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, Stage
-from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.agent.output_log import OutputLog
-from geomx_cli.agent.partial_stop import PartialStop
 from geomx_cli.agent.presence import NOTICE, Presence
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
+from geomx_cli.agent.stop import PartialStop
 from geomx_cli.core.agent_status import AgentStatus
-from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]

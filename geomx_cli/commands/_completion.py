@@ -220,7 +220,7 @@ def _jobs() -> list[Path]:
 
 def _processes(job: str) -> list[dict[str, Any]]:
     """Return the processes in the plan of the newest job whose id begins with `job`."""
-    from geomx_cli.core.private import require_private
+    from geomx_cli.core.files import require_private
 
     directory = next(directory for directory in _jobs() if directory.name.startswith(job))
     require_private(directory)

@@ -1,22 +1,79 @@
 """Common parts of commands on a job: the argument, and the default job."""
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli.commands._command import print_json
 from geomx_cli.commands._completion import job_ids
 from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.core.nearest import nearest
+from geomx_cli.core.options import Value
 from geomx_cli.core.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from geomx_cli.inventory import Inventory
     from geomx_cli.jobs.store.registry import KnownJob
+    from geomx_cli.jobs.view.result import Conclusion
+    from geomx_cli.plan import JobSpec
 
-__all__ = ["Duration", "chosen", "folder_option", "job_argument", "ParentCommand"]
+__all__ = [
+    "Duration", "ParentCommand", "chosen", "folder_option", "job_argument", "job_spec", "report", "with_rank_scope",
+]  # fmt: skip
+
+# The job of a command, from its options and script.
+
+_PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
+
+
+def job_spec(
+    script: tuple[str, ...], options: Mapping[str, Value], *, job: str = "", job_dir: str = ""
+) -> "JobSpec":
+    """Return the job, with this Python and the variables of this environment that processes here get."""
+    from geomx_cli.plan import JobSpec
+
+    env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return JobSpec(job=job, options=options, script=script, job_dir=job_dir, python=sys.executable, env=env)
+
+
+def with_rank_scope(
+    inventory: "Inventory", script: tuple[str, ...], options: Mapping[str, Value]
+) -> "tuple[Inventory, dict[str, Value]]":
+    """Return the inventory with the rank scope for the script, which is said on stderr with the reason if it is not
+    obvious, and the options with its framework.
+    """
+    from msgspec import structs
+
+    from geomx_cli.jobs.store import rank_scope
+    from geomx_cli.plan.automatic_topology import with_topology
+
+    chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
+    if chosen.sentence:
+        click.echo(chosen.sentence, err=True)
+    framework = {"framework": chosen.framework} if chosen.framework else {}
+    inventory = with_topology(structs.replace(inventory, rank_scope=chosen.scope))
+    return inventory, {**options, **framework, "topology": inventory.topology}
+
+
+# Output of launch and attach at the end: the job's result on stdout, its error raised.
+
+def report(end: "Conclusion", *, json: bool) -> int:
+    """Print the result, as a summary or one JSON object; return 0, or raise the end's error."""
+    from geomx_cli.jobs.view.result import in_words
+
+    if json and end.result:
+        print_json(end.result)
+    elif end.result and (words := in_words(end.result)):
+        click.echo(words)
+    if end.error is not None:
+        raise end.error
+    return 0
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click

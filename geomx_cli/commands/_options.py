@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.option_kinds import KINDS
+from geomx_cli.core.option import KINDS
 from geomx_cli.core.options import Option, Value, codec_name, decode
 
 if TYPE_CHECKING:

@@ -2,9 +2,8 @@
 
 import click
 
-from geomx_cli.commands._conclusion import report
-from geomx_cli.commands._job import chosen, job_argument
-from geomx_cli.commands._json import json_option
+from geomx_cli.commands._command import json_option
+from geomx_cli.commands._job import chosen, job_argument, report
 
 __all__ = ["attach"]
 

@@ -5,10 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli.commands._comparison import print_table
+from geomx_cli.commands._command import print_json
 from geomx_cli.commands._completion import jobs_or_folders
-from geomx_cli.commands._json import print_json
-from geomx_cli.commands._report import group_option, progress, report_groups, report_problems, target_option
+from geomx_cli.commands._report import (
+    group_option,
+    print_table,
+    progress,
+    report_groups,
+    report_problems,
+    target_option,
+)
 
 if TYPE_CHECKING:
     from geomx_cli.observe.report import RunRecords
@@ -46,9 +52,9 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
       geomx compare results --group-by algo,lr
     """
     from geomx_cli.observe.report.comparison import compared, csv_rows, unlike
+    from geomx_cli.observe.report.drawing import write_csv
     from geomx_cli.observe.report.groups import grouped
     from geomx_cli.observe.report.sources import opened
-    from geomx_cli.observe.report.tables import write_csv
 
     with opened(names, progress) as found:
         rows = compared(grouped(found.runs, group_by), target)

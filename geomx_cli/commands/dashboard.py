@@ -31,7 +31,7 @@ def dashboard(name: str, port: int, opens: bool, exports: Exports) -> None:
       geomx dashboard --tensorboard runs --metrics-port 9600
     """
     from geomx_cli.observe.dashboard.job_model import JobModel
-    from geomx_cli.observe.dashboard.show import show
+    from geomx_cli.observe.dashboard.server import show
 
     def show_url(url: str) -> None:
         click.echo(url)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from geomx_cli.commands._group import SuggestingGroup
+from geomx_cli.commands._command import SuggestingGroup, json_option, print_json
 from geomx_cli.commands._inventory import inventory_options, inventory_path, read_inventory, ssh_options
 from geomx_cli.commands._job import Duration
-from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.core.errors import CheckFailed, DoneInPart, UsageError
 from geomx_cli.runtime.training.catalog import DATA_SETS
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli.commands._command import ScriptCommand, json_option, print_json, script_argument
 from geomx_cli.commands._inventory import DEFAULT_FILE, inventory_options, inventory_path, machines, ssh_options
-from geomx_cli.commands._job_spec import job_spec
-from geomx_cli.commands._json import json_option, print_json
+from geomx_cli.commands._job import job_spec
 from geomx_cli.commands._options import add_options, values
-from geomx_cli.commands._script import ScriptCommand, script_argument
 from geomx_cli.core.plugins import table
 from geomx_cli.core.units import counted
 

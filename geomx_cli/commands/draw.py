@@ -8,8 +8,8 @@ from click.core import ParameterSource
 
 from geomx_cli.commands._completion import figure_names, jobs_or_folders, networks_of_records
 from geomx_cli.commands._report import comma_separated, group_option, progress, report_groups, report_problems
+from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import InvalidSettings, UsageError
-from geomx_cli.core.process_name import file_name
 
 __all__ = ["draw"]
 
@@ -136,11 +136,11 @@ def draw(
       geomx draw -b results -n cnn --group-by algo,seed
       geomx draw results/cnn --only accuracy --target 0.8 --format pdf --size 3.4,2.4 --font-size 8
     """
-    from geomx_cli.observe.report.axes import Axes
     from geomx_cli.observe.report.drawing import any_y, empty, figures_of, in_terminal, left_out, to_files
     from geomx_cli.observe.report.figures import Curves
     from geomx_cli.observe.report.plots import Page
     from geomx_cli.observe.report.sources import opened
+    from geomx_cli.observe.report.styles import Axes
 
     _refuse_without_effect(terminal)
     if any(limits and limits[0] <= 0 for limits, log in ((xlim, logx), (ylim, logy)) if log):

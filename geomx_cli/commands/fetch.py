@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geomx_cli.commands._command import json_option, print_json
 from geomx_cli.commands._job import chosen, folder_option, job_argument
-from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
 from geomx_cli.core.errors import CheckFailed, DoneInPart, Interrupted
 from geomx_cli.core.units import counted, format_bytes, some_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from geomx_cli.commands._group import SuggestingGroup
+from geomx_cli.commands._command import SuggestingGroup, json_option, print_json
 from geomx_cli.commands._inventory import (
     DEFAULT_FILE,
     hostfile_option,
@@ -15,7 +15,6 @@ from geomx_cli.commands._inventory import (
     read_inventory,
     with_job_options,
 )
-from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._options import add_options
 from geomx_cli.core.options import Value
 from geomx_cli.core.plugins import table
@@ -53,8 +52,7 @@ def check(hosts: Path, json: bool, algo: str) -> None:
     The options of the job are in the file's [job] table; --algo overrides the algorithm. This
     command contacts no machine; use geomx doctor for that. If there is an error, the exit code is 3.
     """
-    from geomx_cli.plan.emulated_network import emulated_network
-    from geomx_cli.plan.preview import preview
+    from geomx_cli.plan.preview import emulated_network, preview
 
     read = read_inventory(inventory_path(hosts, local=False) or hosts)
     inventory, values = with_job_options(read, {"algo": algo, **_SHAPING})

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli.commands._command import json_option, print_json
 from geomx_cli.commands._completion import job_ids
 from geomx_cli.commands._job import Duration, ParentCommand
-from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
 from geomx_cli.core.errors import UsageError
 from geomx_cli.core.units import counted, format_bytes, some_of

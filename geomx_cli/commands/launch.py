@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli.commands._conclusion import report
+from geomx_cli.commands._command import ScriptCommand, print_json, script_argument
 from geomx_cli.commands._exports import Exports, export_options
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
-from geomx_cli.commands._job import Duration
-from geomx_cli.commands._job_spec import job_spec, with_rank_scope
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._job import Duration, job_spec, report, with_rank_scope
 from geomx_cli.commands._options import add_options, doubtful, of_other_deliveries, unused, values
-from geomx_cli.commands._script import ScriptCommand, script_argument
 from geomx_cli.core.env_names import unknown_variables, without_effect_at_launch
 from geomx_cli.core.errors import UsageError
 from geomx_cli.core.plugins import table
@@ -126,8 +123,7 @@ def launch(
     _warn(of_other_deliveries(click.get_current_context(), options))
     _warn(doubtful(options, script=bool(script)))
     from geomx_cli.jobs.store import script_fit
-    from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
-    from geomx_cli.jobs.store.user_modules import check_user_modules
+    from geomx_cli.jobs.store.script import check_script, check_user_modules, ignored_interpreter, with_interpreter
 
     if not shell:  # then nothing is copied from here
         check_script(script, inventory)
@@ -160,8 +156,7 @@ def _warn(sentences: Iterable[str]) -> None:
 
 
 def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, json: bool, shell: bool) -> int:
-    from geomx_cli.commands._plan_shell import for_shell, plan_shell
-    from geomx_cli.commands._plan_text import plan_text
+    from geomx_cli.commands._plan_text import for_shell, plan_shell, plan_text
     from geomx_cli.jobs.actions.launch import prepared, working_dirs
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli.commands._command import json_option, print_json
 from geomx_cli.commands._completion import of_processes
 from geomx_cli.commands._job import ParentCommand, chosen, folder_option, job_argument
-from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
 from geomx_cli.core.errors import DoneInPart, Interrupted, UsageError
 from geomx_cli.core.standard_streams import has_reader

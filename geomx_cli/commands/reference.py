@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from geomx_cli import __version__
-from geomx_cli.core.option_kinds import KINDS
+from geomx_cli.core.option import KINDS
 from geomx_cli.core.options import Option
 from geomx_cli.core.plugins import table
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geomx_cli.commands._command import json_option, print_json
 from geomx_cli.commands._job import chosen, job_argument
-from geomx_cli.commands._json import json_option, print_json
 
 if TYPE_CHECKING:
     from geomx_cli.jobs.store.registry import KnownJob

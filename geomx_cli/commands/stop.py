@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geomx_cli.commands._command import json_option, print_json
 from geomx_cli.commands._completion import of_processes
 from geomx_cli.commands._job import Duration, job_argument
-from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:

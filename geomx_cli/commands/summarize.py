@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geomx_cli.commands._command import print_json
 from geomx_cli.commands._completion import modes_of_records
-from geomx_cli.commands._json import print_json
 from geomx_cli.commands._report import base_option, network_option, progress, report_problems, target_option
 from geomx_cli.core.units import counted, format_bytes, format_duration
 

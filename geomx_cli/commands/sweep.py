@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from geomx_cli.commands._comparison import print_table
+from geomx_cli.commands._command import ScriptCommand, print_json, script_argument
 from geomx_cli.commands._completion import algorithm_names, file_names
 from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
-from geomx_cli.commands._job_spec import job_spec
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._job import job_spec
 from geomx_cli.commands._options import add_options, unused, values
-from geomx_cli.commands._report import comma_separated, progress, report_groups, target_option
-from geomx_cli.commands._script import ScriptCommand, script_argument
+from geomx_cli.commands._report import comma_separated, print_table, progress, report_groups, target_option
 from geomx_cli.core.env_names import unknown_variables
 from geomx_cli.core.errors import DoneInPart, Interrupted, InvalidSettings, TrainingFailed, UsageError
 from geomx_cli.core.plugins import algorithms, find, table
@@ -25,9 +23,9 @@ from geomx_cli.core.units import counted
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from geomx_cli.jobs.actions.sweep_jobs import Cell
     from geomx_cli.jobs.store.registry import KnownJob
-    from geomx_cli.jobs.store.sweep_manifest import Cell
-    from geomx_cli.observe.report.sweep_report import SweepReport
+    from geomx_cli.observe.report.comparison import SweepReport
 
 __all__ = ["sweep"]
 
@@ -125,8 +123,7 @@ def sweep(
       geomx sweep --to wan --report
     """
     from geomx_cli.jobs.actions import sweep as running
-    from geomx_cli.jobs.actions.sweep_jobs import SweepJobs
-    from geomx_cli.jobs.store.sweep_manifest import SweepManifest
+    from geomx_cli.jobs.actions.sweep_jobs import SweepJobs, SweepManifest
 
     folder = folder.resolve()
     manifest = None if restart else SweepManifest.read(folder)
@@ -233,7 +230,7 @@ def _collect(job: "KnownJob", folder: Path) -> dict[str, Any]:
 def _report(cells: "Sequence[Cell]", folder: Path, target: float, *, json: bool) -> int:
     """Print table and figure, and return 0 or raise an error after naming the jobs that are not done."""
     from geomx_cli.jobs.actions.sweep import unfinished
-    from geomx_cli.observe.report.sweep_report import report_of
+    from geomx_cli.observe.report.comparison import report_of
 
     found = report_of(cells, folder, target, progress)
     if json:

@@ -12,10 +12,10 @@ from typing import TextIO
 
 import msgspec
 
+from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.events import SCHEMA_VERSION, Event, ProcessFailed, ProcessFinished, Sent, Telemetry, WarningRaised
-from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.files import make_folders
 from geomx_cli.core.jsonlines import UNWRITTEN, encode
-from geomx_cli.core.private import make_folders
 
 __all__ = ["EventLog"]
 

@@ -7,8 +7,7 @@ text with a unit.
 
 from collections.abc import Callable, Iterable, Mapping
 
-from geomx_cli.core.option import Group, Option, Value, check, decode, encode, text_of
-from geomx_cli.core.option_kinds import Kind
+from geomx_cli.core.option import Group, Kind, Option, Value, check, decode, encode, text_of
 
 __all__ = [
     "OPTIMIZERS", "OPTIONS", "USUAL", "USUAL_OF_CODEC", "Option", "Value", "check", "codec_name", "decode", "defaults",

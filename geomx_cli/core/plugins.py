@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, cast
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
-from geomx_cli.core.option_kinds import KINDS
+from geomx_cli.core.option import KINDS
 from geomx_cli.core.options import OPTIONS, Option, Value
 
 __all__ = [

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import TimedOut
+from geomx_cli.core.files import open_atomic
 from geomx_cli.hosts.interface import Channel, Completed
 
 __all__ = ["LocalConnector", "python_path"]

@@ -22,9 +22,8 @@ from geomx_cli.core.nearest import nearest
 from geomx_cli.inventory import NAME, is_ip, values
 from geomx_cli.inventory.checks import Check
 from geomx_cli.inventory.file import InventoryFile, of_tables, read_text
-from geomx_cli.inventory.lines import Lines
-from geomx_cli.inventory.lines import Path as Place
-from geomx_cli.inventory.mistakes import Mistakes
+from geomx_cli.inventory.mistakes import Lines, Mistakes
+from geomx_cli.inventory.mistakes import Path as Place
 
 __all__ = ["read"]
 

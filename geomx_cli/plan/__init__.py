@@ -15,9 +15,9 @@ from geomx_cli.core.options import Value, check, defaults
 from geomx_cli.core.units import counted
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan.callers import callers
-from geomx_cli.plan.emulated_network import emulated_network
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
+from geomx_cli.plan.preview import emulated_network
 from geomx_cli.plan.processes import Layout, Process
 from geomx_cli.plan.topology import TopologyNode, build_topology, group_links, reachability_errors
 from geomx_cli.ps.net.security import Identity

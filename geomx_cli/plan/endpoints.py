@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.process_name import file_name
 from geomx_cli.inventory import Host, is_ip
 from geomx_cli.plan.topology import TopologyLink, TopologyNode, group_links
 from geomx_cli.ps.net.addresses import tcp

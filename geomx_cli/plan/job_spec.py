@@ -1,15 +1,20 @@
 """The specification of a job: a script or the bundled training, its options, and paths."""
 
+import os
 import re
+import secrets
+import tempfile
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
 
+from geomx_cli.core.conventions import file_name
+from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.options import Value
-from geomx_cli.core.process_name import file_name
 from geomx_cli.inventory import Host
 
-__all__ = ["JobSpec"]
+__all__ = ["JobSpec", "complete", "new_job_id"]
 
 _PYTHON = re.compile(r"python[0-9.]*[a-z]?")
 
@@ -70,3 +75,22 @@ class JobSpec:
             if (number == 0 or "/" in word) and _PYTHON.fullmatch(PurePosixPath(word).name)
         }
         return [files.get(word) or own.get(word) or word for word in self.script]
+
+
+# Default ids and paths of jobs.
+
+_TOKEN = 4  # bytes
+
+
+def new_job_id() -> str:
+    """Return a unique job id, sortable by time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(_TOKEN)}"
+
+
+def complete(spec: JobSpec) -> JobSpec:
+    """Fill in a missing job id, and missing paths with the defaults."""
+    job = spec.job or new_job_id()
+    directory = spec.job_dir or str(jobs_folder() / job)
+    sockets = spec.socket_dir or str(Path(tempfile.gettempdir(), f"gx-{os.getuid()}-{secrets.token_hex(_TOKEN)}"))
+    key_dir = spec.key_dir or str(Path(directory, "keys"))
+    return replace(spec, job=job, job_dir=directory, socket_dir=sockets, key_dir=key_dir)

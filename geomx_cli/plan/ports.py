@@ -13,8 +13,7 @@ from geomx_cli.core.options import Value
 from geomx_cli.core.units import counted
 from geomx_cli.inventory import Host, HostError, Inventory
 from geomx_cli.plan.endpoints import dialled, takes_port
-from geomx_cli.plan.placement import placement_errors
-from geomx_cli.plan.topology import build_topology, links, reachability_errors
+from geomx_cli.plan.topology import build_topology, links, placement_errors, reachability_errors
 from geomx_cli.probe import ports as ports_here
 
 __all__ = ["choose", "free_ports", "host_errors", "ports_needed", "release"]

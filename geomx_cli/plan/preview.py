@@ -4,12 +4,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from geomx_cli.core.units import format_duration, parse_wan
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import ports
 from geomx_cli.plan.endpoints import lay_endpoints
 from geomx_cli.plan.topology import TopologyNode, build_topology, links
 
-__all__ = ["Preview", "preview"]
+__all__ = ["Preview", "emulated_network", "preview"]
+
+# Describes the links between parties that a job on one machine emulates.
+
+def emulated_network(wan: str, links: Iterable[str]) -> str:
+    """Return a line about --wan and the `links` of the inventory, each as WanLink.text; "" if nothing is emulated."""
+    shapes = [f"each party {_shape(wan, 'round trip')}"] if wan else []
+    for link in links:
+        pair, _, shape = link.partition("=")
+        shapes.append(f"{pair.replace('>', ' to ')} {_shape(shape, 'delay')}")
+    return f"emulated network: {'; '.join(shapes)}" if shapes else ""
+
+
+def _shape(text: str, time: str) -> str:
+    rate, seconds = parse_wan(text)
+    parts = [f"{rate / 1e6:g} Mbit/s"] * bool(rate) + [f"{time} {format_duration(seconds)}"] * bool(seconds)
+    return ", ".join(parts) or "unlimited"
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,50 @@
 """The command, environment and endpoints of each process. Pure functions."""
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from geomx_cli.core import deliveries, plugins
-from geomx_cli.core.module_command import module_command
-from geomx_cli.core.process_name import file_name
+from geomx_cli.core.conventions import file_name, module_command
 from geomx_cli.inventory import Host, RankScope, WanLink, is_ip
 from geomx_cli.plan.endpoints import Endpoint, for_datagrams, lay_endpoints
 from geomx_cli.plan.job_spec import JobSpec
-from geomx_cli.plan.placeholders import fill, values_for
 from geomx_cli.plan.topology import Plane, TopologyLink, TopologyNode, links, planes
 from geomx_cli.ps.cluster.config import PlaneSettings, Role
 from geomx_cli.ps.net.addresses import is_loopback
 from geomx_cli.runtime.settings import Settings
 
-__all__ = ["RENDEZVOUS", "Layout", "Process"]
+__all__ = ["Layout", "PLACEHOLDERS", "Process", "RENDEZVOUS", "fill", "values_for"]
+
+# Placeholders in a script's arguments that are filled in per worker: `--shard {rank}`. Pure functions.
+
+PLACEHOLDERS = ("rank", "num_workers", "global_rank", "num_all_workers", "party", "local_rank")
+"""Names allowed in braces; each but local_rank, which is the variable LOCAL_RANK, is also an attribute of the store."""
+_PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+
+
+def values_for(
+    node: TopologyNode, workers: int, all_workers: int, rank_scope: RankScope, local_rank: str
+) -> dict[str, str]:
+    """Return the placeholders' values for one worker; `workers`: those of its plane or process group."""
+    global_rank = -1 if node.global_rank is None else node.global_rank
+    ranks_are_global = rank_scope == "global"
+    values = {
+        "rank": global_rank if ranks_are_global else node.rank,
+        "num_workers": all_workers if ranks_are_global else workers,
+        "global_rank": global_rank,
+        "num_all_workers": all_workers,
+        "party": node.party,
+        "local_rank": local_rank,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def fill(words: Iterable[str], values: Mapping[str, str]) -> list[str]:
+    """Substitute the placeholders in `words`; other braces are left unchanged."""
+    return [_PATTERN.sub(lambda found: values[found[1]], word) for word in words]
+
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 """Variables that scripts for torchrun may read; nothing listens there, as groups are made over the job's servers."""

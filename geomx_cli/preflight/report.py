@@ -18,7 +18,7 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import in_central
-from geomx_cli.plan.job_paths import complete
+from geomx_cli.plan.job_spec import complete
 from geomx_cli.plan.ports import choose
 from geomx_cli.preflight import hosts as checks_of_hosts
 from geomx_cli.preflight import links
@@ -26,8 +26,8 @@ from geomx_cli.preflight.check import REACHABLE, Check, exit_code, together
 from geomx_cli.preflight.complete_inventory import ALL, complete_inventory, listening, with_clocks
 from geomx_cli.preflight.connect import Dialled, dials, unreached_servers
 from geomx_cli.preflight.diagnose import link_checks
+from geomx_cli.preflight.hosts import DISTRIBUTIONS, requirements
 from geomx_cli.preflight.probe_pool import Facts, ProbePool
-from geomx_cli.preflight.requirements import DISTRIBUTIONS, requirements
 from geomx_cli.preflight.wan import Measured, check_bandwidth, measure
 from geomx_cli.probe.ports import ANOTHER
 

@@ -24,11 +24,9 @@ from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.control_client import ControlClient
 from geomx_cli.ps.declared_tensor import DeclaredTensor
-from geomx_cli.ps.net.payload import Content
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Content, Rows
 from geomx_cli.ps.net.wire import MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
-from geomx_cli.ps.operation import Operation
-from geomx_cli.ps.pending_exchange import PendingExchange
+from geomx_cli.ps.operation_queue import Operation, PendingExchange
 from geomx_cli.ps.worker import Worker
 
 __all__ = ["Client"]

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from geomx_cli.core.conventions import party_of
 from geomx_cli.core.errors import GeomxError, InvalidSettings, TrainingFailed
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.core.process_name import party_of
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.codec import parse_codec
 from geomx_cli.ps.aggregation.compression import Compression

@@ -8,10 +8,9 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Placement
-from geomx_cli.ps.net.payload import Content
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Content, Rows
 from geomx_cli.ps.net.wire import EVERY
-from geomx_cli.ps.pending_exchange import PendingExchange
+from geomx_cli.ps.operation_queue import PendingExchange
 
 __all__ = ["MAX_OPEN", "DeclaredTensor"]
 

@@ -1,21 +1,126 @@
 """A worker's operations on tensors: when each may be sent, its messages, one per slice, and their results."""
 
+import time
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
 
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.ps.aggregation.codec import SliceRound
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.node import Node
-from geomx_cli.ps.cluster.partition import Slice
-from geomx_cli.ps.net.payload import Content, as_payload, digest, form_of, numbers_payload
-from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import DTYPE_NAMES, MAX_ROUNDS_AHEAD, Header, Kind
-from geomx_cli.ps.operation import Operation
+from geomx_cli.ps.cluster.partition import Placement, Slice
+from geomx_cli.ps.net.payload import Content, Rows, as_payload, digest, form_of, numbers_payload
+from geomx_cli.ps.net.wire import DTYPE_NAMES, MAX_ROUNDS_AHEAD, Header, Kind, Reply
 
-__all__ = ["OperationQueue"]
+__all__ = ["Operation", "OperationQueue", "PendingExchange"]
+
+# One worker's exchange of one tensor: slices are sent up, and their results are gathered in one array.
+
+@dataclass(slots=True, eq=False)
+class PendingExchange:
+    """`sent`: the source may be reused. `done`: the result is complete, in `out` if given.
+
+    Both futures may be used in any thread; a failure of the job is set on both. Without `out` the result's slices are
+    kept as received, for `copy_to`. `lowest` and `highest`: versions of the slices at the roots; they differ if parties
+    train asynchronously. holds: whether the result is or will be stored here; that of a round of rows is not.
+    """
+
+    out: Array | None
+    missing: int  # slices
+    sent: "Future[None]" = field(default_factory=Future)
+    done: "Future[None]" = field(default_factory=Future)
+    contributors: tuple[int, ...] = ()
+    weight: float = 0.0
+    lowest: int = -1
+    highest: int = -1
+    holds: bool = True
+    started: float = field(default_factory=time.monotonic)
+    _kept: list[tuple[int, Array]] = field(default_factory=list)
+
+    def age(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.started
+
+    def take(self, offset: int, array: Array, version: int) -> None:
+        """Take a slice's result; `array` stays valid as long as it is held."""
+        self.lowest = version if self.lowest < 0 else min(self.lowest, version)
+        self.highest = max(self.highest, version)
+        if self.out is not None:
+            np.copyto(self.out[offset : offset + len(array)], array)
+        else:
+            self._kept.append((offset, array))
+        self.missing -= 1
+        if self.missing == 0:
+            self.sent.set_result(None)
+            self.done.set_result(None)
+
+    def copy_to(self, out: Array) -> None:
+        """Copy the complete result to a 1-D array, which may be `out` itself; any thread, after `done`."""
+        if self.out is not None and self.out.ctypes.data != out.ctypes.data:
+            np.copyto(out, self.out)
+        for offset, array in self._kept:
+            np.copyto(out[offset : offset + len(array)], array)
+
+    def release(self) -> None:
+        """Free the result's memory; a later pull gets it from the servers."""
+        self.holds = False
+        self._kept.clear()
+
+    def fail(self, error: Exception) -> None:
+        """Fail the pending futures."""
+        for future in (self.sent, self.done):
+            if not future.done():
+                future.set_exception(error)
+
+
+# An operation on a tensor, as a client's thread gives it to the worker's loop.
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """A PUSH, OFFER, PULL or EXCHANGE of `src` (1-D, contiguous, or rows). `pending` receives the result, in `out` if
+    given.
+
+    round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: the rows
+    requested by a PULL, None for all elements. in_turn: a PULL is sent after the result of its round has arrived and
+    before the next round. by_digest: `src` are initial values that others may have: a PUSH may send their digest
+    instead, and a PULL needs the servers' values only if they differ. pieces: the slices concerned, by index, each with
+    its rows to send or request.
+    """
+
+    kind: Kind
+    placement: Placement
+    src: Content | None = None
+    out: Array | None = None
+    round: int = 0
+    weight: float = 0.0
+    priority: int = 0
+    hyper: dict[str, float] = field(default_factory=dict)
+    reply: Reply = Reply.FULL
+    numbers: Array | None = None
+    in_turn: bool = False
+    by_digest: bool = False
+    pieces: list[tuple[int, Slice, Rows | None]] = field(init=False)
+    pending: PendingExchange = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pieces = self._cut()
+        self.pending = PendingExchange(self.out, len(self.pieces), holds=self.reply == Reply.FULL)
+
+    def _cut(self) -> list[tuple[int, Slice, Rows | None]]:
+        placement, rows = self.placement, self.src if isinstance(self.src, Rows) else None
+        if self.numbers is not None:
+            rows = Rows(self.numbers, np.empty((len(self.numbers), 0)))
+        if rows is None:
+            return [(index, piece, None) for index, piece in enumerate(placement.slices)]
+        cut = [rows.cut(piece.offset // placement.row, piece.end // placement.row) for piece in placement.slices]
+        found = zip(range(len(cut)), placement.slices, cut, strict=True)
+        return [item for item in found if self.numbers is None or len(item[2])]
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from geomx_cli.ps.aggregation.optimizer_history import Hyper, Successor
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.optim import optimizers, schedules
-from geomx_cli.ps.optim.hyper_parameters import Value
 from geomx_cli.ps.optim.optimizers import Optimizer
+from geomx_cli.ps.optim.schedules import Value
 
 __all__ = ["OptimizerService"]
 

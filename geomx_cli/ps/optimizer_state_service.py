@@ -12,7 +12,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.optim.optimizers import Optimizer
-from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
+from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize
 
 __all__ = ["OptimizerStateService"]
 

@@ -11,10 +11,12 @@ One loop handles one message at a time. A server ends when all members have said
 import time
 from collections.abc import Iterator
 
+from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.compression import ServerCompression
 from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
 from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
 from geomx_cli.ps.aggregation.slice_table import SliceTable
@@ -24,7 +26,6 @@ from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
-from geomx_cli.ps.contribution_service import ContributionService
 from geomx_cli.ps.control_service import ControlService
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
@@ -32,11 +33,66 @@ from geomx_cli.ps.net.malloc import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.placement_service import PlacementService
-from geomx_cli.ps.server_compression import ServerCompression
-from geomx_cli.ps.server_joining import ServerJoining
-from geomx_cli.ps.server_peers import PEERS, ServerPeers
+from geomx_cli.ps.server_peers import PEERS, ServerJoining, ServerPeers
 
-__all__ = ["Server"]
+__all__ = ["ContributionService", "Server"]
+
+# The contributions that a server receives: who may send them, and for which ranks.
+
+class ContributionService:
+    """Hands contributions to the aggregator; see ContributionInbox. Used by the loop's thread only."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        node: Node,
+        members: ServerMembers,
+        delivery: ServerDelivery,
+        aggregator: Aggregator,
+    ) -> None:
+        self._settings = settings
+        self._node = node
+        self._members = members
+        self._delivery = delivery
+        self._aggregator = aggregator
+
+    def take(self, link: Link, header: Header, payload: memoryview | None, credit: int | None = None) -> None:
+        """Handle an EXCHANGE. Raises BadMessage for one that its sender may not send, or that is invalid."""
+        rank = self._check_sender(link, header)
+        self._aggregator.on_exchange(link, header, payload, rank, credit)
+
+    def check(self, link: Link, header: Header) -> None:
+        """See ContributionInbox.check."""
+        self._check_sender(link, header)
+        self._aggregator.table.entry(header)
+
+    def hand_in(self, link: Link, header: Header, payload: memoryview, credit: int) -> None:
+        """See ContributionInbox.hand_in."""
+        try:
+            self.take(link, header, payload, credit)
+        except BadMessage as error:
+            self._node.transport.refuse(link, error, credit)
+        except GeomxError as error:
+            self._node.fail(error)
+
+    def brought_by(self, link: Link, rank: int) -> set[int]:
+        """The ranks for which this member may contribute; some may not have arrived yet."""
+        plane, own = str(link.hello["plane"]), int(link.hello["rank"])
+        settings = self._settings.local if plane == "local" else self._settings.upper
+        count = settings.workers if settings is not None else 0
+        return {rank - own + other for other in self._delivery.brings(plane, own) if 0 <= other < count}
+
+    def _check_sender(self, link: Link, header: Header) -> int:
+        """The sender's rank. Raises BadMessage unless the contribution is of ranks, in ascending order, that it may
+        contribute for: its own, or members of its plane that the delivery allows.
+        """
+        rank, ranks = self._members.rank_of(link), header.contributors
+        may = ranks == (rank,) or (
+            bool(ranks) and list(ranks) == sorted({*ranks}.intersection(self.brought_by(link, rank)))
+        )
+        if not may or not self._members.trains(rank):
+            raise BadMessage(f"contributions of ranks {ranks} from rank {rank}")
+        return rank
 
 
 class Server:

@@ -11,10 +11,9 @@ from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec, parse_codec
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.cluster.activity import Activity
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings
-from geomx_cli.ps.cluster.liveness import NEWS, newest
+from geomx_cli.ps.cluster.liveness import NEWS, Activity, newest
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request

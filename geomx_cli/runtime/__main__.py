@@ -119,10 +119,10 @@ def _serve(settings: Settings, events: EventLog) -> None:
     _collect_from_now_on()
     optimizer = server.run()
     if settings.output_dir and optimizer is not None:
-        from geomx_cli.runtime.training import final_model
+        from geomx_cli.runtime.training import checkpoint
 
         events.write(StateChanged(state="saving"))  # it may take long, and no other process waits for it
-        final_model.save_optimizer(Path(settings.output_dir), optimizer, events.warn)
+        checkpoint.save_optimizer(Path(settings.output_dir), optimizer, events.warn)
 
 
 def _collect_from_now_on() -> None:

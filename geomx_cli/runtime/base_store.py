@@ -1,5 +1,9 @@
 """What a worker's store reports about the worker and the job, for every framework."""
 
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from geomx_cli.core import plugins
@@ -8,11 +12,59 @@ from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.options import Value
 
 if TYPE_CHECKING:
+    from geomx_cli.core.errors import GeomxError
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
-__all__ = ["BaseStore", "option_of"]
+__all__ = ["BaseStore", "FailureNotice", "option_of"]
+
+# Brings the job's failure to a script that does not exchange anything at the time, as while it evaluates.
+
+_SOON = 1.0  # seconds for the script to meet the failure by itself; its agent's SIGTERM comes after two
+_SIGNAL = signal.SIGRTMAX - 5  # none that scripts, launchers or batch systems use
+
+
+class FailureNotice:
+    """Tells the agent of a failure with `tell`, so that the script has the job's grace to handle it.
+
+    If the script has not met the failure a second later, it is raised in its main thread, by a signal, once that thread
+    executes Python; it may then be anywhere in the script. A script that has met it, and may be saving, is left alone.
+    For the main thread; elsewhere, and where a script uses the signal, the failure is only told. `ended`: whether the
+    script has reported an error already.
+    """
+
+    def __init__(
+        self, client: "Client", tell: "Callable[[GeomxError], object]", ended: Callable[[], bool]
+    ) -> None:
+        self._client = client
+        self._tell = tell
+        self._ended = ended
+        self._main = threading.main_thread()
+        self._handles = threading.current_thread() is self._main and signal.getsignal(_SIGNAL) == signal.SIG_DFL
+        if self._handles:
+            signal.signal(_SIGNAL, self._raise)
+        client.when_failed(self._on_failure)
+
+    def _on_failure(self, failure: "GeomxError") -> None:
+        if self._ended():
+            return
+        self._tell(failure)
+        if self._handles:
+            timer = threading.Timer(_SOON, self._notify)
+            timer.daemon = True
+            timer.start()
+
+    def _notify(self) -> None:
+        if not self._met() and self._main.is_alive() and self._main.ident is not None:
+            signal.pthread_kill(self._main.ident, _SIGNAL)
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        if self._client.failure is not None and not self._met():
+            raise self._client.failure
+
+    def _met(self) -> bool:
+        return self._ended() or self._client.is_failure_raised
 
 
 class BaseStore:

@@ -16,7 +16,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.wire import FLOAT_NAMES
-from geomx_cli.ps.pending_exchange import PendingExchange
+from geomx_cli.ps.operation_queue import PendingExchange
 from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.momentum_check import MomentumCheck

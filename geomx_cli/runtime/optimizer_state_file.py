@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.files import open_atomic
 from geomx_cli.ps.arrays import Array
 
 __all__ = ["Cut", "SavedState", "read", "write"]

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geomx_cli.core import deliveries, plugins
+from geomx_cli.core.conventions import JobClock, file_name
 from geomx_cli.core.env_names import without_effect
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.core.job_clock import JobClock
-from geomx_cli.core.process_name import file_name
 from geomx_cli.runtime.settings import Settings
 
 __all__ = ["event_log", "part", "warn_of_variables"]

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from geomx_cli.ps.aggregation.accumulator import SERIAL
 from geomx_cli.ps.aggregation.optimizer_history import Hyper
+from geomx_cli.ps.aggregation.slice_state import SERIAL
 
 __all__ = ["Hyper", "Params", "PushedHyper"]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from geomx_cli.core.events import Contribution
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.frontends import ScriptStore
-    from geomx_cli.runtime.pulse import Pulse
+    from geomx_cli.runtime.presence import Pulse
     from geomx_cli.runtime.settings import Settings
     from geomx_cli.runtime.signals import Signals
 
@@ -172,14 +172,14 @@ class Session:
         from geomx_cli.core.events import StateChanged
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime import reports
-        from geomx_cli.runtime.failure_notice import FailureNotice
+        from geomx_cli.runtime.base_store import FailureNotice
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
 
         warn_of_variables(self._log(), settings)
         if settings.local is not None:
             self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
         else:
-            from geomx_cli.runtime.pulse import Pulse
+            from geomx_cli.runtime.presence import Pulse
 
             self._pulse = Pulse(self._log(), self._calls)
         self._joined = True

@@ -9,7 +9,7 @@ import pytest
 from geomx_cli.agent import child as module
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.conventions import JobClock
 
 pytestmark = pytest.mark.processes
 SAY = """

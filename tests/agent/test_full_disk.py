@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from geomx_cli.agent import full_disk as module
-from geomx_cli.agent.full_disk import full_disk
+from geomx_cli.agent import diagnosis as module
+from geomx_cli.agent.diagnosis import full_disk
 
 NO_ROOM = "OSError: [Errno 28] No space left on device"
 

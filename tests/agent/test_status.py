@@ -4,7 +4,7 @@ from pathlib import Path
 
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.status import StatusFile
-from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.conventions import JobClock
 
 
 def test_of_warnings_the_first_that_affects_the_result_is_kept(tmp_path: Path) -> None:

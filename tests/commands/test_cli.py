@@ -14,12 +14,12 @@ from desk import in_this_process, without_progress
 from msgspec import structs
 
 from geomx_cli import cli
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._command import print_json
 from geomx_cli.core import env_names, errors
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
-from geomx_cli.jobs.store.user_modules import check_user_modules
+from geomx_cli.jobs.store.script import check_user_modules
 from geomx_cli.plan.this_machine import this_machine
 
 STAND_IN = ROOT.joinpath("tests", "stand_in.py")

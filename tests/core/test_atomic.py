@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from geomx_cli.core.atomic import open_atomic, write_atomic
+from geomx_cli.core.files import open_atomic, write_atomic
 
 
 def test_a_file_is_replaced_at_the_end_only(tmp_path: Path) -> None:

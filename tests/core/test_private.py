@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.private import make_folders, require_private
+from geomx_cli.core.files import make_folders, require_private
 
 
 def test_folders_are_made_for_this_user_alone_whatever_the_umask(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_parent_that_others_may_write_to_is_not_trusted(
     make_folders(parent / "jobs")
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me"))
     monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
-    monkeypatch.setattr("geomx_cli.core.private._ROOT", -1)
+    monkeypatch.setattr("geomx_cli.core.files._ROOT", -1)
     parent.chmod(mode)
     if trusted:
         require_private(parent / "jobs")

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.oom_watcher import OomWatcher
+from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.commands.status import status
 from geomx_cli.core import events
 from geomx_cli.core.agent_protocol import Warned, parse
@@ -24,9 +24,9 @@ from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.options import defaults
 from geomx_cli.core.untrusted import decode, plain, plain_all
 from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.jobs.actions.agent_connection import Gone, InboxMessage
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import attach
-from geomx_cli.jobs.actions.inbox_messages import Gone, InboxMessage
 from geomx_cli.jobs.actions.logs import LogReader, select
 from geomx_cli.jobs.actions.stop import stop
 from geomx_cli.jobs.actions.watch import Watch
@@ -37,10 +37,10 @@ from geomx_cli.jobs.store.registry import KnownJob, all_jobs
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.follow import PlainView
 from geomx_cli.jobs.view.job_view import JobView
-from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.result import Outcome
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.job_paths import complete
+from geomx_cli.plan.job_spec import complete
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 

@@ -23,9 +23,8 @@ from geomx_cli.core.errors import CheckFailed, Interrupted, InvalidSettings, Tim
 from geomx_cli.hosts import Channel, Connector, File
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.hosts.ssh.connector import SshConnector
-from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
+from geomx_cli.jobs.actions.agent_connection import AgentConnection, Gone, Inbox, InboxMessage
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.inbox_messages import Gone, InboxMessage
 from geomx_cli.jobs.actions.interrupts import interrupts_to
 
 SLEEP = "import signal; signal.pause()"

@@ -10,7 +10,7 @@ from cluster import ROOT
 from desk import Desk
 from idx import write_data
 
-from geomx_cli.core.job_clock import JobClock
+from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.jsonlines import read_objects
 
 HOUR = 3600

@@ -29,7 +29,7 @@ from geomx_cli.agent.prune import remove, size_of
 from geomx_cli.commands.fetch import _Bar as Bar
 from geomx_cli.commands.fetch import fetch as fetch_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, Interrupted
-from geomx_cli.core.lock import locked_folder
+from geomx_cli.core.files import locked_folder
 from geomx_cli.core.units import format_bytes
 from geomx_cli.hosts import Completed
 from geomx_cli.jobs.actions.fetch import Fetched, Listed, fetch, is_safe

@@ -18,11 +18,10 @@ from geomx_cli.agent.status import _bounded
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.events import OutputsWritten, parse
 from geomx_cli.core.jsonlines import read_objects
-from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.result import in_words, result
+from geomx_cli.jobs.view.result import Outcome, in_words, result
 from geomx_cli.plan import Plan
-from geomx_cli.runtime.training import last_save
+from geomx_cli.runtime.training import checkpoint
 
 
 @pytest.fixture
@@ -93,8 +92,8 @@ def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "DISKS", (str(tmp_path / "tmp"),))
-    monkeypatch.setattr(last_save, "LIMIT", 0.0)
-    monkeypatch.setattr(last_save, "_PAUSE", 0.0)
+    monkeypatch.setattr(checkpoint, "LIMIT", 0.0)
+    monkeypatch.setattr(checkpoint, "_PAUSE", 0.0)
     (tmp_path / "tmp").mkdir()
     folder = Path(task.env["GEOMX_OUTPUT_DIR"])
 
@@ -103,7 +102,7 @@ def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
             raise OSError(28, "No space left on device")
         (place / "model.bin").write_text("newer than the other")
 
-    place = last_save.save_at_last(folder, write, lambda _: None, "the model")
+    place = checkpoint.save_at_last(folder, write, lambda _: None, "the model")
     files, _ = outputs.outputs(spec(task, tmp_path))
     assert [(file["name"], file["size"]) for file in files] == [("model.bin", 20), ("a", 1), ("deep/b", 6)]
     for name, content in (("model.bin", b"newer"), ("a", b"a")):

@@ -14,16 +14,15 @@ from idx import write_data
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, InvalidSettings, TrainingFailed
 from geomx_cli.core.errors import Interrupted as Stopped
+from geomx_cli.core.files import locked_folder
 from geomx_cli.core.jobs_folder import jobs_folder
-from geomx_cli.core.lock import locked_folder
 from geomx_cli.core.plugins import table
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.jobs.actions.sweep import Runner, sweep, unfinished
-from geomx_cli.jobs.actions.sweep_jobs import SweepJobs
+from geomx_cli.jobs.actions.sweep_jobs import Cell, SweepJobs, SweepManifest, SweepSettings
 from geomx_cli.jobs.store.job_state import JobState, begin, finish
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.store.sweep_manifest import Cell, SweepManifest, SweepSettings
-from geomx_cli.jobs.view.conclusion import Conclusion
+from geomx_cli.jobs.view.result import Conclusion
 from geomx_cli.plan import JobSpec
 from geomx_cli.plan.this_machine import this_machine
 

@@ -15,13 +15,11 @@ from geomx_cli.core.errors import Interrupted
 from geomx_cli.core.events import Telemetry, Traffic, parse
 from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status
-from geomx_cli.jobs.view.conclusion import Conclusion
 from geomx_cli.jobs.view.failure_report import explain
-from geomx_cli.jobs.view.log_paths import log_paths
-from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.outputs import log_paths
 from geomx_cli.jobs.view.parties import PartyTable, party_totals
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.result import in_words, result
+from geomx_cli.jobs.view.result import Conclusion, Outcome, in_words, result
 from geomx_cli.jobs.view.table import ProcessTable, sentence
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import ports_needed

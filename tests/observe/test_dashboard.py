@@ -29,9 +29,9 @@ from geomx_cli.jobs.actions.logs import Line, LogReader
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.dashboard.comparison import Comparison
-from geomx_cli.observe.dashboard.downsampled_series import MOST, DownsampledSeries, Flow, MeasuredSeries
-from geomx_cli.observe.dashboard.job_labels import labels
+from geomx_cli.observe.dashboard.curves import MOST, DownsampledSeries, Flow, MeasuredSeries
 from geomx_cli.observe.dashboard.job_model import JobModel
+from geomx_cli.observe.dashboard.job_rows import labels
 from geomx_cli.observe.dashboard.log_search import LogSearch
 from geomx_cli.observe.dashboard.server import Server, remembered, started
 

@@ -13,12 +13,12 @@ from plans import planned
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.core.lock import locked_folder
+from geomx_cli.core.files import locked_folder
 from geomx_cli.core.options import defaults
 from geomx_cli.observe.report import RunRecords, Summary, collected
+from geomx_cli.observe.report.figures import metric_curve
 from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
 from geomx_cli.observe.report.metadata import Metadata
-from geomx_cli.observe.report.metric_curves import metric_curve
 from geomx_cli.observe.report.run_folders import runs_below
 
 BEGAN = 1000.0

@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Iterable
 from typing import Any
 
-from geomx_cli.observe.loopback_http import LoopbackServer
+from geomx_cli.core.bounded_http import LoopbackServer
 
 
 def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:

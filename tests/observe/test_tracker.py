@@ -11,9 +11,8 @@ import pytest
 from geomx_cli.commands._exports import Exports
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import Evaluated, Reported
-from geomx_cli.observe.exports import backlog, tracker
-from geomx_cli.observe.exports.backlog import Backlog
-from geomx_cli.observe.exports.scalars import Scalar
+from geomx_cli.observe.exports import scalars, tracker
+from geomx_cli.observe.exports.scalars import Backlog, Scalar
 from geomx_cli.observe.exports.tracker import Tracker
 
 SINK = """
@@ -69,8 +68,8 @@ def scalar(number: int) -> Scalar:
 def test_what_is_put_before_the_end_is_passed_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(backlog, "EVERY", 0.0)
-    monkeypatch.setattr(backlog, "AHEAD", 2)
+    monkeypatch.setattr(scalars, "EVERY", 0.0)
+    monkeypatch.setattr(scalars, "AHEAD", 2)
     one = Backlog()
     batches = one.batches()
     for number in range(4):
@@ -85,7 +84,7 @@ def test_what_is_put_before_the_end_is_passed_on(
 
 
 def test_a_replay_waits_for_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "AHEAD", 2)
+    monkeypatch.setattr(scalars, "AHEAD", 2)
     one, found = Backlog(waits=True), list[Scalar]()
     writer = threading.Thread(target=lambda: [found.extend(batch) for batch in one.batches()])
     writer.start()

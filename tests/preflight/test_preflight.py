@@ -28,7 +28,7 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import topology_line, with_topology
-from geomx_cli.plan.job_paths import complete
+from geomx_cli.plan.job_spec import complete
 from geomx_cli.preflight import Check, probe_pool
 from geomx_cli.preflight.connect import place
 from geomx_cli.probe.ports import PROBED, Reservations

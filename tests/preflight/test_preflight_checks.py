@@ -18,9 +18,9 @@ from geomx_cli.plan import JobSpec, plan
 from geomx_cli.preflight import Check, exit_code, hosts, refuse
 from geomx_cli.preflight.check import together
 from geomx_cli.preflight.complete_inventory import complete_inventory
+from geomx_cli.preflight.hosts import Requirements, requirements
 from geomx_cli.preflight.probe_pool import Facts, Folder, ProbePool, Skew
 from geomx_cli.preflight.report import failure_check
-from geomx_cli.preflight.requirements import Requirements, requirements
 from geomx_cli.probe.facts import code_digest
 
 GIB = 1 << 30

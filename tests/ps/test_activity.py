@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from geomx_cli.ps.cluster import activity
-from geomx_cli.ps.cluster.activity import Activity
+from geomx_cli.ps.cluster import liveness
+from geomx_cli.ps.cluster.liveness import Activity
 
 SPAN = 0.2
 
@@ -38,14 +38,14 @@ def glance(enough: threading.Event) -> None:
 
 
 def test_one_that_waits_does_not_run_and_one_that_looks_at_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "SPAN", SPAN)
+    monkeypatch.setattr(liveness, "SPAN", SPAN)
     assert not ran(threading.Event.wait)
     assert ran(glance, spans=200)
 
 
 @pytest.mark.processes
 def test_what_it_has_started_runs_for_it_if_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "SPAN", SPAN)
+    monkeypatch.setattr(liveness, "SPAN", SPAN)
     for program, runs in (("import time; time.sleep(1000)", False), ("while True: pass", True)):
         child = subprocess.Popen([sys.executable, "-S", "-c", program])
         try:

@@ -25,12 +25,10 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec, received
-from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.error_feedback import ErrorFeedback
+from geomx_cli.ps.aggregation.compression import Compression, ErrorFeedback
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.net.payload import Content, as_payload, form_of
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.algorithms.diloco import MeanServer

@@ -21,7 +21,7 @@ from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.plan import Plan
-from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
+from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage
 

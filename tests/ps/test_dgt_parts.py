@@ -20,15 +20,21 @@ from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.delivery._blocks import SILENT, Ranking, channels, dequantise, quantise
 from geomx_cli.ps.delivery._datagram_receiver import DatagramReceiver
-from geomx_cli.ps.delivery._datagram_sender import DatagramSender, Pace
-from geomx_cli.ps.delivery._fragments import TOPICS, Fragment, encode_fragment
+from geomx_cli.ps.delivery._datagram_sender import TOPICS, DatagramSender, Fragment, Pace, encode_fragment
 from geomx_cli.ps.delivery._part_receiver import Grace, PartReceiver
 from geomx_cli.ps.delivery._parts import BEHIND, PREAMBLE, part_header
 from geomx_cli.ps.delivery._splitter import Block, Parts, Splitter
 from geomx_cli.ps.delivery.dgt import DgtServer
 from geomx_cli.ps.net import security
-from geomx_cli.ps.net.datagram_keys import MAX_CHANNELS, REPLAY_WINDOW, Opener, Sealer, session_key
-from geomx_cli.ps.net.datagram_sockets import ReceiverSocket, SenderSocket
+from geomx_cli.ps.net.datagrams import (
+    MAX_CHANNELS,
+    REPLAY_WINDOW,
+    Opener,
+    ReceiverSocket,
+    Sealer,
+    SenderSocket,
+    session_key,
+)
 from geomx_cli.ps.net.loop import Loop as RealLoop
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header, encode_header

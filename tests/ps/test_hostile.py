@@ -162,7 +162,7 @@ def test_connections_that_do_not_say_who_they_are_cost_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve send up to the maximum message size, one sends nothing; identified peers stay connected."""
-    monkeypatch.setattr("geomx_cli.ps.net.unknown_peers.MAX_SECONDS", 3.0)
+    monkeypatch.setattr("geomx_cli.ps.net.sockets.MAX_SECONDS", 3.0)
     ours = _rings(tmp_path, "job")
     loop = Loop()
     heard: list[str] = []

@@ -21,7 +21,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.ps.aggregation.codec import parse_codec
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Rows
 from geomx_cli.runtime.algorithms import hfa
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.esync import EsyncServer

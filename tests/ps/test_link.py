@@ -9,7 +9,8 @@ from bench import RecordingTransport
 
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.net import fusing, link_health
+from geomx_cli.ps.net import link_health
+from geomx_cli.ps.net import transport as transports
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import Header, Kind, encode_body
@@ -41,8 +42,8 @@ def test_a_new_connection_gets_each_message_once_in_order(lane: Lane) -> None:
 def test_fused_tensors_do_not_wait_for_a_long_turn_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are one message, sent when another message is handled after the first has waited long enough."""
     now = [100.0]
-    monkeypatch.setattr(fusing, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    links, transport, upstream = fusing.FusingLinks(), RecordingTransport(SLICE, WINDOW), UpstreamClient()
+    monkeypatch.setattr(transports, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    links, transport, upstream = transports.FusingLinks(), RecordingTransport(SLICE, WINDOW), UpstreamClient()
     monkeypatch.setattr(transport, "fuses", links.add)
     link = Link(transport, "root 0", wide_area=False, greeting={})  # type: ignore[arg-type]
 
@@ -54,7 +55,7 @@ def test_fused_tensors_do_not_wait_for_a_long_turn_to_end(monkeypatch: pytest.Mo
         send(index)
         links.flush_due()
     assert transport.sent == []
-    now[0] += 2 * fusing.LONGEST
+    now[0] += 2 * transports.LONGEST
     links.flush_due()
     assert transport.sent == [1], "the request of the first of three in one message"
     send(3)

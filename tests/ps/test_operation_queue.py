@@ -8,8 +8,7 @@ import numpy as np
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, Header, Kind
-from geomx_cli.ps.operation import Operation
-from geomx_cli.ps.operation_queue import OperationQueue
+from geomx_cli.ps.operation_queue import Operation, OperationQueue
 
 
 def test_rounds_ahead_are_counted_from_the_oldest_without_a_result() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Rows
 from geomx_cli.ps.optim.optimizers import SUPPORTED, Optimizer, create
 
 OURS = ("torch-sgd", "adamw", "dcasgd-a", "dcasgd-mxnet")

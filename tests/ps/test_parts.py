@@ -14,13 +14,13 @@ import pytest
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
+from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
 from geomx_cli.ps.cluster.barrier import Barrier
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.cluster.rpc import MAX_OPEN, Request, Rpc
-from geomx_cli.ps.net import shaping, window
+from geomx_cli.ps.net import send_queue, shaping
 from geomx_cli.ps.net.loop import Loop
-from geomx_cli.ps.net.wan_log import WanLog
+from geomx_cli.ps.net.shaping import WanLog
 from geomx_cli.ps.net.wire import BadMessage
 
 
@@ -204,16 +204,16 @@ def test_declaring_again_changes_nothing_and_another_shape_is_refused() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """`clock.now` is the result of time.monotonic() in window.py and shaping.py."""
+    """`clock.now` is the result of time.monotonic() in send_queue.py and shaping.py."""
     made = SimpleNamespace(now=100.0)
     made.monotonic = lambda: made.now
-    for module in (window, shaping):
+    for module in (send_queue, shaping):
         monkeypatch.setattr(module, "time", made)
     return made
 
 
 def test_a_fixed_window_holds_and_credit_is_bounded() -> None:
-    fixed = window.Window(1000, 2500)
+    fixed = send_queue.Window(1000, 2500)
     fixed.sent(1000)
     fixed.sent(1000)
     assert not fixed.admits(1000)
@@ -227,7 +227,7 @@ def test_a_fixed_window_holds_and_credit_is_bounded() -> None:
 
 
 def test_one_message_may_always_be_under_way() -> None:
-    small = window.Window(1000, 10)
+    small = send_queue.Window(1000, 10)
     assert small.admits(5000)
     small.sent(5000)
     assert not small.admits(1)
@@ -238,7 +238,7 @@ def test_one_message_may_always_be_under_way() -> None:
 
 
 def use(
-    win: window.Window, clock: SimpleNamespace, rate: float, round_trip: float, seconds: float, size: int = 2**20
+    win: send_queue.Window, clock: SimpleNamespace, rate: float, round_trip: float, seconds: float, size: int = 2**20
 ) -> int:
     """Send slices over a path of `rate` bytes per second; returns how many bytes it carried."""
     end, free, returns, carried = clock.now + seconds, clock.now, [], 0
@@ -261,9 +261,9 @@ def use(
 def test_on_a_wide_area_link_little_is_under_way_whatever_the_receiver_may_hold(clock: SimpleNamespace) -> None:
     """What waits at the sender can be overtaken, and what the receiver asks for waits for no credit."""
     rate, round_trip, size = 25e6, 0.03, 2**17
-    win = window.Window(2**20, wide_area=True)
+    win = send_queue.Window(2**20, wide_area=True)
     use(win, clock, rate, round_trip, 3.0, size)
-    path = size + rate * (round_trip + window.LATE)
+    path = size + rate * (round_trip + send_queue.LATE)
     sent = 0
     while win.admits(size):
         win.sent(size)
@@ -284,7 +284,7 @@ def test_on_a_wide_area_link_little_is_under_way_whatever_the_receiver_may_hold(
 
 def test_a_longer_route_is_filled_once_heartbeats_have_measured_it(clock: SimpleNamespace) -> None:
     rate, size = 25e6, 2**17
-    win = window.Window(2**20, wide_area=True)
+    win = send_queue.Window(2**20, wide_area=True)
     win.crossed(0.03)
     use(win, clock, rate, 0.03, 3.0, size)
     win.crossed(0.2)
@@ -294,7 +294,7 @@ def test_a_longer_route_is_filled_once_heartbeats_have_measured_it(clock: Simple
 
 def test_a_window_grows_until_it_fills_the_path_and_shrinks_when_the_path_is_short(clock: SimpleNamespace) -> None:
     rate, round_trip = 250e6, 0.1
-    win = window.Window(2**20)
+    win = send_queue.Window(2**20)
     assert win.size < rate * round_trip
     use(win, clock, rate, round_trip, 3.0)
     assert rate * round_trip <= win.size <= 2 * rate * round_trip
@@ -302,7 +302,7 @@ def test_a_window_grows_until_it_fills_the_path_and_shrinks_when_the_path_is_sho
     use(win, clock, 10e6, 0.001, 30.0)
     assert win.size == 2 * 2**20
     use(win, clock, 10e9, 0.1, 5.0)
-    assert win.size <= window.LARGEST
+    assert win.size <= send_queue.LARGEST
 
 
 def test_an_emulated_link_has_a_rate_and_a_delay(clock: SimpleNamespace) -> None:

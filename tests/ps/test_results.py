@@ -7,7 +7,7 @@ import pytest
 from bench import SIZE, Bench, KeptLink, gradient
 from tree import Tree
 
-from geomx_cli.ps.aggregation.accumulator import SERIAL, Accumulator, Contribution
+from geomx_cli.ps.aggregation.slice_state import SERIAL, Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, decode_header, encode_header

@@ -7,11 +7,10 @@ import pytest
 from tree import Tree
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
+from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Partition, Tensor
-from geomx_cli.ps.net.payload import as_payload, content, row_numbers, sum_payload
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Rows, as_payload, content, row_numbers, sum_payload
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer

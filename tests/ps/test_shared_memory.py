@@ -12,8 +12,8 @@ from rounds import SCRIPT
 
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.net import shared_memory
+from geomx_cli.ps.net.accepted_links import Sharing
 from geomx_cli.ps.net.shared_memory import FIRST, PLACE, SIZE, Arena, PeerArena
-from geomx_cli.ps.net.sharing import Sharing
 from geomx_cli.ps.net.wire import BadMessage
 
 ANNE, BOB = "anne", "bob"

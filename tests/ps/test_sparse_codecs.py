@@ -12,7 +12,7 @@ from tree import Tree
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Rows
 from geomx_cli.ps.net.wire import MAX_CODEC, Reply
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 

@@ -15,8 +15,7 @@ from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import host_errors, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.cluster.bodies import checked_request
-from geomx_cli.ps.delivery._tsengine_neighbours import TOPICS
-from geomx_cli.ps.delivery._tsengine_rates import AGE, DIRECT, FEW, LAST, Meter, choose
+from geomx_cli.ps.delivery._tsengine_neighbours import AGE, DIRECT, FEW, LAST, TOPICS, Meter, choose
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage
 from geomx_cli.runtime.settings import Settings

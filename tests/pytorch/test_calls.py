@@ -15,10 +15,9 @@ from torch.utils.data import DataLoader
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.runtime.frontends.torch import made_calls
+from geomx_cli.runtime.frontends.torch.gradient_sums import SparseSum
 from geomx_cli.runtime.frontends.torch.job_store import JobStore
-from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls
-from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches, follow_loaders
-from geomx_cli.runtime.frontends.torch.sparse_sums import SparseSum
+from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls, SkippedBatches, follow_loaders
 from geomx_cli.runtime.frontends.torch.step_watch import _StepWatch
 from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 

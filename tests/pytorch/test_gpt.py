@@ -19,7 +19,7 @@ from geomx_cli.observe.report.figures import Curves
 from geomx_cli.observe.report.sources import opened
 from geomx_cli.runtime.frontends.torch.gpt_module import Gpt
 from geomx_cli.runtime.training import networks
-from geomx_cli.runtime.training.text import TextSamples
+from geomx_cli.runtime.training.samples import TextSamples
 
 SMALL = ("--layers", "1", "--width", "64", "--context", "16", "--batch-size", "8", "--eval-every", "8")
 

@@ -20,8 +20,7 @@ from workers import SCRIPTS, rehearsed, saved
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
-from geomx_cli.runtime.frontends.torch.sharded.shard import Shard
-from geomx_cli.runtime.frontends.torch.sharded.state import check_layout
+from geomx_cli.runtime.frontends.torch.sharded.shard import Shard, check_layout
 
 SHARDS = ("--shards", "2")
 

@@ -25,8 +25,7 @@ from cluster import until
 from geomx_cli.commands.data import data as command
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.runtime.training import catalog, data, fetch, sources
-from geomx_cli.runtime.training.prefetch import Prefetch
-from geomx_cli.runtime.training.samples import Batch, Samples
+from geomx_cli.runtime.training.samples import Batch, Prefetch, Samples
 from geomx_cli.runtime.training.shards import shard
 from geomx_cli.runtime.training.sources import Source
 

@@ -11,10 +11,8 @@ from safetensors.numpy import load_file
 from geomx_cli.agent import outputs
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.runtime.training import last_save, networks
-from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
-from geomx_cli.runtime.training.final_model import save, save_optimizer
-from geomx_cli.runtime.training.last_save import save_at_last
+from geomx_cli.runtime.training import checkpoint, networks
+from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints, save, save_at_last, save_optimizer
 from geomx_cli.runtime.training.model import ModelAdapter
 
 
@@ -59,7 +57,7 @@ def test_a_model_that_cannot_be_written_leaves_the_earlier_one(
     def refuse(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(last_save, "LIMIT", 0.0)
+    monkeypatch.setattr(checkpoint, "LIMIT", 0.0)
     monkeypatch.setattr(outputs, "elsewhere", lambda folder: [folder / "elsewhere"])
     for name, fails in (("open", full), ("fsync", refuse)):
         with monkeypatch.context() as patch, pytest.raises(TrainingFailed, match="No space left"):
@@ -69,7 +67,7 @@ def test_a_model_that_cannot_be_written_leaves_the_earlier_one(
 
 
 def test_the_last_save_tries_again_and_then_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_save, "_PAUSE", 0.01)
+    monkeypatch.setattr(checkpoint, "_PAUSE", 0.01)
     monkeypatch.setattr(outputs, "elsewhere", lambda _: [tmp_path / "full too", tmp_path / "other"])
     tried: list[Path] = []
     warnings: list[str] = []
@@ -83,7 +81,7 @@ def test_the_last_save_tries_again_and_then_elsewhere(tmp_path: Path, monkeypatc
     assert save_at_last(folder, write, warnings.append, "the model") == folder and tried == [folder] * 3
     assert warnings[0].startswith(f"cannot save the model in {folder}: No space left on device; trying again")
     assert warnings[1:] == [f"the model could be saved in {folder} now"]
-    monkeypatch.setattr(last_save, "LIMIT", 0.05)
+    monkeypatch.setattr(checkpoint, "LIMIT", 0.05)
     assert save_at_last(folder, write, warnings.append, "the model") == tmp_path / "other"
     assert f"the model is in {tmp_path / 'other'} of host" in warnings[-1] and tmp_path / "full too" in tried
 

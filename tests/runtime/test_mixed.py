@@ -15,7 +15,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.payload import view
 from geomx_cli.ps.net.wire import Kind
-from geomx_cli.ps.pending_exchange import PendingExchange
+from geomx_cli.ps.operation_queue import PendingExchange
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.mixed import MixedServer
 

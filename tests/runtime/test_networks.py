@@ -190,7 +190,7 @@ def test_everything_lies_on_the_device_of_the_worker() -> None:
 def refuse_gpu() -> str:
     """The CPU's context, and the message for a missing GPU."""
     mx = load_mxnet()
-    from geomx_cli.runtime.frontends.mxnet.device import device_context
+    from geomx_cli.runtime.frontends.mxnet.load import device_context
 
     try:
         return str(device_context(mx, "gpu1"))

@@ -13,9 +13,9 @@ from bench import KeptLink
 from cluster import clean_environment, free_ports
 
 from geomx_cli.core import plugins
+from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import GeomxError, PeerLost
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.core.module_command import module_command
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.cluster.bodies import MAX_AWAITED
 from geomx_cli.ps.cluster.config import PlaneSettings

@@ -18,11 +18,10 @@ from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
 from geomx_cli.ps.optim import schedules
 from geomx_cli.runtime.training import catalog, data, networks, sources
-from geomx_cli.runtime.training.divergence import divergence_warning
 from geomx_cli.runtime.training.evaluation import Score
-from geomx_cli.runtime.training.novels import text_of_package
-from geomx_cli.runtime.training.sources import Source, SourceError
-from geomx_cli.runtime.training.text import TextSamples, text_shard
+from geomx_cli.runtime.training.evaluation_schedule import divergence_warning
+from geomx_cli.runtime.training.samples import TextSamples, text_shard
+from geomx_cli.runtime.training.sources import Source, SourceError, text_of_package
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 NOVELS = [["EMMA", "", "Emma Woodhouse, handsome, clever, and rich"], ["THE END"]]

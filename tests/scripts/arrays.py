@@ -10,7 +10,7 @@ from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.declared_tensor import MAX_OPEN
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Rows
 from geomx_cli.runtime.settings import Settings
 
 

@@ -17,7 +17,7 @@ from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Rows
 from geomx_cli.runtime.plugin_factory import event_log
 from geomx_cli.runtime.settings import Settings
 

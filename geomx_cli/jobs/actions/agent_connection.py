@@ -2,19 +2,115 @@
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
 from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
 from geomx_cli.core.jsonlines import decode, encode, object_lines
-from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Channel, Connector
-from geomx_cli.jobs.actions.inbox_messages import Broken, Gone, InboxMessage, Mended, Notice
 
-__all__ = ["ANSWER_LIMIT", "AgentConnection", "Inbox", "JsonObject"]
+__all__ = [
+    "ANSWER_LIMIT", "AgentConnection", "Broken", "ChannelInput", "Gone", "Inbox", "InboxMessage", "Interrupt",
+    "JsonObject", "Mended", "Notice", "Suspend",
+]  # fmt: skip
+
+# Reads a channel to a host by lines and pieces.
+
+_LINE = 16 << 20
+
+
+class ChannelInput:
+    """The bytes of a channel as lines and pieces. Raises EOFError at the end of the stream.
+
+    `on_data` is called whenever some have come.
+    """
+
+    def __init__(self, channel: Channel, on_data: Callable[[], None]) -> None:
+        self._channel = channel
+        self._on_data = on_data
+        self._rest = bytearray()
+
+    def line(self, *, objects: bool = False) -> bytes:
+        """Return the next line; with `objects` the next that begins as an object does, as an interpreter that is a
+        wrapper script may print others first.
+        """
+        while True:
+            while (end := self._rest.find(b"\n")) < 0:
+                if len(self._rest) > _LINE:
+                    raise CheckFailed("it sent a line without end")
+                self._more()
+            line = bytes(self._rest[:end])
+            del self._rest[: end + 1]
+            if not objects or line.startswith(b"{"):
+                return line
+
+    def some(self, most: int) -> bytes:
+        """Return at least one byte and at most `most`."""
+        if not self._rest:
+            self._more()
+        data = bytes(self._rest[:most])
+        del self._rest[:most]
+        return data
+
+    def _more(self) -> None:
+        data = self._channel.receive()
+        if not data:
+            raise EOFError
+        self._on_data()
+        self._rest += data
+
+
+# Messages in the inbox from the control machine itself: from its connections and its user; hosts cannot send them.
+
+class InboxMessage:
+    """Base class of the messages in the inbox that no host has sent."""
+
+
+@dataclass(frozen=True)
+class Gone(InboxMessage):
+    """The agent no longer exists or is unreachable."""
+
+    how: str
+    reachable: bool = True
+
+
+@dataclass(frozen=True)
+class Broken(InboxMessage):
+    """The connection broke; reconnection is attempted for `limit` seconds (0: without limit)."""
+
+    why: str
+    limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mended(InboxMessage):
+    """The connection is restored."""
+
+
+@dataclass(frozen=True)
+class Notice(InboxMessage):
+    """A warning about the connection."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Interrupt(InboxMessage):
+    """The user asks for the job's end, `by` Ctrl-C or the signal of this name."""
+
+    by: str
+
+
+@dataclass(frozen=True)
+class Suspend(InboxMessage):
+    """The user suspends this process (Ctrl-Z), not the job."""
+
 
 JsonObject = dict[str, Any]
 Inbox = SimpleQueue[tuple[str, JsonObject | InboxMessage]]

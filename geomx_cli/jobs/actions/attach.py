@@ -16,17 +16,16 @@ from geomx_cli.core.errors import (
 )
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
+from geomx_cli.jobs.actions.agent_connection import Gone
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.inbox_messages import Gone
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.follow import View, view_for
 from geomx_cli.jobs.view.job_view import JobView
-from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude
 
 __all__ = ["attach"]
 

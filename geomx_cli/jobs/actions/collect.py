@@ -17,9 +17,9 @@ import msgspec
 
 from geomx_cli.agent.pack import HELD, MANIFEST
 from geomx_cli.agent.status import FILE_NAME
-from geomx_cli.core.atomic import write_atomic
+from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
-from geomx_cli.core.module_command import module_command
+from geomx_cli.core.files import write_atomic
 from geomx_cli.core.units import format_bytes
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Connector, closing, everywhere

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, TimedOut
-from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import plain
 from geomx_cli.hosts import Connector, everywhere, merged
 from geomx_cli.inventory import Inventory

@@ -14,16 +14,15 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from geomx_cli.core.conventions import file_name, module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable
 from geomx_cli.core.events import MAX_COUNT
+from geomx_cli.core.files import locked_folder
 from geomx_cli.core.jsonlines import encode
-from geomx_cli.core.lock import locked_folder
-from geomx_cli.core.module_command import module_command
-from geomx_cli.core.process_name import file_name
 from geomx_cli.core.units import format_bytes
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Connector, closing, everywhere
-from geomx_cli.jobs.actions.channel_input import ChannelInput
+from geomx_cli.jobs.actions.agent_connection import ChannelInput
 from geomx_cli.jobs.actions.reconnects import Reconnects
 from geomx_cli.jobs.store.registry import KnownJob
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
-from geomx_cli.jobs.actions.agent_connection import Inbox
-from geomx_cli.jobs.actions.inbox_messages import Interrupt, Suspend
+from geomx_cli.jobs.actions.agent_connection import Inbox, Interrupt, Suspend
 
 __all__ = ["interrupts_raised", "interrupts_to", "suspends_to"]
 

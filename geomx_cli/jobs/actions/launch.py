@@ -25,15 +25,13 @@ from geomx_cli.jobs.store import JobDirectory, job_state, user_files
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.user_files import UserFiles
-from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.follow import View, view_for
-from geomx_cli.jobs.view.log_paths import log_paths
-from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.outputs import log_paths
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.result import detached
+from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude, detached
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import topology_line
-from geomx_cli.plan.job_paths import complete
+from geomx_cli.plan.job_spec import complete
 from geomx_cli.plan.ports import choose
 
 if TYPE_CHECKING:

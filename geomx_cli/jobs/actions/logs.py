@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
 from geomx_cli.core.host_usage import HostUsage
 from geomx_cli.core.jsonlines import object_lines
-from geomx_cli.core.module_command import module_command
 from geomx_cli.core.nearest import nearest
 from geomx_cli.core.untrusted import convert, decode, first_line, last_line
 from geomx_cli.hosts import Channel, Connector, everywhere

@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from geomx_cli.agent.prune import ENTRIES, remove, size_of
+from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings
 from geomx_cli.core.jobs_folder import jobs_folder
-from geomx_cli.core.module_command import module_command
 from geomx_cli.core.units import some_of
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Connector, closing, everywhere
-from geomx_cli.jobs.store.job_state import JobState
-from geomx_cli.jobs.store.own_files import OWN
+from geomx_cli.jobs.store.job_state import OWN, JobState
 from geomx_cli.jobs.store.registry import KnownJob, all_jobs, find
 from geomx_cli.jobs.view.job_view import JobView
 

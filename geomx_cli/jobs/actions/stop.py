@@ -11,17 +11,16 @@ import msgspec
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import ProcessId
+from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
-from geomx_cli.core.module_command import module_command
 from geomx_cli.core.nearest import nearest
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.conclusion import conclude
 from geomx_cli.jobs.view.job_view import JobView
-from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.result import Outcome, conclude
 
 __all__ = ["HostStop", "StopReport", "end_launch", "stop"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted, InvalidSettings
-from geomx_cli.core.lock import locked_folder
+from geomx_cli.core.files import locked_folder
 from geomx_cli.core.units import format_duration, some_of
 from geomx_cli.core.untrusted import first_line
+from geomx_cli.jobs.actions.sweep_jobs import FILE_NAME, Cell, State, SweepManifest, SweepSettings
 from geomx_cli.jobs.store.registry import KnownJob, find
-from geomx_cli.jobs.store.sweep_manifest import FILE_NAME, Cell, State, SweepManifest, SweepSettings
-from geomx_cli.jobs.view.conclusion import Conclusion
-from geomx_cli.plan.job_paths import new_job_id
+from geomx_cli.jobs.view.result import Conclusion
+from geomx_cli.plan.job_spec import new_job_id
 
 __all__ = ["Runner", "sweep", "unfinished"]
 

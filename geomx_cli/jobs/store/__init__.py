@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
+from geomx_cli.core.files import make_folders, make_private
 from geomx_cli.core.jobs_folder import jobs_folder
-from geomx_cli.core.private import make_folders, make_private
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.store import job_state
 from geomx_cli.plan import Plan

@@ -12,11 +12,14 @@ from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import ProcessId
-from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
+from geomx_cli.core.files import write_atomic
 from geomx_cli.core.untrusted import decode
 
-__all__ = ["FILE_NAME", "STATE_VERSION", "UNDECIDED", "JobState", "begin", "detach", "fail", "finish"]
+__all__ = [
+    "DASHBOARD", "FILE_NAME", "JobState", "OWN", "REDIRECT_PAGE", "STATE_VERSION", "UNDECIDED", "begin", "detach",
+    "fail", "finish",
+]  # fmt: skip
 
 STATE_VERSION = 1
 FILE_NAME = "state.json"
@@ -144,3 +147,13 @@ def _keep(state: JobState, directory: Path) -> None:
     except OSError as error:
         what = f"{directory / FILE_NAME} cannot be written ({error.strerror}): it does not say that the job is"
         print(f"warning: {what} {state.state}", file=sys.stderr)
+
+
+# The files in a job's directory that only the control machine has.
+
+DASHBOARD = "dashboard.json"
+"""Port and token of the job's last dashboard."""
+REDIRECT_PAGE = "dashboard.html"
+"""Leads a browser to it."""
+OWN = (DASHBOARD, REDIRECT_PAGE, "inventory.json", FILE_NAME, "plan.json")
+"""All, in the order in which they are removed: without the last, the job is no longer known here."""

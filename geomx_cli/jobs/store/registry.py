@@ -11,9 +11,9 @@ from typing import Any
 from geomx_cli import hosts as ways
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.files import require_private
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.nearest import did_you_mean
-from geomx_cli.core.private import require_private
 from geomx_cli.hosts import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory, validated

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from geomx_cli.core.process_name import party_of
+from geomx_cli.core.conventions import party_of
 from geomx_cli.core.units import counted
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState

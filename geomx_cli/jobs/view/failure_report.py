@@ -9,7 +9,7 @@ from typing import Any
 
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.root_cause import Failure
-from geomx_cli.jobs.view.log_paths import host_suffix, is_here
+from geomx_cli.jobs.view.outputs import host_suffix, is_here
 from geomx_cli.plan import Plan
 
 __all__ = ["explain", "failure_fields"]

@@ -11,14 +11,13 @@ from geomx_cli.hosts import Connector
 from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.failure_report import explain, failure_fields
 from geomx_cli.jobs.view.host import HostStatus, read_all
-from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.outputs import model_of, summary_line
 from geomx_cli.jobs.view.parties import party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
+from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude
 
 __all__ = ["JobView"]
 

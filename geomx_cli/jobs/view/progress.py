@@ -1,5 +1,6 @@
 """A job's progress: the states of its processes and their totals."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,12 +13,26 @@ from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.events import VALIDATION_LOSS, Evaluated, Event
 from geomx_cli.core.root_cause import Failure
 from geomx_cli.jobs.view.contributions import result_warnings
-from geomx_cli.jobs.view.evaluator import evaluator
 from geomx_cli.jobs.view.outputs import outputs_of
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.plan import Plan
+from geomx_cli.plan import Plan, Process
 
-__all__ = ["Progress", "Totals"]
+__all__ = ["Progress", "Totals", "evaluator", "precedence"]
+
+# Which process's test accuracy is the job's: the same for status, results, records, comparisons and the dashboard.
+
+def precedence(process: Process) -> tuple[float, str]:
+    """Return a key that is lowest for the process whose accuracy counts: by global rank, those without one last."""
+    return (math.inf if process.global_rank is None else process.global_rank), process.name
+
+
+def evaluator(rows: Iterable[ProcessState]) -> ProcessState | None:
+    """Return the training worker of the lowest global rank that reports an accuracy; without one, another process that
+    does; None if none does. The job's accuracy is its newest.
+    """
+    known = [row for row in rows if row.accuracy is not None]
+    return min(known, key=lambda row: precedence(row.process), default=None)
+
 
 _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 

@@ -5,9 +5,76 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.option import KINDS
+from geomx_cli.core.options import text_of, with_usual_rate
+from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.reducer import ProcessState
 
-__all__ = ["MOST_ROWS", "by_party", "row", "totals"]
+__all__ = ["MOST_ROWS", "by_party", "job_facts", "labels", "row", "totals"]
+
+# Names of compared jobs that tell them apart: their algorithm, and the options in which they differ, but for those that
+# have no effect with it.
+
+_IGNORED = ("algo", "data_dir")
+_LONGEST = 80
+
+
+def labels(jobs: Mapping[str, KnownJob]) -> dict[str, str]:
+    """Return, by id, as in "hfa, seed 2, no compress"; jobs that differ in nothing have the same. Raises the errors of
+    KnownJob.plan.
+    """
+    known = {name: _settings(job) for name, job in jobs.items()}
+    names = [name for name in dict.fromkeys(key for one in known.values() for key in one) if name not in _IGNORED]
+    differing = [name for name in names if len({one[name] for one in known.values() if name in one}) > 1]
+    return {job: _label(one, differing) for job, one in known.items()}
+
+
+def _settings(job: KnownJob) -> dict[str, str]:
+    spec = job.plan.spec
+    algorithm = str(spec.options.get("algo", ""))
+    settled = spec.options if spec.script else with_usual_rate(spec.options)
+    options = {name: text_of(value) for name, value in settled.items() if plugins.affects(name, algorithm)}
+    return {**options, "script": " ".join(spec.script)}
+
+
+def _label(options: Mapping[str, str], names: list[str]) -> str:
+    values = {name.replace("_", "-"): options[name] for name in names if name in options}
+    parts = [f"{name} {value}" if value else f"no {name}" for name, value in values.items()]
+    text = ", ".join([options.get("algo", ""), *parts])
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+# What of a job does not change while the page shows it: its options, its hosts, its processes' number.
+
+MOST_NAMES = 2000
+
+
+def job_facts(job: KnownJob) -> dict[str, Any]:
+    """Return, for JSON, a line about the emulated network, "" for none; the options with text values, those not at
+    their defaults first; the hosts; the names of the first 2000 processes.
+    """
+    plan = job.plan
+    try:
+        known = {option.name: option for option in plugins.table()}
+    except GeomxError:  # a plug-in of this machine; the job has its own
+        known = {}
+    options = []
+    for name, value in plan.spec.options.items():
+        option = known.get(name)
+        text = str(value) if option is None else KINDS[option.kind].format(value)
+        options.append({"name": name, "value": text, "default": option is not None and value == option.default})
+    return {
+        "job": job.id,
+        "what": job.what,
+        "network": plan.network,
+        "script": bool(plan.spec.script),
+        "options": sorted(options, key=lambda one: one["default"]),
+        "hosts": list(plan.hosts)[:MOST_NAMES],
+        "processes": [process.name for process in plan.processes[:MOST_NAMES]],
+    }
+
 
 MOST_ROWS = 100
 MOST_PARTIES = 100

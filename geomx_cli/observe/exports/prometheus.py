@@ -4,10 +4,10 @@ import hmac
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from geomx_cli.core.bounded_http import ADDRESS, App, LoopbackServer
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.observe.loopback_http import ADDRESS, App, LoopbackServer
 
 __all__ = ["Metrics"]
 

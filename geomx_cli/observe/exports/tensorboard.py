@@ -8,8 +8,7 @@ from typing import Any
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.events import Event
-from geomx_cli.observe.exports.backlog import Backlog
-from geomx_cli.observe.exports.scalars import Scalars
+from geomx_cli.observe.exports.scalars import Backlog, Scalars
 
 __all__ = ["Board"]
 

@@ -16,8 +16,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import Event
 from geomx_cli.core.jsonlines import decode, encode
 from geomx_cli.core.untrusted import plain
-from geomx_cli.observe.exports.backlog import Backlog
-from geomx_cli.observe.exports.scalars import Scalars
+from geomx_cli.observe.exports.scalars import Backlog, Scalars
 
 __all__ = ["CLIENTS", "Tracker", "require"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.core.lock import locked_folder
+from geomx_cli.core.files import locked_folder
 from geomx_cli.core.units import counted
 from geomx_cli.jobs.actions.collect import collect as collect_logs
 from geomx_cli.jobs.store.job_state import JobState

@@ -3,21 +3,51 @@
 Nothing is smoothed, and what is unknown is left out. Groups have the same order, and thus colour, in every figure.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geomx_cli.core import plugins
+from geomx_cli.core.conventions import shell_name
 from geomx_cli.core.events import VALIDATION_LOSS
-from geomx_cli.core.process_name import shell_name
-from geomx_cli.observe.report.averages import Curve, Mean, mean_curve, mean_of
-from geomx_cli.observe.report.groups import RunGroup
-from geomx_cli.observe.report.metric_curves import LOSS, metric_curve, metric_names
+from geomx_cli.observe.report.groups import Curve, Mean, RunGroup, mean_curve, mean_of
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.run_records import RunRecords
 from geomx_cli.observe.report.summary import Summary
 from geomx_cli.observe.report.timeline import PHASES, Span, one_round
 
-__all__ = ["Bars", "Curves", "Figure", "Figures", "Matrix", "Series", "Timeline", "of"]
+__all__ = [
+    "Bars", "Curves", "Figure", "Figures", "LOSS", "Matrix", "Series", "Timeline", "metric_curve", "metric_names",
+    "of",
+]  # fmt: skip
+
+# Curves of the loss and of scripts' own metrics over time, from a run's records.
+
+LOSS = "loss"
+"""The name of the loss, which no metric has."""
+
+
+def metric_names(run: RunRecords) -> list[str]:
+    """Return the names of the metrics that its workers' scripts have reported."""
+    return sorted({name for worker in run.each() for name in worker.metrics})
+
+
+def metric_curve(run: RunRecords, name: str) -> Sequence[tuple[float, float]]:
+    """Return (seconds, value) of LOSS or of a metric: the mean of its workers' curves over time, where all of them have
+    values; see mean_curve. Values that are not finite are left out, and workers without any.
+    """
+    columns = [worker.losses if name == LOSS else worker.metrics.get(name) for worker in run.each()]
+    curves = [
+        sorted(point for point in zip(*column, strict=True) if math.isfinite(point[1]))
+        for column in columns
+        if column is not None
+    ]
+    known = [points for points in curves if points]
+    if not known:
+        return []
+    mean = mean_curve(known)
+    return list(zip(mean.x, mean.y, strict=True))
+
 
 ACCURACY = "test accuracy"
 VALIDATION = "validation loss"

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.observe.report.axes import Axes
 from geomx_cli.observe.report.figures import Bars, Curves, Figure, Matrix, Timeline
-from geomx_cli.observe.report.styles import PHASE_COLOURS, style
+from geomx_cli.observe.report.styles import PHASE_COLOURS, Axes, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Plot

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.events import VALIDATION_LOSS
+from geomx_cli.core.files import write_atomic
 from geomx_cli.observe.report.modes import title
 from geomx_cli.observe.report.record import WorkerRecords
 from geomx_cli.observe.report.run_records import RunRecords

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.observe.report.axes import Axes
 from geomx_cli.observe.report.figures import Bars, Curves, Figure, Matrix, Timeline
+from geomx_cli.observe.report.styles import Axes
 from geomx_cli.observe.report.timeline import PHASES
 
 __all__ = ["painted"]

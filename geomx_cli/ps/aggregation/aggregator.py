@@ -10,21 +10,26 @@ from functools import partial
 
 import numpy as np
 
-from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution, Overlap
+from geomx_cli.ps.aggregation.closing import Forwarder, Updater
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
-from geomx_cli.ps.aggregation.forwarder import Forwarder
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.result_sender import ResultSender, plane_of
-from geomx_cli.ps.aggregation.slice_state import Cohort, RoundState, SliceState, Waiter
+from geomx_cli.ps.aggregation.slice_state import (
+    Accumulator,
+    Cohort,
+    Contribution,
+    Overlap,
+    RoundState,
+    SliceState,
+    Waiter,
+)
 from geomx_cli.ps.aggregation.slice_table import SliceTable
-from geomx_cli.ps.aggregation.updater import Updater
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import ValueService
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import DTYPES, Content
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import DTYPES, Content, Rows
 from geomx_cli.ps.net.wire import (
     MAX_HYPER,
     MAX_ROUNDS_AHEAD,

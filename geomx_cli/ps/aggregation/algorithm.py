@@ -5,8 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
-from geomx_cli.ps.net.payload import Content
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Content, Rows
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["Aggregate", "PushUp", "ReplyNow", "RowAlgorithm", "ServerAlgorithm", "SliceView", "Sum"]

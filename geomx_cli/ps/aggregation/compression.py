@@ -1,28 +1,68 @@
 """Encoding of exchanges in one plane, and the per-slice state that each end keeps for it."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import (
+    LARGEST,
     Codec,
     Encoded,
     SliceRound,
     codec_at,
+    complete_lan_spec,
+    complete_spec,
     encoded,
     exact_dtype,
+    has_momentum,
     parse_codec,
     sends_union,
 )
-from geomx_cli.ps.aggregation.error_feedback import ErrorFeedback, can_encode
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.net.payload import DTYPES, Content, cast, form_of, sum_payload
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.kernels.vectorised import accumulate
+from geomx_cli.ps.net.payload import DTYPES, Content, Rows, cast, form_of, sum_payload
 from geomx_cli.ps.net.wire import Form
 
-__all__ = ["Compression", "Decoded"]
+__all__ = ["Compression", "Decoded", "ErrorFeedback", "ServerCompression", "can_encode"]
+
+# What a codec has lost of one slice's arrays so far, and sends with later ones.
+
+class ErrorFeedback:
+    """The residual of one slice, and with momentum correction (codecs/bsc.py) its momentum."""
+
+    def __init__(self) -> None:
+        self._residual: Array | None = None
+        self._momentum: Array | None = None
+
+    def encode(self, codec: Codec, array: Array, *, decay: float = 1.0, momentum: float = 0.0) -> memoryview | None:
+        """Encode the array, a party's contribution or a sum, together with `decay` times what was lost before.
+
+        None if the array has to be sent as it is: if it cannot be encoded, which leaves the residual as it was, or if
+        the residual has grown too large, as training diverges, which drops it.
+        """
+        if self._residual is None:
+            self._residual = np.zeros_like(array)
+        if momentum and self._momentum is None:
+            self._momentum = np.zeros_like(array)
+        velocity = self._momentum if momentum else None
+        add = codec.accumulate if array.dtype == np.float32 else accumulate
+        none = np.empty(0, array.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            fits = add(array, momentum, none if velocity is None else velocity, decay, self._residual, LARGEST)
+        if fits:
+            return codec.extract(self._residual, velocity)
+        if can_encode(array):
+            self._residual = self._momentum = None
+        return None
+
+
+def can_encode(array: Array) -> bool:
+    """Whether all elements are below LARGEST in magnitude, and none is NaN."""
+    return not len(array) or bool(array.min() > -LARGEST and array.max() < LARGEST)
+
 
 Decoded = tuple[Array | Callable[[], Array], Encoded | None]
 """What the receivers of an encoded array decode, or a function that decodes it, and the encoding; None if it is sent
@@ -205,3 +245,28 @@ def _only(codec: Codec, contributed: Array | None) -> Codec:
 
 def _dense(total: Content, length: int) -> Array:
     return total.dense(length) if isinstance(total, Rows) else total
+
+
+# A server's two ends of encoded exchanges: with servers and with workers.
+
+class ServerCompression:
+    """wan: between local and global servers (`--compress`); in a flat cluster with the workers. lan: with workers
+    (`--compress-lan`). below: those with this server's members, see ResultSender.
+
+    gradients: see Compression. Momentum is corrected once, where gradients are encoded first.
+    """
+
+    def __init__(self, settings: NodeSettings, *, is_root: bool, gradients: bool) -> None:
+        smallest = int(settings.number("compress_min"))
+        lan = complete_lan_spec(settings.text("compress_lan"), smallest)
+        wan = complete_spec(settings.text("compress"), smallest)
+        self.wan = Compression(wan, gradients=gradients and not has_momentum(lan))
+        self.lan = Compression(lan)
+        self.below: Sequence[Compression] = (self.lan,)
+        if is_root:
+            self.below = (self.wan, self.lan) if settings.central_workers else (self.wan,)
+
+    @property
+    def bytes(self) -> dict[Literal["lan", "wan"], tuple[int, int]]:
+        """See Compression, by plane."""
+        return {"wan": self.wan.bytes, "lan": self.lan.bytes}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.accumulator import SERIAL
+from geomx_cli.ps.aggregation.slice_state import SERIAL
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.optim.slot_state import Slot

@@ -15,8 +15,7 @@ from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Content, row_numbers, view
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Content, Rows, row_numbers, view
 from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind, Reply
 
 __all__ = ["OnResult", "Transmit", "UpstreamClient"]

@@ -13,15 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from geomx_cli.ps.aggregation.accumulator import SERIAL
 from geomx_cli.ps.aggregation.result_sender import ResultSender
-from geomx_cli.ps.aggregation.slice_state import SliceState, Waiter
+from geomx_cli.ps.aggregation.slice_state import SERIAL, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Content, as_payload, cast, row_numbers, view
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Content, Rows, as_payload, cast, row_numbers, view
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 
 __all__ = ["MAX_PULLS", "OFFER_LIMIT", "ValueService"]

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
+from geomx_cli.core.conventions import party_of
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import RosterComplete
-from geomx_cli.core.process_name import party_of
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings

@@ -7,10 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from geomx_cli.ps.delivery._fragments import decode_fragment
+from geomx_cli.ps.delivery._datagram_sender import decode_fragment
 from geomx_cli.ps.net.addresses import split
-from geomx_cli.ps.net.datagram_keys import MAX_CHANNELS, SALT, Opener, session_key, session_of
-from geomx_cli.ps.net.datagram_sockets import ReceiverSocket
+from geomx_cli.ps.net.datagrams import MAX_CHANNELS, SALT, Opener, ReceiverSocket, session_key, session_of
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:

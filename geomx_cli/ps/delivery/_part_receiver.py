@@ -17,7 +17,7 @@ from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Ki
 if TYPE_CHECKING:
     from geomx_cli.ps.aggregation.delivery_interface import ContributionInbox
     from geomx_cli.ps.cluster.node import Node
-    from geomx_cli.ps.delivery._fragments import Fragment
+    from geomx_cli.ps.delivery._datagram_sender import Fragment
     from geomx_cli.ps.net.link import Link
 
 __all__ = ["PartReceiver"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import exact_dtype
-from geomx_cli.ps.aggregation.error_feedback import can_encode
+from geomx_cli.ps.aggregation.compression import can_encode
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.delivery._blocks import IMPORTANT, SILENT, Ranking, dequantise, quantise
 from geomx_cli.ps.delivery._parts import bytes_in, encode_part, encode_quantised

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
 from geomx_cli.ps.aggregation.codec import received
+from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC

@@ -146,7 +146,7 @@ class DgtServer(Direct):
         # Imported late: every command scans the deliveries.
         from geomx_cli.ps.cluster.bodies import Topic
         from geomx_cli.ps.delivery import _datagram_receiver as datagrams
-        from geomx_cli.ps.delivery._fragments import TOPICS
+        from geomx_cli.ps.delivery._datagram_sender import TOPICS
         from geomx_cli.ps.delivery._part_receiver import PartReceiver
         from geomx_cli.ps.delivery._splitter import BY_DATAGRAM, Splitter
 

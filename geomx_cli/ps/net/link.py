@@ -15,9 +15,8 @@ import zmq
 
 from geomx_cli.ps.net.lanes import Lane, Lanes
 from geomx_cli.ps.net.link_health import LinkHealth
-from geomx_cli.ps.net.send_queue import SendQueue
+from geomx_cli.ps.net.send_queue import SendQueue, Window
 from geomx_cli.ps.net.shared_memory import PLACE, PeerArena
-from geomx_cli.ps.net.window import Window
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind, Place, encode_body, encode_header
 
 __all__ = ["LINK_TOPICS", "MAX_FUSED", "Lend", "Link", "LinkTransport"]

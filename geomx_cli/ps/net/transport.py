@@ -4,8 +4,9 @@ Sockets have no limits (see sockets.py): each link queues by priority (FIFO with
 what its window admits.
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -14,20 +15,16 @@ import zmq
 
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Traffic
-from geomx_cli.ps.net.accepted_links import MAX_HELLO, AcceptedLinks
-from geomx_cli.ps.net.fusing import FusingLinks
+from geomx_cli.ps.net.accepted_links import MAX_HELLO, AcceptedLinks, Sharing
 from geomx_cli.ps.net.lanes import LANES, Lane, identities
 from geomx_cli.ps.net.link import LINK_TOPICS, MAX_FUSED, Link
 from geomx_cli.ps.net.link_warnings import LinkWarnings
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.malloc import keep_freed_memory
 from geomx_cli.ps.net.security import KeyRing
-from geomx_cli.ps.net.shaping import DelayLine, Shaper
-from geomx_cli.ps.net.sharing import Sharing
+from geomx_cli.ps.net.shaping import DelayLine, Shaper, WanLog
 from geomx_cli.ps.net.sockets import Socket, Sockets
 from geomx_cli.ps.net.tcp import Connection
-from geomx_cli.ps.net.traffic import traffic_of
-from geomx_cli.ps.net.wan_log import WanLog
 from geomx_cli.ps.net.wire import (
     MAX_MESSAGE,
     BadMessage,
@@ -39,7 +36,56 @@ from geomx_cli.ps.net.wire import (
     largest_message,
 )
 
-__all__ = ["Transport"]
+__all__ = ["FusingLinks", "Transport", "traffic_of"]
+
+# The bytes that a process's links have carried.
+
+def traffic_of(links: Iterable[Link]) -> Traffic:
+    """The sums over all links."""
+    peers: dict[str, tuple[int, int]] = {}
+    lan = wan = (0, 0)
+    for link in links:
+        if link.wide_area:
+            wan = (wan[0] + link.sent, wan[1] + link.received)
+            sent, received = peers.get(link.name, (0, 0))
+            peers[link.name] = (sent + link.sent, received + link.received)
+        else:
+            lan = (lan[0] + link.sent, lan[1] + link.received)
+    return Traffic(lan, wan, peers)
+
+
+# When small tensors that a link has fused into one message are sent.
+
+LONGEST = 0.01
+"""Seconds that the first of them waits, at most: a turn of a busy loop handles up to 64 messages of each peer. That may
+take 100 ms, in which the receiver could have begun.
+"""
+
+
+class FusingLinks:
+    """The links that have fused tensors to send. For the loop's thread."""
+
+    def __init__(self) -> None:
+        self._links: set[Link] = set()
+        self._since = 0.0
+
+    def add(self, link: "Link") -> None:
+        """This link has one."""
+        if not self._links:
+            self._since = time.monotonic()
+        self._links.add(link)
+        self.flush_due()
+
+    def flush_due(self) -> None:
+        """Send them if the first has waited long enough."""
+        if self._links and time.monotonic() - self._since >= LONGEST:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send all."""
+        while self._links:
+            self._links.pop().flush()
+
 
 Handler = Callable[[Link, Header, memoryview | None], None]
 

@@ -11,9 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.optim.hyper_parameters import Field, fields_of, rate_field
-from geomx_cli.ps.optim.kernels import add_decay, average_square, clip
-from geomx_cli.ps.optim.optimizer import Call, Optimizer
+from geomx_cli.ps.optim.optimizer import Call, Optimizer, add_decay, average_square, clip
+from geomx_cli.ps.optim.schedules import Field, fields_of, rate_field
 
 __all__ = ["Dcasgd", "DcasgdAdaptive", "DcasgdMxnet"]
 

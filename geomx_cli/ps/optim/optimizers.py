@@ -17,13 +17,51 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim.dcasgd import Dcasgd, DcasgdAdaptive, DcasgdMxnet
-from geomx_cli.ps.optim.hyper_parameters import Field, Value, fields_of, rate_field
-from geomx_cli.ps.optim.kernels import add_decay, average, average_of_square, average_square, clip, product, rest
-from geomx_cli.ps.optim.optimizer import Call, Optimizer
-from geomx_cli.ps.optim.schedules import Schedule
-from geomx_cli.ps.optim.torch_sgd import TorchSgd
+from geomx_cli.ps.optim.optimizer import (
+    Call,
+    Optimizer,
+    add_decay,
+    average,
+    average_of_square,
+    average_square,
+    clip,
+    product,
+    rest,
+)
+from geomx_cli.ps.optim.schedules import Field, Schedule, Value, fields_of, rate_field
 
-__all__ = ["SUPPORTED", "Optimizer", "create"]
+__all__ = ["Optimizer", "SUPPORTED", "TorchSgd", "create"]
+
+# SGD as PyTorch computes it.
+
+class TorchSgd(Optimizer):
+    """SGD as `torch.optim.SGD` computes it: the momentum has no learning rate in it, so a new rate applies at once.
+
+    h = clip(g) + wd w; m <- momentum m + (1 - dampening) h, in the first update m <- h; with `nesterov` h <- h +
+    momentum m, else h <- m; w <- w - lr h. Without momentum w <- w - lr h.
+    """
+
+    name = "torch-sgd"
+    fields = fields_of(0.01, momentum=rate_field(0.0), dampening=Field(0.0), nesterov=Field(False))
+    occasional = ("momentum",)
+
+    def _wanted(self) -> tuple[str, ...]:
+        return ("momentum",) if self._params["momentum"] else ()
+
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        clip(g, call.clip)
+        add_decay(g, old, call.wd, temp)
+        if arrays:
+            (momentum,), rate = arrays, self._params["momentum"]
+            average(momentum, rate, 1.0 if call.step == 1 else 1.0 - self._params["dampening"], g, temp)
+            if self._params["nesterov"]:
+                np.multiply(momentum, rate, out=temp)
+                np.add(g, temp, out=g)
+            else:
+                np.copyto(g, momentum)
+        np.multiply(g, call.lr, out=g)
+        np.subtract(old, g, out=new)
+
 
 _Average = Callable[[Array, float, float, Array, Array], None]
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
-    from geomx_cli.ps.net.payload import Content
-    from geomx_cli.ps.net.rows import Rows
+    from geomx_cli.ps.net.payload import Content, Rows
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch

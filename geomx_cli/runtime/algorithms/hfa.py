@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
+    from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.ps.optim.optimizers import Optimizer
-    from geomx_cli.ps.pending_exchange import PendingExchange
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig

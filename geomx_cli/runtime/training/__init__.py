@@ -25,7 +25,7 @@ def main(client: "Client") -> None:
     A master worker that does not train only sets the job up, and needs no data except a user's own. The others
     write an event "round" for every round and at the end "finished": rounds, samples and seconds of this
     worker, why training ended, the digest of the final weights, which is the same for all, and, on global rank 0,
-    their test accuracy. Global rank 0 saves the model (final_model.py) in the process's output folder, if it has one.
+    their test accuracy. Global rank 0 saves the model (checkpoint.py) in the process's output folder, if it has one.
     Raises GeomxError if the job cannot start or fails.
     """
     from geomx_cli.core import plugins
@@ -158,7 +158,7 @@ def _save(
     """Save the final model; the roots save their part of the optimizer's state themselves."""
     from pathlib import Path
 
-    from geomx_cli.runtime.training import final_model, networks
+    from geomx_cli.runtime.training import checkpoint, networks
 
     outer, own = algorithm.server_optimizer(config), part.optimizer
     about = {
@@ -180,7 +180,7 @@ def _save(
         "slices": {name: _slices(client.tensors[name].placement) for name in model.names},
         "options": dict(config.options),
     }
-    final_model.save(Path(client.settings.output_dir), model, own, about, client.events.warn)
+    checkpoint.save(Path(client.settings.output_dir), model, own, about, client.events.warn)
 
 
 def _slices(placement: "Placement") -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _data(client: "Client", config: "TrainConfig") -> "tuple[Samples, Samples | 
 def _text(client: "Client", config: "TrainConfig", store: "Store") -> "tuple[Samples, Samples | None]":
     """Like `_data`, for a network that trains on a text."""
     from geomx_cli.runtime.training import data
-    from geomx_cli.runtime.training.text import text_shard
+    from geomx_cli.runtime.training.samples import text_shard
 
     context = int(config.number("context"))
     whole = data.load_text(config.data, "train", context, config.data_dir)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.samples import Samples
-from geomx_cli.runtime.training.text import TextSamples
+from geomx_cli.runtime.training.samples import Samples, TextSamples
 
 __all__ = ["Evaluation", "Score"]
 

@@ -12,9 +12,8 @@ from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.training.evaluation import Evaluation, Score
 from geomx_cli.runtime.training.evaluation_schedule import EvaluationSchedule
 from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.prefetch import Prefetch
 from geomx_cli.runtime.training.record import Record
-from geomx_cli.runtime.training.samples import Batch, Samples
+from geomx_cli.runtime.training.samples import Batch, Prefetch, Samples
 from geomx_cli.runtime.training.stop_vote import StopVote
 from geomx_cli.runtime.training.stopwatch import Stopwatch
 from geomx_cli.runtime.training.straggler_emulation import StragglerEmulation, factor_of

@@ -15,7 +15,7 @@ from geomx_cli.runtime.training.local_steps import LocalSteps, OptimizerSteps
 from geomx_cli.runtime.training.samples import Batch
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = ["ModelAdapter", "ModelWeights"]

@@ -1,13 +1,18 @@
 """Images with their labels: a whole split of a data set, or the shard of one worker."""
 
+import contextlib
+import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array, Floats
 
-__all__ = ["Batch", "Samples"]
+__all__ = ["Batch", "CHARACTERS", "Prefetch", "Samples", "TextSamples", "part_of", "split_text", "text_shard"]
 
 Batch = tuple[Floats, Floats]
 
@@ -55,3 +60,130 @@ class Samples:
         if chosen.dtype == np.uint8:
             images /= 255
         return images, self.labels[which].astype(np.float32)
+
+
+# A text as training data: characters, of which a network predicts each from those before it.
+
+CHARACTERS = 256
+"""Number of classes: a text is bytes, so every text has the same."""
+_HELD_OUT = 20  # one in so many characters, at the end of a text, is not trained on
+_MOST_WINDOWS = 256  # windows that are evaluated, evenly spread: enough for a loss to within some thousandths
+
+
+@dataclass(frozen=True)
+class TextSamples(Samples):
+    """Windows of a text. images: uint8 of shape (n, 1, 1, context), the characters; labels: uint8 of shape
+    (n, context), for each the one that follows it. text: what they are cut from.
+
+    Each epoch begins its windows at another character, so that their borders vary.
+    """
+
+    text: Array | None = None
+
+    @classmethod
+    def of(cls, text: Array, context: int, *, name: str = "the text") -> "TextSamples":
+        """Cut a text, uint8 of shape (n,), into windows. Raises InvalidSettings if it is too short for one."""
+        count = (len(text) - context) // context
+        if count < 1:
+            what = f"{name} has {len(text)} characters, too few for a --context of {context}"
+            raise InvalidSettings(what, "give more text, fewer workers, or a smaller --context")
+        windows = text[: count * context].reshape(-1, 1, 1, context)
+        return cls(windows, text[1 : count * context + 1].reshape(-1, context), CHARACTERS, text=text)
+
+    def batches(self, size: int, *, seed: int, epoch: int, rank: int) -> Iterator[Batch]:
+        """Yield batches of all windows, in an order and with an offset that depend only on (seed, epoch, rank)."""
+        assert self.text is not None
+        context = self.images.shape[-1]
+        sequence = np.random.SeedSequence([seed, epoch, rank])
+        start = np.random.RandomState(np.random.MT19937(sequence)).randint(context)
+        moved = self.text[start : start + len(self) * context + 1]
+        images, labels = moved[:-1].reshape(self.images.shape), moved[1:].reshape(self.labels.shape)
+        yield from Samples.batches(
+            TextSamples(images, labels, self.classes), size, seed=seed, epoch=epoch, rank=rank
+        )
+
+    def take(self, which: Array | slice) -> Batch:
+        """Return these windows as a batch: numbers of characters, float32."""
+        return self.images[which].astype(np.float32), self.labels[which].astype(np.float32)
+
+    def evaluated(self) -> "TextSamples":
+        """Return the windows that are evaluated: all of a short text, or some, evenly spread."""
+        which = np.unique(np.linspace(0, len(self) - 1, min(len(self), _MOST_WINDOWS)).astype(np.int64))
+        return TextSamples(self.images[which], self.labels[which], self.classes)
+
+
+def split_text(text: Array, split: str) -> Array:
+    """Return the part of a whole text that is trained on ("train"), or its end, that is not."""
+    border = len(text) - len(text) // _HELD_OUT
+    return text[:border] if split == "train" else text[border:]
+
+
+def text_shard(samples: TextSamples, rank: int, count: int) -> TextSamples:
+    """Return worker `rank`'s contiguous part of the text, of `count` equal ones. Raises as `of`."""
+    assert samples.text is not None
+    size = len(samples.text) // count
+    part = samples.text[rank * size : (rank + 1) * size].copy()
+    return TextSamples.of(part, samples.images.shape[-1], name=f"the part of one of {count} workers")
+
+
+def part_of(name: str, given: Any) -> Array:
+    """Return the text that a user's function gives, as uint8. Raises InvalidSettings for anything else."""
+    content = given.encode() if isinstance(given, str) else given
+    if not isinstance(content, bytes):
+        what = f"--data {name}: it gives {type(given).__name__}, no text"
+        raise InvalidSettings(what, "return str or bytes, as the network gpt predicts characters")
+    return np.frombuffer(content, np.uint8)
+
+
+# Prepares batches in a thread, so that the trainer does not wait for them.
+
+AHEAD = 2
+POLL = 0.5
+
+
+class Prefetch:
+    """Yields the items of `batches` in order, with up to two prefetched; its exceptions are raised in the same place.
+
+    Must be closed: its thread ends then, at the latest after the batch in progress.
+    """
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._made: queue.Queue[Batch | BaseException | None] = queue.Queue(AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._make, name="batches", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        item = None if self._closed.is_set() else self._made.get()
+        if item is None:
+            self._closed.set()
+            raise StopIteration
+        if isinstance(item, BaseException):
+            self._closed.set()
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Stop prefetching."""
+        self._closed.set()
+
+    def _make(self) -> None:
+        try:
+            for batch in self._batches:
+                if not self._put(batch):
+                    return
+            self._put(None)
+        except Exception as error:
+            self._put(error)
+
+    def _put(self, item: Batch | BaseException | None) -> bool:
+        """Return False if the consumer has closed."""
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self._made.put(item, timeout=POLL)
+                return True
+        return False

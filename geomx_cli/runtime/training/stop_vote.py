@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.ps.operation_queue import PendingExchange
 
 __all__ = ["ELECTION", "STOP", "StopVote", "Vote", "elect"]
 

@@ -9,7 +9,7 @@ from geomx_cli.runtime.training.flat_views import flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.runtime.training.model import ModelWeights
 
 __all__ = ["TensorRounds", "pull_weights"]

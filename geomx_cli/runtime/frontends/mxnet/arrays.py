@@ -10,7 +10,7 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.payload import Rows
 from geomx_cli.ps.net.wire import FLOAT_NAMES
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.kvstore import row_of

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.runtime.training.architecture import Shape
-from geomx_cli.runtime.training.cnn import cnn
+from geomx_cli.runtime.training.architecture import Shape, cnn
 from geomx_cli.runtime.training.network import Network
 
 if TYPE_CHECKING:

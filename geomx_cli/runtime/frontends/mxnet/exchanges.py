@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.pending_exchange import PendingExchange
+from geomx_cli.ps.operation_queue import PendingExchange
 from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
 from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from geomx_cli.ps.arrays import Floats
-from geomx_cli.runtime.frontends.mxnet.device import device_context
 from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
-from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
+from geomx_cli.runtime.frontends.mxnet.load import device_context, load_mxnet
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.network import Network
@@ -20,7 +19,7 @@ from geomx_cli.runtime.training.samples import Batch
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.ps.operation_queue import PendingExchange
 
 __all__ = ["Built", "GluonModel", "session"]
 

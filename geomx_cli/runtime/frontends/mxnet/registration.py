@@ -8,7 +8,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
-from geomx_cli.runtime.frontends.mxnet.profiler import refuse_servers
+from geomx_cli.runtime.frontends.mxnet.load import refuse_servers
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession

@@ -165,7 +165,7 @@ class _Groups:
             hint = f"launch with --algo fsa, hfa, diloco or esync, or use geomx_cli.torch.wrap alone for {about.name}"
             raise InvalidSettings(what, hint)
         from geomx_cli.runtime.frontends.torch import buffer_broadcast, local_gradients
-        from geomx_cli.runtime.frontends.torch.skipped_batches import follow_loaders
+        from geomx_cli.runtime.frontends.torch.made_calls import follow_loaders
 
         torch = sys.modules["torch"]
         parallel = torch.nn.parallel.DistributedDataParallel

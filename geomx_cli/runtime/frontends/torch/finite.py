@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.runtime.frontends.torch.tensor_parts import local
+from geomx_cli.runtime.frontends.torch.tensor_views import local
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

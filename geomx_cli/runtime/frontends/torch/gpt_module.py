@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from torch.nn import functional
 
-from geomx_cli.runtime.training.gpt import HEAD
+from geomx_cli.runtime.training.architecture import HEAD
 
 __all__ = ["Gpt"]
 

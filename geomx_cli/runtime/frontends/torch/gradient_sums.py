@@ -1,28 +1,121 @@
 """The sums that a backward pass begins: the buckets of DistributedDataParallel, and those of synchronised layers."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.distributed import ReduceOp
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.futures import after, first, pass_on
+from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.backward_pass import call_at_end
 from geomx_cli.runtime.frontends.torch.finite import FEW
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.lanes import Lane
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
+from geomx_cli.runtime.frontends.torch.tensor_views import of_bytes, read_bytes
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.arrays import Array
     from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
     from geomx_cli.runtime.frontends.torch.finite import GradientCheck
     from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 
-__all__ = ["GradientSums", "in_pass"]
+__all__ = ["GradientSums", "SparseSum", "combine", "in_pass", "mean", "name_of", "wide"]
+
+# Reduction operations of torch.distributed, computed by each worker from the elements of all.
+
+_OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
+}  # fmt: skip
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def name_of(operation: Any, dtype: Any) -> str:
+    """The name of a ReduceOp, as "SUM". Raises InvalidSettings for one that is not supported for the dtype."""
+    for name in _OPERATIONS:
+        if operation == getattr(ReduceOp, name):
+            if name == "AVG" and dtype == torch.bool:
+                raise InvalidSettings(f"ReduceOp.AVG of {dtype}", "use another dtype")
+            return name
+    kind = getattr(operation, "op", operation)  # that of a ReduceOp with a factor, as of PREMUL_SUM
+    text = str(kind).rpartition(".")[2]
+    raise InvalidSettings(f"ReduceOp.{text} is not supported under geomx launch", f"use {', '.join(_OPERATIONS)}")
+
+
+def combine(name: str, values: Sequence[Any]) -> Any:
+    """Reduce tensors (1-D, on the CPU) of all workers in rank order; float16 and bfloat16 are summed in float32."""
+    apply, dtype = _OPERATIONS[name], values[0].dtype
+    result = values[0].to(wide(dtype))
+    for value in values[1:]:
+        result = apply(result, value.to(wide(dtype))).to(wide(dtype))
+    if name == "AVG":
+        result = mean(result, len(values))
+    return result.to(dtype)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype in which numbers of `dtype` are added."""
+    return _WIDE.get(dtype, dtype)
+
+
+def mean(total: Any, count: int) -> Any:
+    """A sum divided by the number of its terms; integers are rounded towards zero, as by NCCL."""
+    is_whole = not (total.is_floating_point() or total.is_complex())
+    return torch.div(total, count, rounding_mode="trunc" if is_whole else None)
+
+
+# Sums of sparse tensors, as the gradients of embeddings: their elements are exchanged, and no zeros.
+
+class SparseSum:
+    """The sum of a tensor (COO) over all workers, in rank order. count: of its elements, as 8 bytes: workers gather
+    these first, then `elements`. Raises InvalidSettings for a worker that has more elements than fit.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        self._own = tensor.detach().cpu().coalesce()
+        self.count = np.array([self._own._nnz()], "<i8").view(np.uint8)
+        values = self._own.values()
+        self._width = values.shape[1:].numel() * values.element_size()
+
+    def elements(self, counts: Array) -> Array:
+        """This worker's elements, as many bytes in all workers. counts: `count` of each."""
+        found = np.zeros(max(1, int(self._numbers(counts).max())) * self._size, np.uint8)
+        for start, part in ((0, self._own.values()), (self._own._nnz() * self._width, self._own.indices())):
+            found[start : start + part.numel() * part.element_size()] = read_bytes(part)
+        return found
+
+    def sum(self, counts: Array, rows: Array, name: str) -> Any:
+        """The sum, or for "AVG" the mean. rows: `elements` of each worker."""
+        values, indices = [], []
+        for count, row in zip(self._numbers(counts), rows, strict=True):
+            parts = row[: count * self._width].copy(), row[count * self._width : count * self._size].copy()
+            values.append(of_bytes(parts[0], self._own.dtype).view(count, *self._own.values().shape[1:]))
+            indices.append(of_bytes(parts[1], torch.int64).view(self._own.sparse_dim(), count))
+        given = torch.cat(values).to(wide(self._own.dtype))
+        total = torch.sparse_coo_tensor(torch.cat(indices, 1), given, self._own.shape).coalesce()
+        result = total.values() if name == "SUM" else mean(total.values(), len(rows))
+        return torch.sparse_coo_tensor(total.indices(), result.to(self._own.dtype), self._own.shape, is_coalesced=True)
+
+    @property
+    def _size(self) -> int:
+        """Bytes of an element with its indices."""
+        return int(self._width + 8 * self._own.sparse_dim())
+
+    def _numbers(self, counts: Array) -> Array:
+        found: Array = np.ascontiguousarray(counts).view("<i8")[:, 0]
+        room = self._own.shape[: self._own.sparse_dim()].numel()
+        for rank, count in enumerate(found):
+            if not 0 <= count <= room:
+                what = f"worker {rank} gives {count} elements of a sparse tensor that has room for {room}"
+                raise InvalidSettings(what, "let all workers give tensors of equal shapes")
+        return found
+
 
 _LARGE = 8192
 """Elements up to which a tensor in a backward pass may be statistics of a layer, which must not be encoded."""

@@ -18,22 +18,21 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, check_no_pass, current_pass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS, BufferMeans
+from geomx_cli.runtime.frontends.torch.buffer_broadcast import BUFFERS, BufferMeans
 from geomx_cli.runtime.frontends.torch.election import elect_newest
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
-from geomx_cli.runtime.frontends.torch.late_steps import LateStep, late_step
-from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late, scripted
+from geomx_cli.runtime.frontends.torch.late_tensors import LateStep, become_late, late_step, no_longer_late, scripted
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
 from geomx_cli.runtime.frontends.torch.sent_gradient import SentGradient
 from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
-from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local, shares_memory
+from geomx_cli.runtime.frontends.torch.tensor_views import is_divided, local, shares_memory
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.ps.operation_queue import PendingExchange
 
 __all__ = ["GradientSynchroniser", "set_gradient"]
 

@@ -12,13 +12,12 @@ from torch.distributed import ProcessGroup
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.futures import after, finished
 from geomx_cli.ps.arrays import Array
-from geomx_cli.runtime.frontends.torch.collective_checks import check_parts, check_whole
 from geomx_cli.runtime.frontends.torch.futures import PendingWork, joined
 from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums, in_pass
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.lanes import Lane
-from geomx_cli.runtime.frontends.torch.refusals import Refusals
-from geomx_cli.runtime.frontends.torch.tensor_bytes import check_dense, read_bytes, write_bytes
+from geomx_cli.runtime.frontends.torch.refusals import Refusals, check_parts, check_whole
+from geomx_cli.runtime.frontends.torch.tensor_views import check_dense, read_bytes, write_bytes
 
 __all__ = ["GroupCopies", "untraced"]
 

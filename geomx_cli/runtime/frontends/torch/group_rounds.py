@@ -21,8 +21,8 @@ from geomx_cli.runtime.frontends.torch.made_calls import ALIKE, PASS, MadeCalls
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.pending_exchange import PendingExchange
-    from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
+    from geomx_cli.ps.operation_queue import PendingExchange
+    from geomx_cli.runtime.frontends.torch.made_calls import SkippedBatches
 
 __all__ = ["GroupRounds", "LoneRounds", "size_class"]
 

@@ -15,11 +15,11 @@ from geomx_cli.ps.cluster.bodies import MAX_PATIENCE
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.local_gradients import refuse_synchronised
+from geomx_cli.runtime.frontends.torch.made_calls import SkippedBatches
 from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
-from geomx_cli.runtime.frontends.torch.skipped_batches import SkippedBatches
 from geomx_cli.runtime.frontends.torch.store import Store
-from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided
+from geomx_cli.runtime.frontends.torch.tensor_views import is_divided
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

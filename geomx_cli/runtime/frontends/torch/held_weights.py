@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.tensor_parts import local
+from geomx_cli.runtime.frontends.torch.tensor_views import local
 
 __all__ = ["HeldWeights"]
 

@@ -15,11 +15,11 @@ from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.finite import is_finite, not_finite, warn
 from geomx_cli.runtime.frontends.torch.held_weights import HeldWeights
+from geomx_cli.runtime.frontends.torch.made_calls import follow_loaders
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
-from geomx_cli.runtime.frontends.torch.skipped_batches import follow_loaders
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
-from geomx_cli.runtime.frontends.torch.tensor_parts import local
+from geomx_cli.runtime.frontends.torch.tensor_views import local
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 from geomx_cli.runtime.training.stopwatch import Stopwatch
 from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm, PacedWorkerAlgorithm

@@ -9,7 +9,7 @@ import torch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.tensor_parts import is_divided, local
+from geomx_cli.runtime.frontends.torch.tensor_views import is_divided, local
 
 __all__ = ["EXCHANGED", "ModelState", "check_gradient"]
 

@@ -11,18 +11,17 @@ import torch
 from torch.distributed import DistStoreError, ReduceOp
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch import reductions
+from geomx_cli.runtime.frontends.torch import gradient_sums
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
-from geomx_cli.runtime.frontends.torch.collective_checks import check_whole
 from geomx_cli.runtime.frontends.torch.finite import GradientCheck
 from geomx_cli.runtime.frontends.torch.futures import PendingWork
-from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums, in_pass
+from geomx_cli.runtime.frontends.torch.gradient_sums import GradientSums, SparseSum, in_pass
 from geomx_cli.runtime.frontends.torch.group_copies import GroupCopies, untraced
 from geomx_cli.runtime.frontends.torch.group_rounds import GroupRounds, LoneRounds, size_class
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED
+from geomx_cli.runtime.frontends.torch.refusals import check_whole
 from geomx_cli.runtime.frontends.torch.round_trips import RoundTrips
-from geomx_cli.runtime.frontends.torch.sparse_sums import SparseSum
-from geomx_cli.runtime.frontends.torch.tensor_bytes import of_bytes, read_bytes
+from geomx_cli.runtime.frontends.torch.tensor_views import of_bytes, read_bytes
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -158,7 +157,7 @@ class GeomxProcessGroup(GroupCopies):
 
     def _reduce(self, call: str, tensor: Any, out: Any | None, operation: Any) -> PendingWork:
         """Reduce `tensor` over all workers, to `out` if given, which is `tensor` itself in all workers or in none."""
-        name = reductions.name_of(operation, tensor.dtype)
+        name = gradient_sums.name_of(operation, tensor.dtype)
         outs, described = [] if out is None else [out], self._described(tensor)
         if not tensor.numel():
             return self._done(outs)
@@ -175,7 +174,7 @@ class GeomxProcessGroup(GroupCopies):
 
         def store() -> None:
             rows = [of_bytes(np.ascontiguousarray(row), tensor.dtype) for row in gathered.result()]
-            result = reductions.combine(name, rows)
+            result = gradient_sums.combine(name, rows)
             for each in outs:
                 each.detach().copy_(result.view(each.shape))
 

@@ -9,7 +9,7 @@ import torch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.tensor_parts import local
+from geomx_cli.runtime.frontends.torch.tensor_views import local
 from geomx_cli.runtime.training.flat_views import flat_views
 from geomx_cli.runtime.training.local_steps import LocalSteps
 from geomx_cli.runtime.training.model import ModelWeights

@@ -23,7 +23,7 @@ from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.ps.operation_queue import PendingExchange
 
 __all__ = ["ServerSynchroniser"]
 

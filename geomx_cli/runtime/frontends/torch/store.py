@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
-from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
-from geomx_cli.runtime.frontends.torch.digests import to_first_worker
+from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck, to_first_worker
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.server_optimizer import ServersOptimizer
 from geomx_cli.runtime.frontends.torch.synchronise import synchronise

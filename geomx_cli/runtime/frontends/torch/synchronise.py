@@ -11,7 +11,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS
+from geomx_cli.runtime.frontends.torch.buffer_broadcast import BUFFERS
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser
 from geomx_cli.runtime.frontends.torch.local import LocalSynchroniser
 from geomx_cli.runtime.frontends.torch.model_state import ModelState

@@ -17,7 +17,7 @@ from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.samples import Batch
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.ps.operation_queue import PendingExchange
 
 __all__ = ["TorchModel", "running_statistics", "session"]
 

@@ -13,9 +13,9 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
+from geomx_cli.runtime.frontends.torch.made_calls import batches_in_epoch
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable, row_of
-from geomx_cli.runtime.frontends.torch.skipped_batches import batches_in_epoch
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 
 if TYPE_CHECKING:

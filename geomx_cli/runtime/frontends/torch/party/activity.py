@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.ps.cluster.activity import Activity
+from geomx_cli.ps.cluster.liveness import Activity
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.settings import Settings

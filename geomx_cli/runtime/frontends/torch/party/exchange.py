@@ -11,7 +11,7 @@ from geomx_cli.runtime.frontends.torch.party.buckets import Bucket, Slot
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.pending_exchange import PendingExchange
+    from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.runtime.frontends.torch.party.operations import Operations
     from geomx_cli.runtime.training.stop_vote import StopVote
 

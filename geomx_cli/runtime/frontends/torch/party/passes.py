@@ -9,7 +9,7 @@ import torch
 
 from geomx_cli.runtime.frontends.torch.backward_pass import check_no_pass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
-from geomx_cli.runtime.frontends.torch.buffer_means import BUFFERS
+from geomx_cli.runtime.frontends.torch.buffer_broadcast import BUFFERS
 from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState
 from geomx_cli.runtime.frontends.torch.party.buckets import Bucket, Buckets, Slot
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients

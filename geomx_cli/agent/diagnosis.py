@@ -1,13 +1,43 @@
-"""Finds the disk on which a process had no room."""
+"""Detects a process that is stopped, by SIGSTOP for example, or hangs."""
 
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["full_disk"]
+__all__ = ["OomWatcher", "StopDetector", "full_disk"]
+
+# Detection of kills by the kernel's OOM killer.
+
+_RECENT = 3.0  # seconds; an OOM-killed process may take a while to end
+
+
+class OomWatcher:
+    """Polls the kernel's OOM kill counter. Not thread-safe; poll it several times per second."""
+
+    def __init__(self, counts: Path = Path("/proc/vmstat")) -> None:
+        self._counts = counts
+        self._kills = self._count()
+        self._when = float("-inf")
+
+    def ran_out(self) -> bool:
+        """Whether an OOM kill occurred within the last seconds, since this object was created."""
+        if (kills := self._count()) > self._kills:
+            self._kills, self._when = kills, time.monotonic()
+        return time.monotonic() - self._when < _RECENT
+
+    def _count(self) -> int:
+        try:
+            lines = self._counts.read_text().splitlines()
+        except OSError:
+            return 0
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+# Finds the disk on which a process had no room.
 
 _LIMIT = 2.0  # seconds; a path may lie on a file system whose server does not answer
 _LEAST = 1 << 16  # bytes; a log entry may need a page of its own
@@ -72,3 +102,30 @@ def _mount(path: Path) -> str:
         point = point.parent
     devices = {fields[1]: f" ({fields[0]})" for fields in _mounts()}
     return f"{point}{devices.get(str(point), '')}"
+
+
+_NOTICE = 5.0  # seconds
+
+
+class StopDetector:
+    """`limit`: seconds that the process may be stopped, or hang."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._since: float | None = None
+        self._noticed = False
+
+    def check(self, *, stopped: bool) -> bool:
+        """Take its present state; return whether it has been in it for longer than the limit."""
+        if not stopped:
+            self._since, self._noticed = None, False
+            return False
+        self._since = self._since or time.monotonic()
+        return time.monotonic() - self._since >= self.limit
+
+    def notices(self) -> bool:
+        """Return, once each time, whether it has been in it for a while as of the last check."""
+        if self._since is None or self._noticed or time.monotonic() - self._since < _NOTICE:
+            return False
+        self._noticed = True
+        return True

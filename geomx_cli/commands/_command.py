@@ -1,5 +1,7 @@
 """Commands that take a user's script after "--"."""
 
+import json
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +12,48 @@ import click
 from geomx_cli.commands._completion import file_names
 from geomx_cli.commands._options import GroupedCommand
 from geomx_cli.core.errors import UsageError
+from geomx_cli.core.nearest import nearest
 
-__all__ = ["ScriptCommand", "script_argument"]
+__all__ = ["ScriptCommand", "SuggestingGroup", "json_option", "print_json", "script_argument"]
+
+# A group of commands.
+
+class SuggestingGroup(click.Group):
+    """Reports an unknown command with the nearest known one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See click.Group.resolve_command. Raises UsageError."""
+        known = self.list_commands(ctx)
+        if not (ctx.resilient_parsing or args[0].startswith("-") or args[0] in known):
+            hidden = {name for name, command in self.commands.items() if command.hidden}
+            hint = nearest(args[0], (name for name in known if name not in hidden))
+            how = f"{ctx.command_path} --help explains the commands"
+            raise UsageError(f"there is no command {args[0]!r}", f"{hint}{' ' if hint.endswith('?') else '; '}{how}")
+        return super().resolve_command(ctx, args)
+
+
+# JSON output of commands: with --json, exactly one object on stdout.
+
+json_option = click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """Print standard JSON: NaN and infinity, such as a diverged loss, become null."""
+    click.echo(json.dumps(_finite(value), indent=indent, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _finite(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+    return value
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

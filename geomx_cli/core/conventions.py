@@ -1,0 +1,50 @@
+"""File names derived from names of processes, and of other things."""
+
+import re
+import time
+
+__all__ = ["JobClock", "file_name", "module_command", "party_of", "shell_name"]
+
+# Command lines that run modules of geomx.
+
+def module_command(python: str, module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of geomx with this Python. Others may be able to write to the working
+    directory; -P prevents files in it from shadowing modules.
+    """
+    return [python, "-P", "-m", module, *arguments]
+
+
+# The clock by which all processes and agents of a job time their events. Standard library only.
+
+class JobClock:
+    """Unix seconds by the clock of the machine that launched the job, so that times of different hosts can be compared.
+
+    ahead: seconds that this host's clock was ahead of that one when the job was launched. Once this is created,
+    stepping the host's clock has no effect on it. Thread-safe.
+    """
+
+    def __init__(self, ahead: float = 0.0) -> None:
+        self._offset = time.time() - ahead - _since_boot()
+
+    def time(self) -> float:
+        """The time now."""
+        return self._offset + _since_boot()
+
+
+def _since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while a laptop sleeps, unlike time.monotonic
+
+
+def file_name(process: str) -> str:
+    """Return a process's name as a path component: "A-worker-1" for "A/worker:1"."""
+    return process.replace("/", "-").replace(":", "-")
+
+
+def party_of(process: str) -> str:
+    """Return the party of a planned process: "A" for "A/worker:1"."""
+    return process.partition("/")[0]
+
+
+def shell_name(text: str) -> str:
+    """Return a text as a path component that a shell takes without quotes: "HFA-cnn" for "HFA (cnn)"."""
+    return re.sub(r"[^A-Za-z0-9._+=,@%-]+", "-", text).strip("-") or "_"

@@ -1,0 +1,145 @@
+"""Atomic file replacement: readers see the old or the new content, even if the writer is killed."""
+
+import fcntl
+import grp
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from geomx_cli.core.errors import CheckFailed
+
+__all__ = [
+    "is_own_folder", "locked_folder", "make_folders", "make_private", "open_atomic", "require_private",
+    "write_atomic",
+]  # fmt: skip
+
+# A lock between geomx commands on one machine.
+
+@contextmanager
+def locked_folder(folder: Path, file: str = "") -> Iterator[None]:
+    """Create `folder` and hold an exclusive lock on it, or on a file in it, which stays: for a command that calls
+    another that locks the folder.
+
+    Raises CheckFailed at once if another process, or another call, holds it, and if the folder cannot be written. The
+    lock ends with the process, however that ends. On a file system without locks a warning is printed instead.
+    """
+    flags = os.O_RDWR | os.O_CREAT if file else os.O_RDONLY
+    try:
+        make_folders(folder)
+        lock = os.open(folder / file, flags | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CheckFailed(f"cannot write to {folder}: {error.strerror}", "choose another folder") from None
+    try:
+        if not _try_lock(lock, folder):
+            hint = "wait until it is done, or choose another folder"
+            raise CheckFailed(f"another geomx writes to {folder}", hint)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _try_lock(file: int, folder: Path) -> bool:
+    """Lock an open file of `folder` exclusively, until it is closed; return False at once if it is locked elsewhere. On
+    a file system without locks there is a warning only.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        what = f"{folder} cannot be locked ({error.strerror}): run one geomx at a time there"
+        print(f"warning: {what}", file=sys.stderr, flush=True)
+    return True
+
+
+# Directories that only the current user can modify; content that others may have written is not trusted.
+
+_ROOT = 0
+_OTHERS_WRITE = stat.S_IWOTH | stat.S_IWGRP
+
+
+def make_folders(directory: Path) -> None:
+    """Create a directory with mode 0700, and those of its parents that are missing, whatever the umask. Raises OSError.
+    """
+    for place in (*reversed(directory.parents), directory):
+        try:
+            place.mkdir(0o700)
+        except OSError:  # as a rule it exists
+            if not place.is_dir():
+                raise
+
+
+def is_own_folder(path: Path) -> bool:
+    """Whether it is a directory, no link, that belongs to this account and that no other can write to."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
+
+
+def make_private(directory: Path) -> None:
+    """Remove other users' permissions from a directory of ours. Raises as `require_private`."""
+    found = directory.stat()
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
+        directory.chmod(0o700)
+    require_private(directory)
+
+
+def require_private(directory: Path) -> None:
+    """Raise CheckFailed if a directory belongs to another user, or if others can write to it or replace it because
+    one of its parents is writable by all, or by a group. Owners of the parents are trusted.
+    """
+    real = directory.resolve()
+    found = real.stat()
+    if found.st_uid != os.geteuid():
+        raise CheckFailed(f"{directory} cannot be trusted: it belongs to another user", "use a folder of your own")
+    open_to = [real] if found.st_mode & _OTHERS_WRITE else []
+    for place in {*real.parents, *directory.absolute().parents}:
+        known = place.stat()
+        if known.st_mode & stat.S_ISVTX:  # as in /tmp: others cannot rename what is there
+            continue
+        if known.st_mode & stat.S_IWOTH or (known.st_mode & stat.S_IWGRP and not _is_own_group(known.st_gid)):
+            open_to.append(place)
+    for place in open_to:
+        hint = f"chmod go-w {place}, if you know that nobody has changed what is there"
+        raise CheckFailed(f"{directory} cannot be trusted: others can write to {place}", hint)
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether a group is root's, or that of this user alone: where each user has one, home directories may be writable
+    for it.
+    """
+    with suppress(KeyError):
+        own, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+        return number == _ROOT or (group.gr_name == own.pw_name and set(group.gr_mem) <= {own.pw_name})
+    return number == _ROOT
+
+
+@contextmanager
+def open_atomic(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a new file that replaces `path` when the block ends without an exception and is removed otherwise.
+
+    Its mode is `mode` minus the umask. A killed writer leaves NAME.*.part. Raises OSError.
+    """
+    part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace the content of a file atomically. Raises as `open_atomic`."""
+    with open_atomic(path, mode) as file:
+        file.write(content)
