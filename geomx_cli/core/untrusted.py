@@ -2,27 +2,11 @@
 
 import json
 import re
-import threading
 from typing import Any, TypeVar
-
-import msgspec
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["check_whole", "convert", "decode", "first_line", "last_line", "plain", "plain_all", "to_type"]
-
-# Conversion of plain data to types that msgspec checks, safe in threads.
-
-_Type = TypeVar("_Type")
-# msgspec 0.22 prepares a type when it is first used, and crashes if another thread uses the type meanwhile.
-_preparing = threading.RLock()
-
-
-def to_type(value: Any, kind: type[_Type], *, types: tuple[type, ...] = (), str_keys: bool = False) -> _Type:
-    """Call msgspec.convert; `types` are its `builtin_types`. Raises msgspec.ValidationError. Thread-safe."""
-    with _preparing:
-        return msgspec.convert(value, kind, builtin_types=types, str_keys=str_keys)
-
+__all__ = ["check_whole", "convert", "decode", "first_line", "last_line", "plain", "plain_all"]
 
 _SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])")
 # Control characters except tab and newline, and bidirectional formatting characters.
@@ -74,7 +58,7 @@ def check_whole(what: str, value: object, least: int, most: int) -> None:
 
 def convert(value: Any, kind: type[_Kind]) -> _Kind:
     """Convert JSON data to a msgspec struct or TypedDict, with `plain_all` applied. Raises ValueError."""
-    from geomx_cli.core.untrusted import to_type  # lazy, as the plug-in scan loads this module
+    from geomx_cli.core.typed import to_type  # lazy, as the plug-in scan loads this module
 
     try:
         return to_type(plain_all(value), kind)

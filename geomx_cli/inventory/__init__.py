@@ -13,7 +13,7 @@ from msgspec import Meta, structs
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.core.options import Value
-from geomx_cli.core.untrusted import to_type
+from geomx_cli.core.typed import to_type
 from geomx_cli.inventory.access import Local, Ssh
 from geomx_cli.ps.cluster.config import Role
 

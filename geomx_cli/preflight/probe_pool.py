@@ -11,7 +11,7 @@ import msgspec
 
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
-from geomx_cli.core.untrusted import to_type
+from geomx_cli.core.typed import to_type
 from geomx_cli.hosts import Connector, everywhere
 from geomx_cli.preflight.probe_client import ProbeClient
 

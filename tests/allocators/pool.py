@@ -13,7 +13,7 @@ import msgspec
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.options import Option
 from geomx_cli.core.plugins import Spec
-from geomx_cli.core.untrusted import to_type
+from geomx_cli.core.typed import to_type
 from geomx_cli.inventory import Host, Inventory
 
 name = "pool"

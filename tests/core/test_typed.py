@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import sys, threading
 import msgspec
-from geomx_cli.core.untrusted import to_type
+from geomx_cli.core.typed import to_type
 
 def use():
     begin.wait()

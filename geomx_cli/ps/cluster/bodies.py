@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from geomx_cli.core.untrusted import to_type
+from geomx_cli.core.typed import to_type
 from geomx_cli.ps.net.wire import EVERY, BadMessage
 
 __all__ = [
