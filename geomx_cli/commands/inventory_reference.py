@@ -30,7 +30,7 @@ for each machine, and `[job]`. Hosts with the same `party` form a party. It has 
 | process | on which host it runs |
 |---|---|
 | scheduler of a party | the party's first host |
-| local servers of a party | the first local server on the party's first host, the second one on its second host, and so on |
+| local servers of a party | one after another on the party's first host, second host, and so on |
 | global scheduler | the first host of the central party |
 | master worker, for scripts with `--rank-scope party` | the first host of the central party |
 

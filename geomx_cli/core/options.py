@@ -234,7 +234,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "lr", "float", 0.0, "GEOMX_LR",
-        "Learning rate. auto: 0.05 for sgd, nag and dcasgd (also -a, -mxnet), 0.01 for adagrad, 0.001 for others.",
+        "Learning rate. auto: 0.05 for sgd, nag and all dcasgd optimizers, 0.01 for adagrad, 0.001 for others.",
         minimum=0, maximum=1e6, word="auto",
     ),
     _train(
@@ -256,7 +256,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",
-        "How strongly dcasgd (also -a, -mxnet) compensates for delay. auto: 2 for dcasgd-a, otherwise 0.04.",
+        "How strongly the dcasgd optimizers compensate for delay. auto: 2 for dcasgd-a, otherwise 0.04.",
         minimum=0, maximum=1e6, word="auto",
     ),
     _train(

@@ -106,7 +106,7 @@ HOST_KEYS: tuple[Key, ...] = (
         "ssh", "ssh", values.ssh_address, '"203.0.113.7"', "the host's name",
         "The address for SSH: an IP address, a name, or an alias of your ~/.ssh/config.", shared=False,
     ),
-    Key("ssh_port", "ssh", values.number(1, 65535), "2222", "port in ~/.ssh/config, or 22", "The port of the host's sshd."),
+    Key("ssh_port", "ssh", values.number(1, 65535), "2222", "port in ~/.ssh/config, or 22", "The sshd's port."),
     Key("user", "ssh", values.user, '"alice"', "user in ~/.ssh/config, or yours", "The account on the host."),
     Key(
         "key", "ssh", values.text, '"~/.ssh/id_ed25519"', "keys of your SSH agent, then the usual ones",
