@@ -37,7 +37,7 @@ for each machine, and `[job]`. Hosts with the same `party` form a party. It has 
 The key `runs` of a host changes these defaults. geomx uses the first free ports in the `ports` of a host.
 
 Global ranks number the training workers in the order of the parties in the file, with the central party last. Within a
-party they follow the order of the hosts and of their devices. `geomx hosts check` shows the ranks.
+party the ranks follow the order of the hosts and of their devices. `geomx hosts check` shows the ranks.
 """
 _HEADINGS: Mapping[Group, tuple[str, str]] = {
     "file": ("At the top of the file", ""),

@@ -91,7 +91,7 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "party", "who", values.name, '"beijing"', "must be there",
-        "The party (data centre) of the host. The job has the parties that its hosts name.", shared=False,
+        "The party (data centre) of the host. A job has all parties that its hosts name.", shared=False,
     ),
     Key(
         "devices", "who", values.devices, '["gpu0", "gpu1"]', "none",
