@@ -13,7 +13,7 @@ __all__ = ["page"]
 _HEAD = """\
 # Commands
 
-This page is made from the commands by `geomx man --markdown`.
+`geomx man --markdown` makes this page from the texts of the commands.
 
 [Options](options.md) lists the options of a job, which `geomx launch` and other commands share.
 `geomx COMMAND --help` (`-h`) and `geomx man COMMAND` show the texts of this page. All commands have the same

@@ -69,8 +69,9 @@ def comma_separated(ctx: click.Context, parameter: click.Parameter, value: str |
 
 group_option = click.option(
     "--group-by", metavar="NAME,...", callback=comma_separated, shell_complete=group_names,
-    help="Average over jobs that have the same algorithm and the same values of these: options such as seed or lr, "
-    "codec, args (of the script), topology, job.  [default: every option in which they differ, but not the seed]",
+    help="Average over jobs with the same algorithm and the same value of each NAME. A NAME is an option, such as seed "
+    "or lr, or codec, args (of the script), topology or job.  [default: the options in which the jobs differ, except "
+    "the seed]",
 )  # fmt: skip
 
 

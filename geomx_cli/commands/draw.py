@@ -116,18 +116,19 @@ def draw(
     metric-NAME              a metric that scripts report (--metric) over time, mean over the workers
     throughput, traffic      samples and megabytes per second
     computing                fraction of time that each worker computes
-    timeline-NAME            one round: which workers compute, send, wait
-    matrix-NAME              megabytes from each party to each
+    timeline-NAME            one round: when each worker computes, sends and waits
+    matrix-NAME              megabytes from each party to each other party
 
-    Runs that differ only in their seed are one curve: the mean, with a band of one sample standard deviation. geomx
-    interpolates each run linearly. The mean extends over the range of x that all runs have. A job that is not done is
-    in no mean, and has a curve of its own. --group-by makes other groups: algo,seed gives one curve for each run. geomx
-    never averages over different scripts, networks or algorithms.
+    Runs that differ only in their seed form one curve: the mean, with a band of one sample standard deviation. geomx
+    interpolates each run linearly. The curve extends over the range of x that all runs have. geomx leaves a job that is
+    not done out of all means; this job has a curve of its own. --group-by forms other groups: algo,seed gives one curve
+    for each run. geomx never averages over different scripts, networks or algorithms.
 
-    --target and --ylim are for figures of the accuracy. If --only excludes these figures, they are for all curves.
+    --target and --ylim apply to figures of the accuracy. If --only excludes these figures, the two options apply to all
+    curves.
 
-    Each algorithm has the same colour in every figure, from a palette suitable for colour-blind readers. geomx names
-    figures without data. If records are missing or damaged, geomx lists them, draws the rest, and ends with exit
+    Each algorithm has the same colour in every figure, from a palette suitable for colour-blind readers. If a figure
+    has no data, geomx says so. If records are missing or damaged, geomx lists them, draws the rest, and ends with exit
     code 7.
 
     \b

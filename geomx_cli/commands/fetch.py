@@ -29,13 +29,13 @@ __all__ = ["fetch"]
 @folder_option(".")
 @json_option
 def fetch(name: str, folder: Path, json: bool) -> None:
-    """Fetch the files that a job's processes have saved, such as its model, from all its hosts.
+    """Fetch the files that a job's processes have saved, such as the model, from all hosts of the job.
 
     The bundled job saves model.safetensors, optimizer.safetensors and manifest.json, and with --checkpoint-every
     checkpoints. A script saves files to the folder $GEOMX_OUTPUT_DIR. geomx writes the files to DIR/JOB/outputs/PROCESS
     and verifies them by SHA-256. It skips files that are already there, and continues interrupted transfers.
 
-    The job may still run, or may have failed. geomx skips links and other files that are not plain, and names them.
+    The job may still run, or may have failed. geomx names and skips symbolic links and other files that are not plain.
     Exit code 5 means that the job has saved nothing. Exit code 7 means that a host could not be reached, or that a file
     could not be fetched; all other files have been fetched.
 

@@ -10,9 +10,9 @@ __all__ = ["page"]
 _HEAD = """\
 # The inventory: hosts.toml
 
-This page is made from the table of keys by `python -m geomx_cli.commands.inventory_reference`.
+`python -m geomx_cli.commands.inventory_reference` makes this page from the table of keys.
 
-This file lists the machines of a job, how geomx reaches them, and which processes they run.
+The inventory file lists the machines of a job, how geomx reaches them, and which processes they run.
 
 | command | use of the file |
 |---|---|
@@ -24,19 +24,20 @@ This file lists the machines of a job, how geomx reaches them, and which process
 | `geomx launch`, `geomx doctor` with `--local` | use this machine alone |
 
 The file is [TOML](https://toml.io): keys of the whole job at the top, then `[defaults]` for all hosts, one `[[host]]`
-for each machine, and `[job]`. Hosts with the same `party` are a party, which has a worker for each of their `devices`.
+for each machine, and `[job]`. Hosts with the same `party` form a party. It has one worker for each device in the
+`devices` of its hosts.
 
-| process | host |
+| process | on which host it runs |
 |---|---|
 | scheduler of a party | the party's first host |
-| local servers | the party's hosts in turn |
+| local servers of a party | one after another on the party's first host, second host, and so on |
 | global scheduler | the first host of the central party |
 | master worker, for scripts with `--rank-scope party` | the first host of the central party |
 
-`runs` changes these defaults. geomx uses the first free ports of a host's range.
+The key `runs` of a host changes these defaults. geomx uses the first free ports in the `ports` of a host.
 
-Global ranks count the training workers in the order of the parties in the file, with the central party last. In a party
-they follow the order of its hosts and their devices. `geomx hosts check` shows the ranks.
+Global ranks number the training workers in the order of the parties in the file, with the central party last. Within a
+party the ranks follow the order of the hosts and of their devices. `geomx hosts check` shows the ranks.
 """
 _HEADINGS: Mapping[Group, tuple[str, str]] = {
     "file": ("At the top of the file", ""),
@@ -48,33 +49,34 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
     ),
     "network": (
         "How the others reach it",
-        "Other hosts dial only schedulers and servers; all other processes dial out. With `--tsengine intra` or `both`"
-        " workers dial each other too. Then each worker that other hosts dial needs a port. `geomx hosts check` shows"
-        " the ports. Processes of one host use unix sockets. A scheduler always has one of `ports`, which identifies"
-        " it; if all its processes are on one host, nothing listens on this port.",
+        "Other hosts dial only schedulers and servers; workers only dial. But with `--tsengine intra` or `both` workers"
+        " dial each other too. Then each worker that other hosts dial needs a port. `geomx hosts check` shows the"
+        " ports. Processes of one host connect by unix sockets. A scheduler always has one of the `ports`, which"
+        " identifies the scheduler. If all processes that dial a scheduler are on its host, it does not listen on this"
+        " port.",
     ),
     "work": ("What it works with", ""),
     "place": ("What runs on it", "`devices` determines the workers. `runs` is for the other processes."),
     "link": (
         "Unequal links between parties, emulated on one machine: `[[link]]`",
-        "`[[link]]` needs `local = true` in all hosts. Each `[[link]]` is one direction, and overrides `--wan` for this"
-        " direction. Processes of a party that share a link get equal parts of its rate. An emulated link loses no"
-        " packets. `geomx hosts check`, `geomx launch` and the dashboard show the emulated network in one line.",
+        "`[[link]]` needs `local = true` in all hosts. Each `[[link]]` describes one direction, and overrides `--wan`"
+        " for this direction. Processes of a party that use the same link get equal parts of its rate. An emulated link"
+        " loses no packets. `geomx hosts check`, `geomx launch` and the dashboard show the emulated links in one line.",
     ),
 }
 _TABLE_HEAD = "| Key | Example | Without it | Meaning |\n|---|---|---|---|\n"
 _TAIL = """
 ## Options of the job: `[job]`
 
-This table may have each [option](options.md) by its name, with underscores: `lr = 0.1`, `time_limit = "2h"`, `window =
-"4MiB"`. A flag or an environment variable overrides the table. The table may not have the options of the cluster:
+This table sets [options](options.md) by their names, with underscores: `lr = 0.1`, `time_limit = "2h"`, `window =
+"4MiB"`. A flag or an environment variable overrides the table. The table may not set the options of the cluster:
 `parties`, `workers` and `central_workers` follow from the hosts, and `topology`, `global_servers` and `local_servers`
-are keys at the top.
+are keys at the top of the file.
 
 ## Host files of MPI
 
 `geomx launch --hostfile FILE` reads a host file of OpenMPI, MPICH or Intel MPI instead of an inventory. `geomx doctor`,
-`data push`, `sweep` and `hosts check` have this option too:
+`geomx data push`, `geomx sweep` and `geomx hosts check` have this option too:
 
 ```
 # a machine on each line, and its workers
@@ -86,11 +88,11 @@ n[1-3,07],gpu[01-04] slots=2 # lists as Slurm prints them ($SLURM_JOB_NODELIST);
 2001:db8::1 slots=4          # IPv6, with or without brackets
 ```
 
-A machine without a number has one worker. If a machine is in several lines, its numbers are added. `max_slots` has no
-effect. All machines are one party, and the first machine also runs the global scheduler and the global server.
-`party=NAME` on a line puts its machine in a party, as `party` of a host does. MPI does not know this word.
-`localhost` and this machine's host name need no SSH. All other keys have their defaults. Flags and the environment set
-options.
+A machine without a number has one worker. If several lines name the same machine, geomx adds their numbers. `max_slots`
+has no effect. All machines form one party, and the first machine also runs the global scheduler and the global server.
+`party=NAME` on a line puts the machine of this line in the party NAME. MPI does not know this word.
+geomx uses no SSH for `localhost` and this machine's host name. All keys of the inventory have their defaults. Set
+options by flags and environment variables.
 
 ## An example
 

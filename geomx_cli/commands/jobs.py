@@ -91,7 +91,7 @@ def prune(
 
     Shows the size of each job and asks for confirmation. Never removes a running job. The age of a job counts from its
     end. Other files in a job's directory stay. Exit code 7 means that a host could not be reached, or that a file could
-    not be removed. This job stays in geomx jobs, so that you can prune it later.
+    not be removed. Its job stays in the list of geomx jobs, so that you can prune it later.
 
     \b
     Examples:

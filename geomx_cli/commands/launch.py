@@ -30,12 +30,13 @@ __all__ = ["launch"]
 @click.option("--shell", is_flag=True, help="With --dry-run: print start scripts that a user can run by hand.")
 @click.option("--json", is_flag=True, help="Print the result as one JSON object; see above.")
 @click.option("--tee", is_flag=True, help="Also show the output of global rank 0, on stderr.")
-@click.option("--detach", is_flag=True, help="Return once all processes run; the job runs detached.")
+@click.option("--detach", is_flag=True, help="Return when all processes run; the job continues without this command.")
 @click.option(
     "--lease",
     type=Duration(2.0, 30 * 86_400.0),
     metavar="DURATION",
-    help="How long the job runs without this machine, such as a laptop that sleeps; at least 2s.  [default: --silence]",
+    help="How long the job continues without a connection to this machine, such as a laptop that sleeps; at least 2s.  "
+    "[default: --silence]",
 )
 @click.option(
     "--sync",
@@ -46,7 +47,7 @@ __all__ = ["launch"]
 @click.option(
     "--job-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="A new or empty directory for the job's logs and events; by default under the jobs in your home.",
+    help="A new or empty directory for the job's logs and events; by default a folder in ~/.local/state/geomx/jobs.",
 )
 @export_options
 @script_argument()
@@ -78,8 +79,8 @@ def launch(
     geomx launch --hosts sites.toml --sync data   on the machines of sites.toml
     geomx launch --detach                         start and return; later: geomx attach
 
-    The output of scripts goes to the logs: see geomx logs -f. --tee also shows the output of one worker here. At the
-    end a summary is printed to stdout, or with --json one object:
+    The output of scripts goes to the logs: see geomx logs -f. With --tee this command also shows the output of one
+    worker. At the end it prints a summary to stdout, or with --json one object:
 
     \b
     schema_version, job, exit_code, directory

@@ -36,7 +36,7 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
     "-n", "--lines", type=click.IntRange(0), default=None, metavar="LINES", help="Only the last lines of each process."
 )
 def logs(name: str, follow: bool, party: str, host: str, role: str, rank: int | None, lines: int | None) -> int:
-    """Print the output of a job's processes from all its hosts; each line begins with the process.
+    """Print the output of a job's processes from all its hosts; each line begins with the name of the process.
 
     Exit code 7 means that a host could not be reached; the lines of the other hosts are printed. Exit code 130 means
     Ctrl-C. For whole files and event logs see geomx logs collect -h.
@@ -100,10 +100,10 @@ def collect(name: str, folder: Path, layout: "Layout", replace: bool, json: bool
     (dcasgd if the optimizer compensates for delay), with the suffix -niid unless --split is iid. With --layout esync
     the records are in DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., as the tools of ESync expect.
 
-    Outputs, such as the model, are listed but not copied: see geomx fetch.
+    geomx lists outputs, such as the model, but does not copy them: see geomx fetch.
 
     The job may still run. If you collect again, the current files replace the previous ones. Exit code 7 means that a
-    host could not be reached, or that a record is damaged; the other files are collected.
+    host could not be reached, or that a record is damaged; geomx has collected the other files.
 
     \b
     Examples:

@@ -12,11 +12,10 @@ __all__ = ["page"]
 _HEAD = f"""\
 # Options
 
-The options of geomx {__version__}. This page is made from the table of options by
-`python -m geomx_cli.commands.reference`.
+The options of geomx {__version__}. `python -m geomx_cli.commands.reference` makes this page from the table of options.
 
 Each option is a flag of `geomx launch` and an environment variable.
-geomx also uses the variable to pass the option to processes.
+geomx also uses this variable to pass the option to the processes of a job.
 A flag overrides the variable, and the variable overrides the default.
 
 | kind | flag | variable |

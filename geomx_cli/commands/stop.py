@@ -32,19 +32,20 @@ __all__ = ["stop"]
 def stop(name: str, party: str, grace: float | None, json: bool) -> None:
     """Stop a job on all its hosts, clean up, and report on each process.
 
-    You can repeat the command, and use it after a launch or an agent was killed. It leaves no process, key file or
-    socket of the job, and touches no process of another job. If the job has ended on all its hosts, it says so.
+    You can repeat the command, and use it after a launch or an agent was killed. The command leaves no process, key
+    file or socket of the job, and touches no process of another job. If the job has ended on all its hosts, the command
+    says so.
 
     Workers receive SIGTERM first, then schedulers and servers. A process that does not end within the grace period
-    receives SIGKILL. If you stop one party, the others notice the loss, and end as after a failure. If a launch still
-    runs its checks, it is the newest job, and this command ends it. Exit code 7 means that a host could not be reached,
-    or that a process could not be ended.
+    receives SIGKILL. If you stop one party, the other parties notice this, and end as after a failure. If a launch
+    still runs its checks, this launch counts as the newest job, and the command ends it. Exit code 7 means that a host
+    could not be reached, or that a process could not be ended.
 
     \b
     Examples:
       geomx stop                       the newest running job
       geomx stop 20260729-17 --grace 1m
-      geomx stop --party B             the processes of party B; the others notice
+      geomx stop --party B             the processes of party B; the other parties notice
     """
     from geomx_cli.jobs.actions.stop import end_launch
     from geomx_cli.jobs.actions.stop import stop as stopping

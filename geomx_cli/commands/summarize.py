@@ -21,9 +21,9 @@ __all__ = ["summarize"]
 @base_option
 @network_option
 @click.option(
-    "-m", "--mode", required=True, metavar="NAME", shell_complete=modes_of_records, help="Such as esync or esync-niid.",
+    "-m", "--mode", required=True, metavar="NAME", shell_complete=modes_of_records, help="Mode: esync, esync-niid, ...",
 )  # fmt: skip
-@click.option("--run", metavar="JOB", default="", help="The job, if there are several: its name, or a beginning.")
+@click.option("--run", metavar="JOB", default="", help="The job, if there are several: the beginning of its name.")
 @target_option
 @click.option("--parity", is_flag=True, help="Compute throughput, traffic and computing time by ESync's formulas.")
 @click.option("--json", is_flag=True, help="Print summary.json instead of text.")
@@ -31,10 +31,11 @@ def summarize(base: Path, network: str, mode: str, run: str, target: float, pari
     """Summarise the records of a job: DIR/NETWORK/MODE/JOB/HOST/DEVICE.jsonl, or in ESync's layout
     DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 
-    Writes two files next to the hosts' folders. The first has ESync's format, which its plotting tool reads, and is
-    named after the mode: ESync.json, Sync.json, HFA.json. The second, summary.json, adds pairs of time and accuracy,
-    bytes in both directions, computing, exchange and waiting times, rounds, and time and bytes to the target, from
-    unsmoothed values. A mode is the name of an algorithm, or dcasgd, with the suffix -niid unless --split is iid.
+    Writes two files next to the hosts' folders. The first file has the format that ESync's plotting tool reads. Its
+    name is that of the mode: ESync.json, Sync.json, HFA.json. The second file, summary.json, adds further values, from
+    unsmoothed data: pairs of time and accuracy, bytes in both directions, computing, exchange and waiting times,
+    rounds, and time and bytes to the target. A mode is the name of an algorithm, or dcasgd, with the suffix -niid
+    unless --split is iid.
 
     If records are missing, damaged or duplicate, geomx lists them, summarises the rest, and ends with exit code 7.
 

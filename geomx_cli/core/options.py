@@ -52,7 +52,7 @@ USUAL_OF_CODEC: Mapping[str, Mapping[str, Value]] = {"sparseloco": {"outer_lr": 
 
 OPTIONS: tuple[Option, ...] = (
     _cluster(
-        "parties", "int", 2, "GEOMX_PARTIES", "Parties (data centres) that train, without the central party.",
+        "parties", "int", 2, "GEOMX_PARTIES", "Parties (data centres) that train. The central party does not count.",
         minimum=1, maximum=1024,
     ),
     _cluster(
@@ -81,8 +81,8 @@ OPTIONS: tuple[Option, ...] = (
     _sync(
         "rank_scope", "text", "auto", "GEOMX_RANK_SCOPE",
         "Which workers a script's kv.rank and kv.num_workers count. global: the workers of all parties; rank 0 is the"
-        " master worker. party: the workers of its own party; the master worker is in the central party. auto: party"
-        " for HFA and for scripts with GeoMX's names (kv.num_all_workers, ...), otherwise global.",
+        " master worker. party: only the workers of the script's own party; the master worker is in the central party."
+        " auto: party for HFA and for scripts with GeoMX's names (kv.num_all_workers, ...), otherwise global.",
         choices=("auto", "global", "party"),
     ),
     _sync(
@@ -109,20 +109,21 @@ OPTIONS: tuple[Option, ...] = (
     _sync(
         "p3", "bool", False, "ENABLE_P3",
         "Begin the next forward pass with the layers whose tensors have arrived, instead of waiting for the whole model"
-        " (fsa, sync). It is for the bundled job and for geomx_cli.torch. Scripts with MXNet's KVStore always do so.",
+        " (fsa, sync). For the bundled job and geomx_cli.torch; scripts with MXNet's KVStore always do so.",
     ),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
-        "Most elements of a slice, the unit of transfer. Larger tensors are split. auto: depends on the number of"
-        " global servers, and on whether all processes run on one host; with --p3, slices between hosts are shorter.",
+        "Largest number of elements of a slice, the unit of transfer. geomx splits larger tensors. auto: depends on the"
+        " number of global servers, and on whether all processes run on one host; with --p3, slices between hosts are"
+        " shorter.",
         minimum=1024, maximum=8_388_608, word="auto",
     ),
     _net(
         "compress", "text", "", "GEOMX_COMPRESS",
-        "Codec between parties and global servers; in a flat cluster, between workers and servers. None by default. In"
-        " both directions: fp16, bf16, int8, q4, 1bit, topk:0.01, bsc:0.01, mpq:0.01, sparseloco. Only towards the"
-        " servers: 2bit:0.5. topk and sparseloco are for hfa, esync and diloco. If you use them with fsa, the bundled"
-        " job trains better with --optimizer-on worker.", takes_codec=True,
+        "Codec between parties and global servers; with --topology flat, between workers and servers. None by default."
+        " Codecs that encode both directions: fp16, bf16, int8, q4, 1bit, topk:0.01, bsc:0.01, mpq:0.01, sparseloco."
+        " Only the direction towards the servers: 2bit:0.5. topk and sparseloco are for hfa, esync and diloco. If you"
+        " use them with fsa, the bundled job trains better with --optimizer-on worker.", takes_codec=True,
     ),
     _net(
         "compress_lan", "text", "", "GEOMX_COMPRESS_LAN",
@@ -136,13 +137,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
-        "Bytes in flight on one link before the sender waits for credit. auto: measured per link.",
+        "Bytes in flight on one link before the sender waits for credit. auto: geomx measures each link.",
         minimum=0, maximum=2**30, word="auto",
     ),
     _net(
         "wan", "wan", "", "GEOMX_WAN",
         "Emulate the links between parties on one machine: the rate of each party's link, the round trip, or both, such"
-        " as 100mbit,30ms. The central party's link has this rate too, for all parties together.",
+        " as 100mbit,30ms. The link of the central party has this rate too; all parties share this link.",
     ),
     _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
     _net(
@@ -158,20 +159,21 @@ OPTIONS: tuple[Option, ...] = (
     _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
         "Longest wait for an answer outside a round. Time in which a link is cut does not count. In jobs started by"
-        " hand it also limits the wait for other processes to join. With geomx launch, scripts may join at any time.",
+        " hand --timeout also limits the wait until other processes join. With geomx launch scripts may join at any"
+        " time.",
         minimum=1, maximum=86400,
     ),
     _net(
         "patience", "duration", 600.0, "GEOMX_PATIENCE",
-        "Longest wait for a round or barrier without progress while all links work. A worker whose script uses"
-        " processor time makes progress.",
+        "Longest wait for a round or barrier without progress while all links work. If a worker's script uses"
+        " processor time, this counts as progress.",
         minimum=1, maximum=86400 * 7,
     ),
     _train(
         "network", "text", "cnn", "GEOMX_NETWORK",
-        f"Network to train: {', '.join(_NETWORKS)}; or MODULE:FUNCTION. linear needs no framework; torch has cnn,"
-        " cnn-bn, resnet18-v1 and gpt. FUNCTION gets the number of classes and returns a gluon HybridBlock, or with"
-        " --framework torch a Module.", suggestions=_NETWORKS,
+        f"Network to train: {', '.join(_NETWORKS)}; or MODULE:FUNCTION. linear needs no framework. --framework torch"
+        " has only cnn, cnn-bn, resnet18-v1 and gpt. FUNCTION gets the number of classes and returns a gluon"
+        " HybridBlock, or with --framework torch a Module.", suggestions=_NETWORKS,
     ),
     _train(
         "framework", "text", "auto", "GEOMX_FRAMEWORK",
@@ -186,11 +188,11 @@ OPTIONS: tuple[Option, ...] = (
         " width 384 have 10.8 million.", minimum=1, maximum=128,
     ),
     _train(
-        "width", "int", 192, "GEOMX_WIDTH", "Width of gpt's layers, a multiple of 64: each attention head has 64.",
-        minimum=64, maximum=8192,
+        "width", "int", 192, "GEOMX_WIDTH", "Width of gpt's layers, a multiple of 64, which is the width of an"
+        " attention head.", minimum=64, maximum=8192,
     ),
     _train(
-        "context", "int", 128, "GEOMX_CONTEXT", "Characters in gpt's context, and in a sample.",
+        "context", "int", 128, "GEOMX_CONTEXT", "Length of gpt's context, and of a sample, in characters.",
         minimum=2, maximum=4096,
     ),
     _train(
@@ -208,18 +210,21 @@ OPTIONS: tuple[Option, ...] = (
         suggestions=("iid", "by-class", "by-party", "dirichlet:0.3"),
     ),
     _train(
-        "batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch; 16 with gpt.", minimum=1,
-        maximum=65536,
+        "batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch. With gpt the default is 16.",
+        minimum=1, maximum=65536,
     ),
     _train(
         "epochs", "int", 4, "GEOMX_EPOCHS",
-        "Passes over the training data. With esync: passes of the slowest worker; the others take more.",
+        "Passes over the training data. With esync: passes of the slowest worker; the other workers take more.",
         minimum=1, maximum=100_000,
     ),
     _train(
         "time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long.", minimum=0, word="never",
     ),
-    _train("optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer; adamw with gpt.", choices=tuple(OPTIMIZERS)),
+    _train(
+        "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer. With gpt the default is adamw.",
+        choices=tuple(OPTIMIZERS),
+    ),
     _train(
         "optimizer_on", "text", "server", "GEOMX_OPTIMIZER_ON",
         "Where the optimizer runs. server: on global servers, which send weights. worker: on workers, to which global"
@@ -228,13 +233,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "lr", "float", 0.0, "GEOMX_LR",
-        "Learning rate. auto: 0.05 for sgd, nag and dcasgd (also -a, -mxnet), 0.01 for adagrad, 0.001 for others.",
+        "Learning rate. auto: 0.05 for sgd, nag and all dcasgd optimizers, 0.01 for adagrad, 0.001 for others.",
         minimum=0, maximum=1e6, word="auto",
     ),
     _train(
         "schedule", "text", "constant", "GEOMX_SCHEDULE",
-        "Learning rate over time. cosine: it rises to --lr in --warmup steps, and falls to a tenth of --lr by the last"
-        " step. With gpt the default is cosine. The outer step of diloco has a learning rate of its own.",
+        "Learning rate over time. cosine: the rate rises to --lr in --warmup steps, then falls to a tenth of --lr by"
+        " the last step. With gpt the default is cosine. The outer step of diloco has a learning rate of its own.",
         choices=("constant", "cosine"),
     ),
     _train(
@@ -243,14 +248,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "momentum", "float", 0.9, "GEOMX_MOMENTUM",
-        "Momentum of sgd, nag and dcasgd (also -a, -mxnet). If workers send gradients (fsa, mixed) and the codec is"
-        " bsc, mpq or 1bit, geomx sets it to 0. bsc and mpq have momentum themselves. With 1bit and momentum,"
-        " training diverges.",
+        "Momentum of sgd, nag and all dcasgd optimizers. If workers send gradients (fsa, mixed) and the codec"
+        " is bsc, mpq or 1bit, geomx sets the momentum to 0: bsc and mpq have momentum themselves, and with 1bit and"
+        " momentum training diverges.",
         minimum=0, below=1,
     ),
     _train(
         "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",
-        "How strongly dcasgd (also -a, -mxnet) compensates for delay. auto: 2 for dcasgd-a, otherwise 0.04.",
+        "How strongly the dcasgd optimizers compensate for delay. auto: 2 for dcasgd-a, otherwise 0.04.",
         minimum=0, maximum=1e6, word="auto",
     ),
     _train(
@@ -259,13 +264,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "slowdown", "text", "", "GEOMX_SLOWDOWN",
-        "Emulate slow workers. WHO=N multiplies the time of a step by N; WHO is a worker or a party. N alone is for the"
-        " last worker. Commas separate several.",
+        "Emulate slow workers. WHO=N multiplies the time of a step by N; WHO is a worker or a party. N without WHO"
+        " slows the last worker. Commas separate several entries.",
     ),
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
     _train(
         "eval_every", "int", 100, "GEOMX_EVAL_EVERY",
-        "Steps of a worker between two evaluations of the global model; 0: only at the end.", minimum=0,
+        "Steps of a worker between two evaluations of the global model. 0: geomx evaluates only at the end.",
+        minimum=0,
     ),
     _train(
         "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
@@ -275,7 +281,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",
-        "Stop when the test accuracy reaches this.", minimum=0, maximum=1, word="never",
+        "Stop when the test accuracy reaches this value.", minimum=0, maximum=1, word="never",
     ),
 )  # fmt: skip
 

@@ -79,8 +79,8 @@ TOP_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "allocator", "file", _allocator, '"none"', "none",
-        "The name of a plug-in that requests machines for the hosts when a job is launched, such as from a batch"
-        " system, and releases them at its end. none: each host names its machine.", shared=False,
+        "The name of a plug-in that requests machines for the hosts at launch, such as from a batch system, and"
+        " releases them at the job's end. none: each host in this file names its machine.", shared=False,
     ),
 )  # fmt: skip
 
@@ -91,11 +91,12 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "party", "who", values.name, '"beijing"', "must be there",
-        "The party (data centre) of the host. The parties that hosts name are the parties of a job.", shared=False,
+        "The party (data centre) of the host. A job has all parties that its hosts name.", shared=False,
     ),
     Key(
         "devices", "who", values.devices, '["gpu0", "gpu1"]', "none",
-        "One worker for each device. cpu may be repeated. gpuN is the GPU that CUDA_VISIBLE_DEVICES shows to a worker.",
+        "geomx starts one worker for each device. cpu may be repeated. For gpuN geomx sets CUDA_VISIBLE_DEVICES of the"
+        " worker to N.",
     ),
     Key(
         "local", "ssh", values.flag, "true", "false",
@@ -105,7 +106,7 @@ HOST_KEYS: tuple[Key, ...] = (
         "ssh", "ssh", values.ssh_address, '"203.0.113.7"', "the host's name",
         "The address for SSH: an IP address, a name, or an alias of your ~/.ssh/config.", shared=False,
     ),
-    Key("ssh_port", "ssh", values.number(1, 65535), "2222", "port in ~/.ssh/config, or 22", "The port of its sshd."),
+    Key("ssh_port", "ssh", values.number(1, 65535), "2222", "port in ~/.ssh/config, or 22", "The sshd's port."),
     Key("user", "ssh", values.user, '"alice"', "user in ~/.ssh/config, or yours", "The account on the host."),
     Key(
         "key", "ssh", values.text, '"~/.ssh/id_ed25519"', "keys of your SSH agent, then the usual ones",
@@ -113,7 +114,7 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "jump", "ssh", values.jump, '"alice@gate.example.org"', "jump in ~/.ssh/config, or none",
-        "Machines to go through, as in ProxyJump: user@host:port. Commas separate several machines.",
+        "Jump hosts between you and the host, as in ProxyJump: user@host:port. Commas separate several.",
     ),
     Key(
         "fingerprint", "ssh", values.fingerprint, '"SHA256:mVPwvezndPv/ARoIadVY98vAC0g+P/5633yTC4d/wXE"',
@@ -122,17 +123,17 @@ HOST_KEYS: tuple[Key, ...] = (
     Key(
         "address", "network", values.address, '"10.0.0.11"',
         "address of the interface, or the address for SSH",
-        "The address that hosts of its own party dial. IPv6 is written without brackets.", shared=False,
+        "The address that other hosts of the same party dial. Write IPv6 without brackets.", shared=False,
     ),
     Key(
         "wan_address", "network", values.address, '"203.0.113.7"',
         "address of wan_interface, or address",
-        "The address that hosts of other parties dial, such as the public one of a NAT that forwards the ports.",
+        "The address that hosts of other parties dial, such as the public address of a NAT that forwards the ports.",
         shared=False,
     ),
     Key(
         "interface", "network", values.interface, '"eth0"', "any",
-        "The network interface towards its own party. Without address, geomx uses this interface's address.",
+        "The network interface towards the host's own party. Without address, geomx uses this interface's address.",
     ),
     Key(
         "wan_interface", "network", values.interface, '"eth1"', "any",
@@ -140,27 +141,29 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "listen", "network", values.listen, '"0.0.0.0"', "address; with several addresses, all",
-        "The address that its schedulers and servers bind.",
+        "The address to which schedulers and servers of the host bind.",
     ),
     Key(
         "ports", "network", values.ports, '"9100-9119"', DEFAULT_PORTS,
-        "Ports for its schedulers and servers: a range, a list or one port. The firewall must let them in.",
+        "Ports for schedulers and servers of the host: a range, a list or one port. The firewall must let connections"
+        " to them in.",
     ),
     Key(
         "reachable_from", "network", values.parties, '["beijing"]', "all",
-        "The other parties whose machines can dial it. [] means none, such as behind NAT without forwarded ports. If"
-        " other parties would have to dial a process, it cannot run here. With --tsengine this host dials them, or has"
-        " no link to them.",
+        "The other parties whose machines can dial this host. [] means none, such as for a host behind NAT without"
+        " forwarded ports. A process that a party must dial cannot run here unless this list has the party. For the"
+        " links of --tsengine this host dials the parties that cannot dial it. If it cannot reach them, there is no"
+        " link.",
     ),
     Key(
         "python", "work", values.python, '"/opt/geomx/bin/python"', "the path of the Python that runs geomx here",
-        "A Python of the host that has geomx: an absolute path, ~/... in the home directory, or a command on the PATH."
-        " If the script's command has an absolute path of Python, this path is the default.",
+        "A Python on the host in which geomx is installed: an absolute path, ~/... in the home directory, or a command"
+        " on the PATH. If the script's command begins with an absolute path of Python, this path is the default.",
     ),
     Key(
         "workdir", "work", values.absolute, '"/home/alice/project"', "beside the script",
-        "The folder where its processes start. Default: the folder to which geomx has copied the script; on a local"
-        " host, the folder where you type geomx.",
+        "The folder in which processes of the host start. Default: the folder to which geomx has copied the script; on"
+        " a local host, the folder where you type geomx.",
     ),
     Key(
         "state_dir", "work", values.absolute, '"/data/geomx"', "~/.local/state/geomx",
@@ -172,12 +175,13 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "env", "work", values.env(env_names.of_options()), '{ LD_LIBRARY_PATH = "/opt/cuda/lib64" }', "none",
-        "Variables for each of its processes, in addition to the variables in [defaults].",
+        "Environment variables for all processes of the host, in addition to the variables in [defaults].",
     ),
     Key(
         "runs", "place", values.roles, '["scheduler", "server"]',
         "schedulers on a party's first host, servers on its hosts in turn",
-        "Roles that may run here in addition to workers: scheduler, server, global_scheduler, global_server.",
+        "Processes that may run on this host in addition to workers: scheduler, server, global_scheduler,"
+        " global_server.",
         shared=False,
     ),
 )  # fmt: skip

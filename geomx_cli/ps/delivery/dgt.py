@@ -40,16 +40,17 @@ options = (
         " lost. 3: the other blocks follow, with 4 bits an element.", "transport", minimum=0, maximum=3, word="off",
     ),
     Option(
-        "dgt_k", "float", 0.5, "DMLC_K", "Share of the blocks that go first (dgt).", "transport",
+        "dgt_k", "float", 0.5, "DMLC_K", "Fraction of the blocks that go first (dgt).", "transport",
         minimum=0, maximum=1,
     ),
     Option(
         "dgt_adaptive", "bool", False, "ADAPTIVE_K_FLAG",
-        "Reduce --dgt-k as training converges, in proportion to the loss that workers report (dgt).", "transport",
+        "Reduce --dgt-k as training converges, in proportion to the training loss that workers report (dgt).",
+        "transport",
     ),
     Option(
-        "dgt_k_min", "float", 0.2, "DMLC_K_MIN", "Smallest share with --dgt-adaptive (dgt).", "transport",
-        minimum=0, maximum=1,
+        "dgt_k_min", "float", 0.2, "DMLC_K_MIN", "Smallest value to which --dgt-adaptive reduces --dgt-k (dgt).",
+        "transport", minimum=0, maximum=1,
     ),
     Option(
         "dgt_block", "size", 4096, "DGT_BLOCK_SIZE", "Bytes of a block, a multiple of 64 (dgt).", "transport",
@@ -67,12 +68,13 @@ options = (
     ),
     Option(
         "dgt_loss", "float", 0.0, "GEOMX_DGT_LOSS",
-        "Emulate a lossy path: share of the datagrams that are dropped (dgt 1).", "transport", minimum=0, maximum=1,
+        "Emulate a path that loses packets: the fraction of the datagrams that geomx drops (dgt 1).", "transport",
+        minimum=0, maximum=1,
     ),
     Option(
         "dgt_alpha", "float", 0.3, "DGT_CONTRIBUTION_ALPHA",
-        "Weight of earlier rounds in a block's contribution, which is a moving average of its mean magnitude (dgt).",
-        "transport", minimum=0, below=1,
+        "The importance of a block is a moving average of its mean magnitude. --dgt-alpha is the weight of earlier"
+        " rounds in this average (dgt).", "transport", minimum=0, below=1,
     ),
 )  # fmt: skip
 

@@ -25,8 +25,8 @@ options = (
     Option(
         "tsengine", "text", "", "GEOMX_TSENGINE",
         "Let processes behind a slow path send through another process, the relay. The relay adds their contributions"
-        " to its own, and passes the result back. inter: local servers of different parties. intra: workers of a party."
-        " both: local servers and workers.", "transport",
+        " to its own, and passes the result back. inter: local servers of different parties relay for each other."
+        " intra: workers of a party relay for each other. both: inter and intra.", "transport",
         choices=("", "inter", "intra", "both"), word="none",
     ),
     Option(

@@ -55,9 +55,8 @@ options = (
     ),
     Option(
         "fragments", "int", 1, "GEOMX_FRAGMENTS",
-        "Parts of the model. Workers exchange one part after another, each once in --inner-steps (diloco).",
-        "synchronisation",
-        minimum=1, maximum=1024,
+        "Parts into which the model is divided. Workers exchange one part after another, and each part once in"
+        " --inner-steps steps (diloco).", "synchronisation", minimum=1, maximum=1024,
     ),
     Option(
         "overlap", "int", 0, "GEOMX_OVERLAP",
@@ -66,8 +65,9 @@ options = (
     ),
     Option(
         "mix", "float", 0.5, "GEOMX_MIX",
-        "With --overlap a worker mixes the weights that it pushed with the result. This is the share of the pushed"
-        " weights. The worker also keeps its steps since the push (diloco).", "synchronisation", minimum=0, maximum=1,
+        "With --overlap a worker mixes the result with the weights that it pushed. --mix is the fraction of the pushed"
+        " weights. The worker also keeps the steps that it took since the push (diloco).", "synchronisation",
+        minimum=0, maximum=1,
     ),
 )  # fmt: skip
 shared_options = ("weight",)

@@ -51,8 +51,8 @@ options = (
     ),
     Option(
         "esync_epsilon", "duration", 0.0, "GEOMX_ESYNC_EPSILON",
-        "A worker takes another step only if it would end this long before the slowest worker's step (esync). auto: 5 %"
-        " of the slowest worker's step, at most 0.5s.",
+        "A worker takes another step only if this step would end at least this long before the slowest worker's step"
+        " (esync). auto: 5 % of the slowest worker's step, at most 0.5s.",
         "synchronisation", minimum=0, maximum=3600, word="auto",
     ),
     Option(

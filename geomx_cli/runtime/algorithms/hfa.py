@@ -34,16 +34,19 @@ look = ("#000000", "X", "oo")
 options = (
     Option(
         "k1", "int", 20, "MXNET_KVSTORE_HFA_K1",
-        "Steps of a worker between two means of its party (hfa).", "synchronisation", minimum=1, maximum=1_000_000,
+        "Steps of a worker between two averages of the weights in its party (hfa).", "synchronisation",
+        minimum=1, maximum=1_000_000,
     ),
     Option(
         "k2", "int", 10, "MXNET_KVSTORE_HFA_K2",
-        "Means of a party between two means of all parties (hfa).", "synchronisation", minimum=1, maximum=1_000_000,
+        "Averages in a party between two averages over all parties (hfa).", "synchronisation",
+        minimum=1, maximum=1_000_000,
     ),
     Option(
         "weight", "text", "parties", "GEOMX_WEIGHT",
-        "Weights in a mean (hfa, diloco). parties: all parties have the same weight, as have all workers of a party."
-        " samples: the weight of a worker is the number of samples on which it trained.", "synchronisation",
+        "How parties and workers count in an average (hfa, diloco). parties: all parties count equally, and so do all"
+        " workers of a party. samples: a worker counts by the number of samples on which it trained.",
+        "synchronisation",
         choices=("parties", "samples"),
     ),
     Option(

@@ -38,7 +38,8 @@ variants = {"dcasgd": ("DCASGD", ("#009E73", "v", "--"))}
 options = (
     Option(
         "max_staleness", "int", -1, "GEOMX_MAX_STALENESS",
-        "Most rounds by which a party may be ahead of the slowest party (mixed, async).", "synchronisation",
+        "Largest number of rounds by which a party may be ahead of the slowest party (mixed, async).",
+        "synchronisation",
         minimum=0, maximum=1_000_000, word="unlimited",
     ),
 )  # fmt: skip
