@@ -28,13 +28,14 @@ from geomx_cli.agent.outputs import folder_of
 from geomx_cli.commands.launch import launch as command
 from geomx_cli.core import events
 from geomx_cli.core.root_cause import Failure, first_cause
+from geomx_cli.hosts import ports as reservation
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Conclusion, Outcome, in_words
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan import ports as port_choice
+from geomx_cli.plan.ports import choose
 
 
 class Rehearsal:
@@ -155,11 +156,11 @@ def _asked(arguments: tuple[str, ...]) -> tuple[Inventory, JobSpec]:
     def leave(*given: Any) -> None:
         raise _Asked(*given)
 
-    with mock.patch.object(launching, "launch", leave), mock.patch.object(port_choice, "free_ports", free_ports):
+    with mock.patch.object(launching, "launch", leave), mock.patch.object(reservation, "free_ports", free_ports):
         try:
             command.main([*arguments], standalone_mode=False)
         except _Asked as found:
-            return port_choice.choose(found.inventory, None), found.spec
+            return choose(found.inventory, None), found.spec
     raise AssertionError("geomx launch has not planned a job")
 
 

@@ -17,6 +17,7 @@ from geomx_cli.core.files import write_atomic
 from geomx_cli.core.options import Value
 from geomx_cli.core.plugins import algorithms as known_algorithms
 from geomx_cli.core.plugins import table
+from geomx_cli.hosts import ports
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
@@ -26,9 +27,10 @@ from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.script import check_script, check_user_modules, with_interpreter
 from geomx_cli.jobs.view.follow import LineView
 from geomx_cli.jobs.view.result import Conclusion
-from geomx_cli.plan import JobSpec, plan, ports
+from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.automatic_topology import with_topology
 from geomx_cli.plan.job_spec import complete
+from geomx_cli.plan.ports import choose
 
 __all__ = ["Cell", "FILE_NAME", "Machines", "State", "SweepJobs", "SweepManifest", "SweepSettings"]
 
@@ -173,7 +175,7 @@ class SweepJobs:
             if self._warnings[name]:
                 self.note(f"warning: {self._warnings[name]}")
             try:
-                plan(ports.choose(inventory, None), complete(replace(self.base, options=options)))
+                plan(choose(inventory, None), complete(replace(self.base, options=options)))
             except InvalidSettings as error:
                 raise InvalidSettings(f"--algo {name}: {error.message}", error.hint) from None
             self._prepared[name] = inventory, options
