@@ -123,7 +123,8 @@ class Rehearsal:
                 if (told := tail.failure) is not None:
                     peer, hint = told.get("peer", ""), told.get("hint", "")
                     peer = "" if peer == task.name else peer
-                    found.append(Failure(task.name, host_spec.host, told["message"], told["time"], hint, peer))
+                    said = {name: told[name] for name in ("message", "observer", "missed", "seconds") if name in told}
+                    found.append(Failure(task.name, host_spec.host, "failed", told["time"], hint, peer, **said))
         cause = first_cause(found, hosts, [name for name, status in statuses.items() if status == 0])
         assert cause is not None, f"{statuses}\n{self.logs}"
         return cause

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.diagnosis import StopDetector, full_disk
@@ -17,8 +18,9 @@ from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.outputs import folder_of
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.errors import Missed
 from geomx_cli.core.files import make_folders
-from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, describe_status, exception_line
+from geomx_cli.core.root_cause import Failure, describe_status, ending_of, exception_line
 
 __all__ = ["Child"]
 
@@ -110,23 +112,27 @@ class Child:
         if not self.status:
             return None
         tail = self.log.tail()
-        words = self.events.failure or {}
-        what = str(words.get("message") or "") or exception_line(tail)
-        how = "failed" if words and self.status < 0 else describe_status(self.status, memory=memory)  # reported first
-        cause = how + (f": {what[:_TELLING]}" if what else "")
-        hint = str(words.get("hint") or "")
-        peer = str(words.get("peer") or "") if words else blamed_peer(tail)
-        output = "" if peer else "\n".join((what, *tail))
+        told = self.events.failure or {}  # written by a script, perhaps
+        message = str(told.get("message") or "") or exception_line(tail)
+        ending, how = ending_of(self.status, memory=memory), describe_status(self.status, memory=memory)
+        if told and self.status < 0:  # it had reported its failure before
+            ending, how = "reported", "failed"
+        hint, peer = str(told.get("hint") or ""), str(told.get("peer") or "")
+        output = "" if peer else "\n".join((message, *tail))
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
         places = (folder_of(self.task), self._working_dir, Path(temp))
         if disk := full_disk(output, self._job_dir, filter(None, places)):  # its last output may be lost
             self.lacked_room = not peer and self.status != -signal.SIGTERM
-            cause += f"{FULL_DISK}{disk} of host {self._host} is full"
             elsewhere = "--job-dir; of a host in hosts.toml state_dir, workdir or TMPDIR"
             hint = f"make room on that disk, or write elsewhere ({elsewhere}), and launch again"
-        when = words.get("time")
+        when, seconds = told.get("time"), told.get("seconds")
         when = float(when) if isinstance(when, int | float) else self._clock.time()
-        return Failure(self.name, self._host, cause, when, hint, "" if peer == self.name else peer, tail)
+        return Failure(
+            self.name, self._host, how, when, hint, "" if peer == self.name else peer, tail,
+            message=message[:_TELLING], disk=disk, ending=ending, observer=str(told.get("observer") or ""),
+            missed=next((word for word in get_args(Missed) if word == told.get("missed")), ""),
+            seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
+        )  # fmt: skip
 
     def failed_before(self, when: float) -> bool:
         """Whether it reported its failure before `when`, even if it ended much later."""

@@ -38,6 +38,7 @@ class EventTail:
             if line.startswith(UNWRITTEN):
                 with suppress(ValueError):
                     events.append({name: _shortened(value) for name, value in decode(line[len(UNWRITTEN) :]).items()})
+                    self._note(events[-1])
         return events
 
     def read(self) -> list[dict[str, Any]]:
@@ -61,17 +62,24 @@ class EventTail:
                     newest = event
                     continue
                 self._saw_round = True
-            if kind == "telemetry":
-                self.joined, self.heard = True, time.monotonic()
-                self.waits = event.get("state") in _BEFORE
-            self.left |= kind == "finished" or (kind == "telemetry" and event.get("state") == "finished")
             if kind == "sent" or (kind == "reported" and not event.get("live")):
                 continue
-            self.saw_failure |= kind == "state" and event.get("state") == "failing"
-            if kind == "failed":
-                self.failure = self.failure or event  # of a process's children the first
+            self._note(event)
             events.append(event)
         return events if newest is None else [*events, newest]
+
+    def _note(self, event: dict[str, Any]) -> None:
+        match event.get("event"), event.get("state"):
+            case "telemetry", state:
+                self.joined, self.heard = True, time.monotonic()
+                self.waits = state in _BEFORE
+                self.left |= state == "finished"
+            case "finished", _:
+                self.left = True
+            case "state", "failing":
+                self.saw_failure = True
+            case "failed", _:
+                self.failure = self.failure or event  # of a process's children the first
 
 
 def _count(value: Any) -> int:

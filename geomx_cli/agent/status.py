@@ -7,6 +7,7 @@ One line of JSON. Times are those of JobClock. `uptime` counts seconds since boo
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.host_usage import HostUsageMeter
-from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, FailureFields, ProcessStatus
+from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, ProcessStatus
 from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.files import write_atomic
 from geomx_cli.core.jsonlines import encode
-from geomx_cli.core.root_cause import Failure
+from geomx_cli.core.root_cause import Failure, FailureFields
 
 __all__ = ["FILE_NAME", "StatusFile"]
 
@@ -81,8 +82,8 @@ class StatusFile:
     def fail(self, failure: Failure) -> None:
         """Record a failure of a process; its time is by the job's clock."""
         if len(self._failures) < _FAILURES:
-            fields = failure.to_message()
-            self._failures.append({**fields, "tail": [line[:_TEXT] for line in failure.tail]})
+            short = replace(failure, tail=[line[:_TEXT] for line in failure.tail])
+            self._failures.append(short.to_message())
         self.change()
 
     def change(self) -> None:

@@ -158,7 +158,8 @@ class Supervisor:
                 child.start(inherited, self._host_spec.working_dir)
             except OSError as error:
                 what = f"could not be started: {error.strerror}: {error.filename}"
-                self._fail(child, Failure(child.name, self._host_spec.host, what, self._clock.time()))
+                failure = Failure(child.name, self._host_spec.host, what, self._clock.time(), ending="unstarted")
+                self._fail(child, failure)
                 break
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
             self._selector.register(child.log.descriptor, selectors.EVENT_READ, child.log)

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from geomx_cli.core.agent_status import AgentStatus, FailureFields
-from geomx_cli.core.root_cause import Failure
+from geomx_cli.core.agent_status import AgentStatus
+from geomx_cli.core.root_cause import Failure, FailureFields
 from geomx_cli.core.untrusted import convert
 
 __all__ = [
@@ -129,5 +129,4 @@ def failures_of(status: AgentStatus, late: float, host: str, places: Mapping[str
 
 def failure_of(fields: FailureFields, host: str, when: float) -> Failure:
     """Build the Failure reported by `host` for one of its processes."""
-    process, cause, hint, peer = fields["process"], fields["cause"], fields["hint"], fields["peer"]
-    return Failure(process, host, cause, when, hint, peer, fields["tail"])
+    return Failure(**{**fields, "host": host, "when": when})

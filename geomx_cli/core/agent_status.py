@@ -2,22 +2,12 @@
 
 from typing import Any, TypedDict
 
-__all__ = ["MAX_METRICS", "AgentStatus", "FailureFields", "ProcessStatus"]
+from geomx_cli.core.root_cause import FailureFields
+
+__all__ = ["MAX_METRICS", "AgentStatus", "ProcessStatus"]
 
 MAX_METRICS = 64
 """Metrics that a process may report, and entries that the status keeps of any object in its events."""
-
-
-class FailureFields(TypedDict):
-    """Serialized Failure; `when`: see JobClock."""
-
-    process: str
-    host: str
-    cause: str
-    when: float
-    hint: str
-    peer: str
-    tail: list[str]
 
 
 class ProcessStatus(TypedDict):

@@ -175,6 +175,15 @@ def test_the_last_events_of_a_worker_reach_its_agent_through_its_output(
     assert (event["event"], event["accuracy"]) == ("finished", 0.5)
 
 
+def test_a_failure_reaches_its_agent_where_the_disk_has_no_room_for_the_event(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    EventLog(FULL).write(ProcessFailed(message="no room", peer="B/worker:0", observer="B/worker:0"))
+    tail = EventTail(FULL)
+    tail.unwritten(["x", *capsys.readouterr().err.splitlines(), "warning: y"])
+    assert tail.failure is not None and (tail.failure["peer"], tail.failure["message"]) == ("B/worker:0", "no room")
+
+
 def test_what_cannot_be_logged_is_still_said(capsys: pytest.CaptureFixture[str]) -> None:
     log = EventLog(FULL, talk=sys.stderr)
     log.write(WarningRaised(message="listen"))

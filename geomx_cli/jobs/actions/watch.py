@@ -24,7 +24,6 @@ from geomx_cli.core.agent_protocol import (
     parse,
 )
 from geomx_cli.core.agent_status import AgentStatus
-from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import ProcessFailed, StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.core.units import format_duration, some_of
@@ -112,11 +111,11 @@ class Watch:
         done = [name for name, row in self._progress.rows.items() if row.status == 0]
         return first_cause(self._failures, self._hosts, done)
 
-    def _warn(self, process: str, message: str, late: float) -> None:
-        """Show a warning, `late` seconds old; one about a shared variable is shown once for all processes."""
+    def _warn(self, process: str, message: str, late: float, *, common: bool) -> None:
+        """Show a warning, `late` seconds old; a common one is shown once for all processes."""
         if message in self._warned:
             return
-        if NO_EFFECT in message:
+        if common:
             self._warned.add(message)
         ago = f" ({format_duration(late)} ago)" if late > _LATE else ""
         self._view.warn(f"{process}: {message}{ago}")
@@ -189,7 +188,7 @@ class Watch:
         if isinstance(event, ProcessFailed):  # it is to end now, and its agent sees that it does
             self._failing.discard(process)
         if isinstance(event, WarningRaised):
-            self._warn(process, event.message, time.monotonic() - when)
+            self._warn(process, event.message, time.monotonic() - when, common=event.common)
 
     def _take_local(self, host: str, message: InboxMessage) -> None:
         match message:
