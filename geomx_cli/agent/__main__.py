@@ -14,8 +14,7 @@ _VERBS = {
     "clean-up": ("cleanup", "main"),
     "stop": ("stop", "main"),
     "tail": ("tail", "main"),
-    "pack": ("pack", "main"),
-    "outputs": ("outputs", "main"),
+    "files": ("streams", "main"),
     "prune": ("prune", "main"),
 }
 

@@ -18,7 +18,8 @@ from geomx_cli.core.units import counted, format_bytes, some_of
 from geomx_cli.core.untrusted import plain
 
 if TYPE_CHECKING:
-    from geomx_cli.jobs.actions.fetch import Fetched, Listed
+    from geomx_cli.jobs.actions.fetch import Fetched
+    from geomx_cli.jobs.actions.streams import Listed
     from geomx_cli.jobs.view.waiting import SetStatus
 
 __all__ = ["fetch"]

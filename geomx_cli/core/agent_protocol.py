@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -129,4 +130,4 @@ def failures_of(status: AgentStatus, late: float, host: str, places: Mapping[str
 
 def failure_of(fields: FailureFields, host: str, when: float) -> Failure:
     """Build the Failure reported by `host` for one of its processes."""
-    return Failure(**{**fields, "host": host, "when": when})
+    return replace(Failure(**fields), host=host, when=when)
