@@ -11,7 +11,7 @@ from geomx_cli.core.files import require_private
 _VERBS = {
     "run": ("relay", "run"),
     "attach": ("relay", "attach"),
-    "clean-up": ("cleanup", "main"),
+    "clean-up": ("stop", "clean_up_main"),
     "stop": ("stop", "main"),
     "tail": ("tail", "main"),
     "files": ("streams", "main"),

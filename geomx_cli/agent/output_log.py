@@ -46,7 +46,7 @@ class OutputLog:
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
         return writing
 
-    def take(self, most: int = _PIPE) -> None:
+    def drain(self, most: int = _PIPE) -> None:
         """Log at most so many bytes of what has been written."""
         while most > 0 and self.descriptor >= 0:
             try:
@@ -62,11 +62,11 @@ class OutputLog:
         if self._held:
             self._append(b"")
 
-    def take_rest(self) -> None:
+    def drain_rest(self) -> None:
         """Log what is in the pipe now; a descendant of an ended process may write on without end."""
         if self.descriptor >= 0:
             waiting = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
-            self.take(struct.unpack("i", waiting)[0])
+            self.drain(struct.unpack("i", waiting)[0])
 
     def tail(self) -> list[str]:
         """Return its last lines, of long ones the beginning; of a progress bar, whose states are separated by "\\r",
@@ -82,7 +82,7 @@ class OutputLog:
 
     def close(self) -> None:
         """Log what is in the pipe, and close both."""
-        self.take_rest()
+        self.drain_rest()
         for descriptor in (self.descriptor, self._file):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -40,7 +40,7 @@ class Presence:
         """Begin or end to stand for processes that have not joined."""
         for scheduler in dict.fromkeys(child.task.scheduler for child in children if child.task.scheduler):
             own = [child for child in children if child.task.scheduler == scheduler]
-            awaited = [child.name for child in own if child.running and child.events.waits]
+            awaited = [child.name for child in own if child.life.running and child.life.events.waits]
             staying = self._staying.get(scheduler)
             if not awaited:
                 if staying is not None and staying[0].stdin is not None:

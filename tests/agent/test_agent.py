@@ -21,9 +21,9 @@ from cluster import ROOT
 
 from geomx_cli import hosts
 from geomx_cli.agent import processes
-from geomx_cli.agent.cleanup import clean_up
 from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
 from geomx_cli.agent.processes import ProcessId
+from geomx_cli.agent.stop import clean_up
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.local import LocalConnector
@@ -127,8 +127,8 @@ class Agent:
     def close(self) -> None:
         """Kill everything."""
         _close(self.process)
-        processes.end(lambda: processes.with_arguments("run", str(self.directory)), 5)
-        processes.end(lambda: processes.marked(MARK), 5)
+        processes.kill_all(lambda: processes.with_arguments("run", str(self.directory)), 5)
+        processes.kill_all(lambda: processes.marked(MARK), 5)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -25,9 +25,9 @@ from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure
 from geomx_cli.core.untrusted import decode, plain, plain_all
 from geomx_cli.hosts.local import LocalConnector
-from geomx_cli.jobs.actions.agent_connection import Gone, InboxMessage
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import attach
+from geomx_cli.jobs.actions.inbox import Gone, InboxMessage
 from geomx_cli.jobs.actions.logs import LogReader, select
 from geomx_cli.jobs.actions.stop import stop
 from geomx_cli.jobs.actions.watch import Watch

@@ -23,7 +23,7 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import AgentState
 from geomx_cli.commands.jobs import _print, _shortened
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
-from geomx_cli.hosts.interface import Completed
+from geomx_cli.hosts import Completed
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.jobs.actions import attach as attaching
 from geomx_cli.jobs.store import job_state

@@ -19,7 +19,7 @@ from geomx_cli.core.events import (
     Traffic,
     WarningRaised,
 )
-from geomx_cli.jobs.actions.linger import LINGER, SAVING, Linger
+from geomx_cli.jobs.actions.deadlines import LINGER, SAVING, Linger
 from geomx_cli.jobs.view.parties import party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState

@@ -3,70 +3,15 @@
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any
 
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
 from geomx_cli.core.jsonlines import decode
 from geomx_cli.hosts import Connector
+from geomx_cli.jobs.actions.inbox import Broken, Gone, Inbox, InboxMessage, JsonObject, Mended, Notice
 from geomx_cli.jobs.actions.streams import HostStream
 
-__all__ = [
-    "ANSWER_LIMIT", "AgentConnection", "Broken", "Gone", "Inbox", "InboxMessage", "Interrupt",
-    "JsonObject", "Mended", "Notice", "Suspend",
-]  # fmt: skip
-
-# Messages in the inbox from the control machine itself: from its connections and its user; hosts cannot send them.
-
-class InboxMessage:
-    """Base class of the messages in the inbox that no host has sent."""
-
-
-@dataclass(frozen=True)
-class Gone(InboxMessage):
-    """The agent no longer exists or is unreachable."""
-
-    how: str
-    reachable: bool = True
-
-
-@dataclass(frozen=True)
-class Broken(InboxMessage):
-    """The connection broke; reconnection is attempted for `limit` seconds (0: without limit)."""
-
-    why: str
-    limit: float = 0.0
-
-
-@dataclass(frozen=True)
-class Mended(InboxMessage):
-    """The connection is restored."""
-
-
-@dataclass(frozen=True)
-class Notice(InboxMessage):
-    """A warning about the connection."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class Interrupt(InboxMessage):
-    """The user asks for the job's end, `by` Ctrl-C or the signal of this name."""
-
-    by: str
-
-
-@dataclass(frozen=True)
-class Suspend(InboxMessage):
-    """The user suspends this process (Ctrl-Z), not the job."""
-
-
-JsonObject = dict[str, Any]
-Inbox = SimpleQueue[tuple[str, JsonObject | InboxMessage]]
-"""Messages from hosts, by host name, and local events."""
+__all__ = ["ANSWER_LIMIT", "AgentConnection"]
 
 ANSWER_LIMIT = 20.0  # seconds for an agent's first message
 _AGAIN = 1.0

@@ -2,7 +2,6 @@
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,15 +10,14 @@ from queue import SimpleQueue
 from geomx_cli.agent.host_spec import FileDigest, HostSpec
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, DoneInPart, GeomxError, Interrupted
-from geomx_cli.core.root_cause import Failure, describe_status
+from geomx_cli.core.root_cause import describe_status
 from geomx_cli.core.units import counted
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Connector, File, everywhere
-from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Gone, Inbox, JsonObject
-from geomx_cli.jobs.view.follow import View
-from geomx_cli.plan import Plan
+from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection
+from geomx_cli.jobs.actions.inbox import Gone, Inbox, JsonObject
 
-__all__ = ["AgentMonitor", "AgentPool", "Inbox", "JsonObject", "STOP_LIMIT", "lost"]
+__all__ = ["AgentPool"]
 
 _HEARTBEAT = 1.0
 _ENDING = 2.0
@@ -236,72 +234,3 @@ def _clean_up(host: Connector, directory: str) -> None:
     words = last_line(done.errors.decode(errors="replace"), describe_status(done.status))
     hint = f"see that {host.python} -m geomx_cli.agent works there, then run geomx stop"
     raise DoneInPart(f"could not check {host.name} for leftover processes: {words}", hint)
-
-
-# Detection of lost agents.
-
-STOP_LIMIT = 8.0  # seconds for an agent, beyond the grace of its processes, to end its part after a stop request
-_QUIET = 5.0  # seconds after which a silent agent is reported
-
-
-def lost(host: str, how: str) -> Failure:
-    """The failure of an agent that hangs, died, or breaks the protocol."""
-    hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory, a reboot)"
-    return Failure("", host, how, time.monotonic(), hint)
-
-
-class AgentMonitor:
-    """Finds agents that are silent for longer than --silence, or do not stop in time. Not thread-safe.
-
-    Warns through `view` before that, once for each time. `stop_limit`: seconds for an agent to stop.
-    """
-
-    def __init__(self, plan: Plan, pool: AgentPool, view: View) -> None:
-        self.stop_limit = float(plan.spec.options["grace"]) + STOP_LIMIT
-        self._job = plan.job
-        self._silence = float(plan.spec.options["silence"])
-        self._pool = pool
-        self._view = view
-        self._quiet: set[str] = set()
-        self._awaited: set[str] = set()  # unreachable hosts while the job stops
-
-    def check(self, host: str, awake: float, stopping: float | None) -> Failure | None:
-        """Return a failure if the agent of `host` is lost. `awake`: seconds for which this machine has not been
-        suspended; `stopping`: seconds, of these, since the job was asked to stop, if it was.
-        """
-        absence, quiet = self._pool.absence(host), min(self._pool.silence(host), awake)
-        silent = quiet > self._silence
-        late = stopping is not None and (
-            stopping > self.stop_limit or min(stopping, max(absence, quiet)) > STOP_LIMIT
-        )
-        self._report_silence(host, quiet)
-        if absence:
-            if silent or late:
-                return self.unreachable(host)
-            if stopping is not None and host not in self._awaited:
-                self._awaited.add(host)
-                left = STOP_LIMIT - min(stopping, absence)
-                self._view.warn(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
-        elif silent:
-            return lost(host, f"hangs: it has not answered for {self._silence:g} s")
-        elif late:
-            return replace(lost(host, f"did not stop within {stopping:.0f} s"), fault="agent")
-        return None
-
-    def unreachable(self, host: str) -> Failure:
-        """The failure of an agent whose connection is broken; it may still run."""
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._pool.absence(host)))
-        cause = f"cannot be reached since {since}: its connection broke"
-        hint = "its agent ends its processes when the lease expires"
-        hint += f"; geomx stop {self._job} cleans up later, geomx doctor checks the machine"
-        return Failure("", host, cause, time.monotonic(), hint, fault="host")
-
-    def _report_silence(self, host: str, quiet: float) -> None:
-        """Report once that an agent does not answer, and once that it answers again."""
-        if quiet > _QUIET and host not in self._quiet:
-            self._quiet.add(host)
-            limit = f"waiting for it, for {self._silence:g} s at most (--silence)"
-            self._view.warn(f"the agent on host {host} has not answered for {quiet:.0f} s; {limit}")
-        elif quiet < _QUIET and host in self._quiet:
-            self._quiet.discard(host)
-            self._view.warn(f"the agent on host {host} answers again")

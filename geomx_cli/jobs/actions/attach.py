@@ -16,9 +16,8 @@ from geomx_cli.core.errors import (
 )
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
-from geomx_cli.jobs.actions.agent_connection import Gone
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
+from geomx_cli.jobs.actions.inbox import Gone, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob

@@ -17,15 +17,14 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.data import provide
-from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
-from geomx_cli.jobs.actions.observer import Observer
+from geomx_cli.jobs.actions.inbox import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.tee import TeeView, rank_zero
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.user_files import UserFiles
-from geomx_cli.jobs.view.follow import View, view_for
+from geomx_cli.jobs.view.follow import Observer, View, view_for
 from geomx_cli.jobs.view.outputs import log_paths
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude, detached

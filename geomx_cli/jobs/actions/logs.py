@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from geomx_cli.core.agent_protocol import HostUsage
 from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
-from geomx_cli.core.host_usage import HostUsage
 from geomx_cli.core.nearest import nearest
 from geomx_cli.core.untrusted import convert, decode, first_line
 from geomx_cli.hosts import Connector, everywhere

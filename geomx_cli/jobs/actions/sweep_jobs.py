@@ -22,7 +22,7 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.actions.attach import attach
-from geomx_cli.jobs.store import rank_scope, script_fit, user_files
+from geomx_cli.jobs.store import rank_scope, script_sources, user_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.script import check_script, check_user_modules, with_interpreter
 from geomx_cli.jobs.view.follow import LineView
@@ -171,7 +171,7 @@ class SweepJobs:
             inventory = with_topology(structs.replace(inventory, rank_scope=ranks.scope))
             framework = {"framework": ranks.framework} if ranks.framework else {}
             options = {**options, **framework, "topology": inventory.topology}
-            self._warnings[name] = script_fit.warning_of(script, options, inventory)
+            self._warnings[name] = script_sources.warning_of(script, options, inventory)
             if self._warnings[name]:
                 self.note(f"warning: {self._warnings[name]}")
             try:

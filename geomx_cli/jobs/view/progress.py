@@ -12,9 +12,8 @@ from geomx_cli.core import events
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.events import VALIDATION_LOSS, Evaluated, Event
 from geomx_cli.core.root_cause import Failure
-from geomx_cli.jobs.view.contributions import result_warnings
 from geomx_cli.jobs.view.outputs import outputs_of
-from geomx_cli.jobs.view.reducer import ProcessState
+from geomx_cli.jobs.view.reducer import ProcessState, result_warnings
 from geomx_cli.plan import Plan, Process
 
 __all__ = ["Progress", "Totals", "evaluator", "precedence"]
