@@ -102,8 +102,8 @@ class Rehearsal:
         for task in (task for host_spec in self._host_specs.values() for task in host_spec.tasks):
             for fields in EventTail(self.directory / "events" / f"{task.file_name}.jsonl").read():
                 if (event := events.parse(fields)) is not None:
-                    progress.take(task.name, event, time.monotonic() - (time.time() - event.time))
-            progress.end(task.name, 0)
+                    progress.apply(task.name, event, time.monotonic() - (time.time() - event.time))
+            progress.record_end(task.name, 0)
         concluded = Conclusion.of(self.plan, Outcome(), progress.totals(), time.monotonic() - self.began)
         self.output = json.dumps(concluded.result)
         self.errors = self.said + in_words(concluded.result)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.core.files import open_atomic
-from geomx_cli.hosts import Channel, Completed
+from geomx_cli.hosts.interface import Channel, Completed
 
 __all__ = ["LocalConnector", "python_path"]
 

@@ -1,5 +1,6 @@
 """What an agent makes of a process that hangs, computes without a word, or ends without leaving the job."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -34,7 +35,7 @@ def begin(directory: Path, program: str, silence: float = 1.0) -> Child:
 
 
 def end(child: Child) -> None:
-    child.life.signal_group(module.signal.SIGKILL)
+    child.life.signal_group(signal.SIGKILL)
     while not child.life.check_end():
         time.sleep(0.01)
     child.close()

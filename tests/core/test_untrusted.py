@@ -56,7 +56,7 @@ def known(tmp_path: Path) -> KnownJob:
     inventory = this_machine(options, range(20_000, 20_000 + ports_needed(options)))
     (tmp_path / "job").mkdir(mode=0o755)
     JobDirectory(spec.job, tmp_path / "job").write_plan(plan(inventory, spec), inventory)
-    job_state.begin(tmp_path / "job")
+    job_state.follow(tmp_path / "job")
     known = KnownJob.at(tmp_path / "job")
     assert known is not None
     return known

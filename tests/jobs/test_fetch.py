@@ -95,13 +95,13 @@ class Quiet:
     def __init__(self) -> None:
         self.files: list[str] = []
 
-    def begin(self, files: Collection[Listed]) -> None:
+    def on_list(self, files: Collection[Listed]) -> None:
         pass
 
-    def advance(self, file: Listed, done: int) -> None:
+    def on_bytes(self, file: Listed, done: int) -> None:
         pass
 
-    def end(self, file: Fetched) -> None:
+    def on_file(self, file: Fetched) -> None:
         self.files.append(file.how)
 
     def warn(self, text: str) -> None:
@@ -163,8 +163,8 @@ def test_a_fetch_without_a_terminal_says_what_it_waits_for(
 
     with Bar(lines=False) as bar:
         until(lambda: shows("asking the hosts for their files ("))
-        bar.begin([listed])
-        bar.advance(listed, 1000)
+        bar.on_list([listed])
+        bar.on_bytes(listed, 1000)
         until(lambda: shows(f"fetching A-worker-0/model.bin: {format_bytes(1000)} of {format_bytes(3000)} ("))
 
 

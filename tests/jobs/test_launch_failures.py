@@ -163,7 +163,7 @@ def conclude(*given):
     os.kill(os.getpid(), signal.SIGINT)  # as the user's, after the last process has ended
     return real(*given)
 
-real, launch.conclude = launch.conclude, conclude
+real, launch.record_conclusion = launch.record_conclusion, conclude
 sys.exit(cli.main())
 """
 

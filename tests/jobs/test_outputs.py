@@ -153,7 +153,7 @@ def test_events_of_a_script_are_bounded(files: dict[str, int]) -> None:
 def summary(plan: Plan, *processes: str, file: str = "model.bin") -> dict[str, Any]:
     progress = Progress.of(plan, 0.0)
     for name in processes:
-        progress.take(name, OutputsWritten(time=1.0, files={file: 3}, count=2, bytes=1000), 1.0)
+        progress.apply(name, OutputsWritten(time=1.0, files={file: 3}, count=2, bytes=1000), 1.0)
     return result(plan, Outcome(), None, progress.totals(), 1.0)
 
 

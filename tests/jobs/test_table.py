@@ -40,7 +40,7 @@ def progress(planned: Plan) -> Progress:
     for row in progress.rows.values():
         row.traffic = Traffic(lan=(715_000, 1_234_567_890), wan=(715_000, 1_234_567_890))
         if row.trains:
-            row.take(Telemetry(time=0.0, samples_per_s=1234.0), math.inf)
+            row.apply(Telemetry(time=0.0, samples_per_s=1234.0), math.inf)
             row.state, row.round, row.loss = "evaluating", 12345, 0.4321
             row.accuracy, row.progress, row.left_s = 0.8888, 0.5, 123.0
     for name in ("A/server:0", "B/worker:1"):
@@ -230,7 +230,7 @@ def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:
     ):  # fmt: skip
         taken = parse({"time": time.time(), **event})
         assert taken is not None
-        progress.take("A/worker:0", taken, time.monotonic())
+        progress.apply("A/worker:0", taken, time.monotonic())
     assert (progress.accuracy, progress.rows["A/worker:0"].accuracy) == (0.5, 0.5)
 
 
@@ -268,15 +268,15 @@ def test_who_is_waited_for_is_told_by_the_workers_names(planned: Plan) -> None:
     """A root knows the parties' servers; one that waits for nobody itself waits for all of its workers."""
     progress = Progress.of(planned, time.monotonic())
     for row in progress.rows.values():
-        row.take(Telemetry(time=1.0, number=1, state="training", round=3), time.monotonic())
+        row.apply(Telemetry(time=1.0, number=1, state="training", round=3), time.monotonic())
     root, server = progress.rows["central/global_server:0"], progress.rows["A/server:0"]
     assert "waiting" not in sentence(progress)
-    root.take(Telemetry(time=2.0, number=2, awaited="A/server:0"), time.monotonic())
+    root.apply(Telemetry(time=2.0, number=2, awaited="A/server:0"), time.monotonic())
     assert "waiting for A/worker:0, A/worker:1" in sentence(progress)
-    server.take(Telemetry(time=2.0, number=2, awaited="A/worker:1"), time.monotonic())
+    server.apply(Telemetry(time=2.0, number=2, awaited="A/worker:1"), time.monotonic())
     assert "waiting for A/worker:1," in f"{sentence(progress)}," and "A/worker:0" not in sentence(progress)
-    root.take(Telemetry(time=3.0, number=3), time.monotonic())
-    server.take(Telemetry(time=3.0, number=3), time.monotonic())
+    root.apply(Telemetry(time=3.0, number=3), time.monotonic())
+    server.apply(Telemetry(time=3.0, number=3), time.monotonic())
     assert "waiting" not in sentence(progress)
 
 

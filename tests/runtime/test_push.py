@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings, TimedOut
-from geomx_cli.hosts import Completed
+from geomx_cli.hosts.interface import Completed
 from geomx_cli.jobs.actions import data as actions
 from geomx_cli.runtime.training import push
 from geomx_cli.runtime.training.sources import SOURCES, Source

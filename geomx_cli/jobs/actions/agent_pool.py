@@ -44,7 +44,7 @@ class AgentPool:
         self.inbox: Inbox = SimpleQueue()
         self._note = note
         self._connections = {name: AgentConnection(hosts[name], spec, self.inbox) for name, spec in host_specs.items()}
-        self._begun: set[str] = set()  # hosts that may hold files of the job
+        self._touched: set[str] = set()  # hosts that may hold files of the job
         self.interrupted = False
         self._started = False  # agents may start their processes
         self._copied: SimpleQueue[None] = SimpleQueue()  # has an item when copying is done or interrupted
@@ -87,7 +87,7 @@ class AgentPool:
         connections = [self._connections[name] for name in hosts]
 
         def attach(connection: AgentConnection) -> None:
-            self._begun.add(connection.host.name)
+            self._touched.add(connection.host.name)
             try:
                 connection.attach()
             except CheckFailed:
@@ -116,7 +116,7 @@ class AgentPool:
     def give_up(self, host: str) -> None:
         """Begin to end the dead or hung agent of `host` and its leftover processes; `close` waits for that."""
         if host not in self._ending:
-            self._ending[host] = threading.Thread(target=self._end, args=(self._connections[host],), daemon=True)
+            self._ending[host] = threading.Thread(target=self._clean_up, args=(self._connections[host],), daemon=True)
             self._ending[host].start()
 
     def leave(self) -> None:
@@ -127,7 +127,7 @@ class AgentPool:
     def close(self) -> list[str]:
         """End everything that still runs; note and return descriptions of the errors."""
         self._closing.set()
-        for host in self._begun:
+        for host in self._touched:
             self.give_up(host)
         with self._telling(self._unended):
             for ending in self._ending.values():
@@ -142,10 +142,10 @@ class AgentPool:
                 self._note(f"warning: host {name} sent {counted(connection.ignored, 'message')} that were invalid")
         return self._problems
 
-    def _end(self, connection: AgentConnection) -> None:
+    def _clean_up(self, connection: AgentConnection) -> None:
         try:
             if not connection.over:
-                _clean_up(connection.host, connection.host_spec.directory)
+                _end_leftovers(connection.host, connection.host_spec.directory)
                 connection.over = True
         except (GeomxError, OSError) as error:
             self._problems.append(str(error))
@@ -205,7 +205,7 @@ class AgentPool:
         digests = {path: FileDigest(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
         host_spec = replace(connection.host_spec, files=digests)
         connection.host.put(f"{host_spec.directory}/agent.json", host_spec.encode())
-        self._begun.add(connection.host.name)
+        self._touched.add(connection.host.name)
         for path, file in files.items():
             if self.interrupted:
                 return
@@ -219,7 +219,7 @@ class AgentPool:
                     connection.send({"type": "start"})
 
 
-def _clean_up(host: Connector, directory: str) -> None:
+def _end_leftovers(host: Connector, directory: str) -> None:
     """End the leftover processes of a killed or hung agent on `host`, and remove its key files and sockets.
     `directory`: the agent's directory on that host.
 

@@ -89,7 +89,7 @@ def collect(job: KnownJob, folder: Path, say: Callable[[str], None] = lambda tex
             problems.append({"host": host.name, "problem": first_line(error, host.name)})
             return [entry for entry in kept if entry.host == host.name]
         finally:
-            status.end(host.name)
+            status.finish(host.name)
 
     with closing(job.open_hosts()) as hosts:
         entries = [entry for found in everywhere(fetch, hosts.values()) for entry in found]
@@ -110,7 +110,7 @@ class _Status:
             self._bytes += count
             self._show()
 
-    def end(self, host: str) -> None:
+    def finish(self, host: str) -> None:
         with self._lock:
             self._hosts.pop(host, None)
             self._show()

@@ -52,13 +52,13 @@ class Fetched:
 class FetchProgress(Protocol):
     """Receives the progress of a fetch, from the threads of several hosts."""
 
-    def begin(self, files: Collection[Listed]) -> None:
+    def on_list(self, files: Collection[Listed]) -> None:
         """A host has these files."""
 
-    def advance(self, file: Listed, done: int) -> None:
+    def on_bytes(self, file: Listed, done: int) -> None:
         """The first `done` bytes of a file are here."""
 
-    def end(self, file: Fetched) -> None:
+    def on_file(self, file: Fetched) -> None:
         """A file is here and verified."""
 
     def warn(self, text: str) -> None:
@@ -85,13 +85,13 @@ def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
             files, left_out = transfer.listing()
             if "" not in tried:
                 problems.extend({"host": host.name, "problem": what} for what in left_out)
-                progress.begin(files)
+                progress.on_list(files)
             tried.add("")
             for listed in sorted(files, key=lambda one: one.size):  # an interrupt costs only the largest
                 if listed.path not in tried and not interrupted.is_set():
                     try:
                         got.append(transfer.file(listed))
-                        progress.end(got[-1])
+                        progress.on_file(got[-1])
                     except Refused as error:
                         problems.append({"host": host.name, "problem": f"{listed.path}: {error}"})
                     tried.add(listed.path)
@@ -176,7 +176,7 @@ class _Transfer:
             raise Refused(problem)
         self._files.ask(listed, held)
         try:
-            got = self._files.receive(part, lambda done: self._progress.advance(listed, done))
+            got = self._files.receive(part, lambda done: self._progress.on_bytes(listed, done))
         except Changed:
             part.unlink()
             raise
@@ -184,7 +184,7 @@ class _Transfer:
             part.replace(target)
         else:
             part.unlink(missing_ok=True)
-        self._progress.advance(listed, got.size)
+        self._progress.on_bytes(listed, got.size)
         how: Literal["fetched", "continued", "present"] = "continued" if got.offset else "fetched"
         return Fetched(
             self._host, listed.process, listed.name, got.size, got.sha256, str(target), how if got.is_new else "present"

@@ -27,7 +27,7 @@ from geomx_cli.jobs.store.user_files import UserFiles
 from geomx_cli.jobs.view.follow import Observer, View, view_for
 from geomx_cli.jobs.view.outputs import log_paths
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude, detached
+from geomx_cli.jobs.view.result import Conclusion, Outcome, detached, record_conclusion
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import topology_line
 from geomx_cli.plan.job_spec import complete
@@ -121,7 +121,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {spec.job} shows how it goes")
     outcome.problems += allocation.problems
-    end = conclude(planned, outcome, progress.totals(), time.monotonic() - began)
+    end = record_conclusion(planned, outcome, progress.totals(), time.monotonic() - began)
     return end.with_late_interrupt(pool.interrupted, spec.job)
 
 

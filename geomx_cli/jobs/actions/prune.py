@@ -181,7 +181,7 @@ class Pruner:
                 return None
             if self._dry_run:
                 return job.started + job_view.seconds()
-            job_view.conclude()
+            job_view.conclusion()
             state = JobState.read(job.directory)
         return job.started if state is None else state.ended or state.started
 

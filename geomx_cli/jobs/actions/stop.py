@@ -20,7 +20,7 @@ from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.job_view import JobView
-from geomx_cli.jobs.view.result import Outcome, conclude
+from geomx_cli.jobs.view.result import Outcome, record_conclusion
 
 __all__ = ["HostStop", "StopReport", "end_launch", "stop"]
 
@@ -210,7 +210,7 @@ def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> 
     job_view = JobView.of(job, hosts, cleared=True)
     failed_before = job_view.failure is not None and not job_view.stopped_by
     if failed_before or (job_view.over and not any(one.did for one in report.hosts)):
-        job_view.conclude()
+        job_view.conclusion()
         return
     outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
-    conclude(job.plan, outcome, job_view.progress.totals(), seconds)
+    record_conclusion(job.plan, outcome, job_view.progress.totals(), seconds)

@@ -105,7 +105,7 @@ class HostStream:
             if self._unpacker is None:
                 return data
             try:
-                data = self._unpacker.decompress(data, _CHUNK)  # a small stream may unpack to any size
+                data = bytes(self._unpacker.decompress(data, _CHUNK))  # a small stream may unpack to any size
             except zlib.error as error:
                 raise CheckFailed(f"what it sends is damaged: {error}") from None
             self._packed = self._unpacker.unconsumed_tail

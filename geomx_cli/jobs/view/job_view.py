@@ -17,7 +17,7 @@ from geomx_cli.jobs.view.outputs import model_of, summary_line
 from geomx_cli.jobs.view.parties import party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude
+from geomx_cli.jobs.view.result import Conclusion, Outcome, record_conclusion
 
 __all__ = ["JobView"]
 
@@ -125,7 +125,7 @@ class JobView:
         """The outcome; only for a job that has ended."""
         return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
 
-    def conclude(self) -> Conclusion:
+    def conclusion(self) -> Conclusion:
         """Return the conclusion of an ended job; record it in state.json if missing, and release its machines."""
         plan, outcome, state = self.job.plan, self.outcome(), JobState.read(self.job.directory)
         if state is None or state.over or state.followed:
@@ -135,7 +135,7 @@ class JobView:
                 left = status.content["left"] if status.content is not None else []
                 outcome.problems += [f"{what} on {host} could not be ended" for what in left]
         outcome.problems += release(self.job.inventory, plan.job)
-        return conclude(plan, outcome, self.progress.totals(), self.seconds())
+        return record_conclusion(plan, outcome, self.progress.totals(), self.seconds())
 
     def to_json(self, *, by_party: bool = False) -> dict[str, Any]:
         """The snapshot as one JSON object, with "processes", or "parties" in place of them."""

@@ -182,16 +182,16 @@ class Progress:
         """When the first training worker completed a round."""
         return min((row.first_round for row in self.training_rows if row.first_round is not None), default=None)
 
-    def take(self, process: str, event: Event, when: float) -> None:
+    def apply(self, process: str, event: Event, when: float) -> None:
         """Apply an event that a process wrote at `when`."""
         if (row := self.rows.get(process)) is not None:
-            row.take(event, when)
+            row.apply(event, when)
             if isinstance(event, Evaluated):
                 self.evaluations.append((when, event))
 
-    def end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
+    def record_end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
         """Record that a process ended `age` seconds ago."""
-        self.rows[process].end(status, time.monotonic() - age, asked=asked)
+        self.rows[process].record_end(status, time.monotonic() - age, asked=asked)
 
     def apply_snapshot(self, host: str, status: AgentStatus, late: float = 0.0) -> None:
         """Merge an agent's status of the processes on its `host`, `late` seconds old. Malformed events are ignored;
@@ -204,10 +204,10 @@ class Progress:
             for fields in known["newest"].values():
                 with suppress(ValueError):
                     if (event := events.parse(fields)) is not None:
-                        row.take(event, now - (status["time"] - event.time))
+                        row.apply(event, now - (status["time"] - event.time))
             if known["status"] is not None:
                 age = late + status["time"] - (known["ended"] or status["time"])
-                self.end(name, known["status"], asked=known["asked"], age=age)
+                self.record_end(name, known["status"], asked=known["asked"], age=age)
             elif known["state"] == "not started" and status["stage"] == "over":
                 row.state = "not started"
 

@@ -103,7 +103,7 @@ class ProcessState:
         """When it wrote its newest telemetry, by the job's clock; 0 before the first."""
         return self._newest.get("telemetry", (0, 0.0))[1]
 
-    def take(self, event: Event, when: float) -> None:
+    def apply(self, event: Event, when: float) -> None:
         """Apply an event written at `when`, by the caller's clock."""
         match event:
             case StateChanged(state=state):
@@ -111,13 +111,13 @@ class ProcessState:
                 if state == "training":
                     self.trains_since = min(event.time, self.trains_since or event.time)
             case Telemetry():
-                self._take_telemetry(event, when)
+                self._apply_telemetry(event, when)
             case RoundCompleted():
-                self._take_round(event, when)
+                self._apply_round(event, when)
             case Reported():
-                self._take_report(event, when)
+                self._apply_report(event, when)
             case Evaluated():
-                self._take_evaluation(event)
+                self._apply_evaluation(event)
             case ProcessFailed():
                 self.failure = event if self.failure is None or event.order < self.failure.order else self.failure
             case WarningRaised(affects_result=True):
@@ -131,12 +131,12 @@ class ProcessState:
                 self._enter("finished", event)
                 self.finished = event
 
-    def end(self, status: int, when: float, *, asked: bool) -> None:
+    def record_end(self, status: int, when: float, *, asked: bool) -> None:
         """Record the end of the process."""
         self.status, self.ended, self.asked = status, when, asked
         self.state = "finished" if status == 0 else "stopped" if asked else "ended"
 
-    def _take_telemetry(self, event: Telemetry, when: float) -> None:
+    def _apply_telemetry(self, event: Telemetry, when: float) -> None:
         self.round = max(self.round, event.round)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
@@ -155,7 +155,7 @@ class ProcessState:
         if event.relayed and self._is_newest("relayed", event):
             self.relayed = event.relayed
 
-    def _take_round(self, event: RoundCompleted, when: float) -> None:
+    def _apply_round(self, event: RoundCompleted, when: float) -> None:
         self.round = max(self.round, event.num_iters)
         self.samples = max(self.samples, event.samples)
         self.training_s = max(self.training_s, event.total_time)
@@ -165,7 +165,7 @@ class ProcessState:
         if self._is_newest("recorded", event):
             self.recorded = event.recorded
 
-    def _take_report(self, event: Reported, when: float) -> None:
+    def _apply_report(self, event: Reported, when: float) -> None:
         self.samples = max(self.samples, event.samples)
         self.training_s = max(self.training_s, event.total_time)
         self._note_loss(event.loss, event)
@@ -176,7 +176,7 @@ class ProcessState:
         for name, value in event.metrics.items():
             self._note_metric(name, value, event)
 
-    def _take_evaluation(self, event: Evaluated) -> None:
+    def _apply_evaluation(self, event: Evaluated) -> None:
         if event.accuracy is not None:
             self.evaluations[event.round] = event.accuracy
             self._note_accuracy(event.accuracy, event)

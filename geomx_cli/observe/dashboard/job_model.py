@@ -90,7 +90,7 @@ class JobModel:
             self._senders[process].heard = time.monotonic()
             self._last = max(self._last, seconds)
             before = known.traffic
-            self.progress.take(process, event, event.time)
+            self.progress.apply(process, event, event.time)
             self._extend(known, event, seconds, before)
 
     def use(self, host: str, usage: HostUsage) -> None:
