@@ -40,7 +40,7 @@ def outputs(host_spec: HostSpec) -> tuple[list[dict[str, Any]], list[str]]:
         for folder in folders_of(task):
             for name, size, problem in find(folder):
                 if problem:
-                    left_out.append(f"{folder}/{_text(name)}: {problem}")
+                    left_out.append(f"{folder}/{os.fsencode(name).decode(errors='replace')}: {problem}")
                 elif len(files) == _MOST:
                     return files, [*left_out, f"there are more than {_MOST} files"]
                 elif name not in known:
@@ -160,8 +160,4 @@ def _plain_files(folder: Path, deadline: float) -> Iterator[tuple[str, int]]:
                 info = Path(path, name).lstat()
                 if stat.S_ISREG(info.st_mode) and not _PART.fullmatch(name):
                     yield os.path.relpath(Path(path, name), folder), info.st_size
-
-
-def _text(name: str) -> str:
-    return os.fsencode(name).decode(errors="replace")
 

@@ -46,7 +46,9 @@ class Presence:
                 if staying is not None and staying[0].stdin is not None:
                     staying[0].stdin.close()  # and it ends
                     staying[0].poll()
-            elif now - self._began > _SOON and (staying is None or self._has_ended(*staying, now)):
+            elif now - self._began > _SOON and (
+                staying is None or (staying[0].poll() is not None and now - staying[1] > _AGAIN)
+            ):
                 process = self._run(own[0], subprocess.PIPE, "stay", *awaited)
                 self._staying |= {scheduler: (process, now)} if process is not None else {}
 
@@ -67,9 +69,6 @@ class Presence:
         for process, _ in self._staying.values():
             process.kill()
             process.wait()
-
-    def _has_ended(self, process: subprocess.Popen[bytes], began: float, now: float) -> bool:
-        return process.poll() is not None and now - began > _AGAIN
 
     def _run(self, child: Child, stdin: int, *arguments: str) -> "subprocess.Popen[bytes] | None":
         """Run it in the name of `child`, if possible."""

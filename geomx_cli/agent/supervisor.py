@@ -5,7 +5,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ class Supervisor:
     def _tick(self, now: float) -> None:
         for child in self._children:
             if child.life.running:
-                self._forward(child)
+                self._report(child, child.life.events.read())
             if child.log.problem:
                 self._drain(child.log)
         if now >= self._next_look:
@@ -227,9 +227,6 @@ class Supervisor:
         seen = message.get("seen")
         self._control.outbox.acknowledge(seen if isinstance(seen, int) else 0)
 
-    def _forward(self, child: Child) -> None:
-        self._report(child, child.life.events.read())
-
     def _report(self, child: Child, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
             written = event.get("time")  # untrusted: written by a script
@@ -247,8 +244,7 @@ class Supervisor:
         saved = outputs.record(child.task, child.life.events.path, self._clock.time())
         if saved is not None:
             unwritten.append(saved)
-        self._forward(child)
-        self._report(child, unwritten)
+        self._report(child, [*child.life.events.read(), *unwritten])
         failure = child.failure(memory=self._memory.ran_out())
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
@@ -289,7 +285,9 @@ class Supervisor:
 
         if self._lifecycle.stage <= Stage.RUNNING and (strays := find()):  # left by processes that ended normally
             processes.send_signal(strays, signal.SIGTERM)
-            _wait_until_none(find, TERMINATE)
+            deadline = time.monotonic() + TERMINATE
+            while find() and time.monotonic() < deadline:
+                time.sleep(0.02)
         left = processes.kill_all(find, KILL)
         for child in self._children:
             child.life.check_end()
@@ -311,12 +309,6 @@ class Supervisor:
         assert me is not None
         started = {child.name: child.life.identity for child in self._children if child.life.identity is not None}
         AgentState(me, started, processes.boot_id()).write(self._directory)
-
-
-def _wait_until_none(find: Callable[[], list[ProcessId]], limit: float) -> None:
-    deadline = time.monotonic() + limit
-    while find() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def _reap_adopted() -> None:

@@ -76,7 +76,7 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
                 print(json.dumps({"end": True, "started": state is not None}), flush=True)
                 return 0
             sys.stdout.flush()
-            if _input_ended(poll):
+            if select.select([0], [], [], poll)[0] and not os.read(0, _CHUNK):  # its input has ended
                 return 0
     except BrokenPipeError:  # the reader has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -218,7 +218,3 @@ def _start(log: BinaryIO, lines: int) -> int:
             if found == lines:
                 return offset + newline + 1
     return furthest
-
-
-def _input_ended(limit: float) -> bool:
-    return bool(select.select([0], [], [], limit)[0]) and not os.read(0, _CHUNK)

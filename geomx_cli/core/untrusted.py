@@ -74,8 +74,6 @@ def check_whole(what: str, value: object, least: int, most: int) -> None:
 
 def convert(value: Any, kind: type[_Kind]) -> _Kind:
     """Convert JSON data to a msgspec struct or TypedDict, with `plain_all` applied. Raises ValueError."""
-    from geomx_cli.core.untrusted import to_type  # lazy, as the plug-in scan loads this module
-
     try:
         return to_type(plain_all(value), kind)
     except (RecursionError, OverflowError) as error:

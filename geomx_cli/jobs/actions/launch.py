@@ -83,10 +83,12 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
         with view.waiting("reading the script and the files of --sync"):
             spec, packed = prepared(spec, options.sync)
         directory = JobDirectory(spec.job, Path(spec.job_dir))
-        lease = _lease(options, float(spec.options["silence"]))
+        lease = float(spec.options["silence"]) if options.lease is None else options.lease
+        lease = 0.0 if options.detach else lease  # unlimited
         plan(choose(inventory, None), spec)  # reject what needs no host before waiting for any
         with directory.claimed(), ExitStack() as stack:
-            with view.waiting(_preparing(inventory)):
+            machines = f"waiting for machines from {inventory.allocator}"
+            with view.waiting(machines if inventory.allocator else "preparing the hosts"):
                 allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.warn))
             inventory = allocation.inventory
             connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
@@ -126,17 +128,14 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
 
 
 def _announce(planned: Plan, view: View, *, tee: bool) -> None:
-    view.note(f"job {planned.job}: {_count(planned)}; {log_paths(planned)}")
+    count = f"{counted(len(planned.processes), 'process')} on {planned.where} ({', '.join(planned.hosts)})"
+    view.note(f"job {planned.job}: {count}; {log_paths(planned)}")
     if planned.topology_reason:
         view.note(topology_line(planned))
     if planned.network:
         view.note(planned.network)
     if planned.spec.script and not tee:
         view.note(f"what the script prints: geomx logs {planned.job} -f")
-
-
-def _preparing(inventory: Inventory) -> str:
-    return f"waiting for machines from {inventory.allocator}" if inventory.allocator else "preparing the hosts"
 
 
 def _progress(note: Callable[[str], None], set_status: Callable[[str], None]) -> "OnDownload":
@@ -167,13 +166,6 @@ def prepared(spec: JobSpec, sync: Sequence[Path]) -> tuple[JobSpec, UserFiles]:
     env = {**spec.env, "PYTHONPATH": path} if path else spec.env
     spec = replace(spec, env=env, carried=packed.words, script_digest=packed.digest)
     return complete(spec), packed
-
-
-def _lease(options: LaunchOptions, default: float) -> float:
-    """The lease as in HostSpec: 0 means unlimited."""
-    if options.detach:
-        return 0.0
-    return default if options.lease is None else options.lease
 
 
 def _checked(
@@ -229,12 +221,8 @@ def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
     """Return each host's working directory: the inventory's, else the current one, or that of the user's files on
     hosts that do not share ours.
     """
-    return {name: inventory.host(name).workdir or _start_dir(inventory, planned, name) for name in planned.hosts}
-
-
-def _start_dir(inventory: Inventory, planned: Plan, name: str) -> str:
-    return str(Path.cwd()) if inventory.host(name).shares_files else planned.files_dir(name)
-
-
-def _count(planned: Plan) -> str:
-    return f"{counted(len(planned.processes), 'process')} on {planned.where} ({', '.join(planned.hosts)})"
+    hosts = {name: inventory.host(name) for name in planned.hosts}
+    return {
+        name: host.workdir or (str(Path.cwd()) if host.shares_files else planned.files_dir(name))
+        for name, host in hosts.items()
+    }
