@@ -33,12 +33,17 @@ class Stage(IntEnum):
 class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
-    `grace`: seconds from the end of RUNNING until workers get SIGKILL, but not within a second of SIGTERM unless it is
-    shorter; for others it is a second longer. SIGTERM comes once for each process group: for workers at once, unless
-    their script handles the job's failure (Incarnation.handles_failure); for schedulers and servers once no worker runs
-    here, as workers may need them for the round that they are in. `holding`: workers of other hosts do, too, until they
-    have ended or the grace is over. `why`: the reason of the stop; `terminated_at`: when SIGTERM was first due, by
-    `clock`; `cut_off`: the workers that got SIGKILL in this turn; `on_change` is called after each change of `stage`.
+    SIGTERM comes once for each process group: for workers at once, unless their script handles the job's failure
+    (Incarnation.handles_failure); for schedulers and servers once no worker runs here, as workers may need them for the
+    round that they are in.
+
+    grace: seconds from the end of RUNNING until workers get SIGKILL, but not within a second of SIGTERM unless it is
+        shorter; for others it is a second longer.
+    holding: workers of other hosts need schedulers and servers too, until they have ended or the grace is over.
+    why: the reason of the stop.
+    terminated_at: when SIGTERM was first due, by `clock`.
+    cut_off: the workers that got SIGKILL in this turn.
+    on_change: called after each change of `stage`.
     """
 
     def __init__(

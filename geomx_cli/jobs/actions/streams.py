@@ -24,7 +24,7 @@ from geomx_cli.core.units import format_bytes
 from geomx_cli.core.untrusted import decode, last_line
 from geomx_cli.hosts import Connector
 
-__all__ = ["Changed", "FileStream", "HostStream", "Listed", "Received", "Reconnects", "Refused", "no_room"]
+__all__ = ["Changed", "FileStream", "HostStream", "Listed", "Received", "Reconnects", "Refused", "ask_agent", "no_room"]
 
 _LINE = 16 << 20  # bytes
 _CHUNK = 1 << 18
@@ -32,6 +32,19 @@ _SHOWN = 500  # characters of a problem
 _LIMIT = 60.0  # seconds
 _PAUSE = 1.0
 _Result = TypeVar("_Result")
+
+
+def ask_agent(host: Connector, verb: str, *words: str, limit: float, kind: type[_Result]) -> _Result:
+    """Run a verb of the agent on a host, which answers with one object. Raises CheckFailed with the end of its stderr
+    for anything else, the host's errors, and TimedOut after `limit` seconds.
+    """
+    done = host.run(module_command(host.python, "geomx_cli.agent", verb, *words), limit=limit)
+    try:
+        return decode(last_line(done.output.decode(errors="replace"), ""), kind)
+    except ValueError:
+        otherwise = f"its answer is invalid (exit status {done.status})"
+        what = last_line(done.errors.decode(errors="replace"), otherwise).removeprefix("error: ")
+        raise CheckFailed(what) from None
 
 
 class HostStream:
