@@ -1,4 +1,4 @@
-"""Detects a process that is stopped, by SIGSTOP for example, or hangs."""
+"""Why a process does not go on: want of memory, a full disk, SIGSTOP, a native function that hangs."""
 
 import os
 import re

@@ -18,13 +18,14 @@ _HELD = 1 << 20  # bytes that are kept while the log cannot be written
 
 
 class OutputLog:
-    """Takes a process's output from a pipe and appends it to a file. Not thread-safe; never waits for the process.
+    """Reads a process's output from a pipe and appends it to a file. Not thread-safe; never waits for the process.
 
     The agent is the file's only writer, so that no byte can be written between the two steps of a rotation: a log of
     32 MiB becomes NAME.1, replacing that file. A disk that is full does not fail the process: its newest output, up to
-    1 MiB, is held and written once there is room, after a line that says how much is missing. `descriptor`: to be read
-    whenever it is readable; -1 before `open` and once all writers have closed the pipe. `problem`: why the file cannot
-    be written now, or "".
+    1 MiB, is held and written once there is room, after a line that says how much is missing.
+
+    descriptor: to be read whenever it is readable; -1 before `open` and once all writers have closed the pipe.
+    problem: why the file cannot be written now, or "".
     """
 
     def __init__(self, path: Path) -> None:

@@ -46,8 +46,11 @@ class _Gpu(msgspec.Struct):
 
 
 class HostUsage(msgspec.Struct):
-    """time: see JobClock. machine: its boot id, by which hosts on one machine are recognised. cpu: busy
-    fraction of all `cores`. memory: bytes in use, and installed; peak: the most in use since the agent began.
+    """time: see JobClock.
+    cpu: busy fraction of all `cores`.
+    memory: bytes in use, and installed.
+    peak: the most bytes in use since the agent began.
+    machine: its boot id, by which hosts on one machine are recognised.
     """
 
     time: Seconds

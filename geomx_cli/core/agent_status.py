@@ -22,10 +22,16 @@ class ProcessStatus(TypedDict):
 
 
 class AgentStatus(TypedDict):
-    """The whole status of an agent's part of the job. Times are those of JobClock; `uptime` counts seconds since
-    boot; `agent` is the agent's pid and start time in kernel ticks. `why`: reason of the stop; `asked`: its requester,
-    if a user; `ordered`: the control machine stopped the job for its own reasons; `left`: what could not be terminated.
-    `machine`: the host's own name. `usage`: see HostUsage; empty until measured, unvalidated.
+    """The whole status of an agent's part of the job. Times are those of JobClock.
+
+    uptime: seconds since boot.
+    machine: the host's own name.
+    agent: its pid and start time in kernel ticks.
+    why: reason of the stop.
+    asked: who requested it, if a user.
+    ordered: the control machine stopped the job for its own reasons.
+    left: what could not be terminated.
+    usage: see HostUsage; empty until measured, unvalidated.
     """
 
     schema_version: int

@@ -27,12 +27,12 @@ _PATIENCE = 3.0  # seconds before a wait is reported
 
 
 class AgentPool:
-    """One agent per host. Their messages go into `inbox`, with the host's name; agent_connection.py lists the
-    local messages that it also receives.
+    """One agent per host. One thread per agent reads, and one sends heartbeats, so that a blocked terminal does not end
+    the job. `close` leaves no process, key file or socket on any reachable host; it is safe after any failure.
 
-    One thread per agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
-    `close` leaves no process, key file or socket on any reachable host; it is safe after any failure. `note` is called
-    with warnings, and from a thread with the reason when `start` or `close` waits for long.
+    connections: by host.
+    inbox: has the messages of agents, with the host's name, and the local ones of inbox.py.
+    note: called with warnings, and from a thread with the reason when `start` or `close` waits for long.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AgentPool:
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._note = note
-        self._connections = {name: AgentConnection(hosts[name], spec, self.inbox) for name, spec in host_specs.items()}
+        self.connections = {name: AgentConnection(hosts[name], spec, self.inbox) for name, spec in host_specs.items()}
         self._touched: set[str] = set()  # hosts that may hold files of the job
         self.interrupted = False
         self._started = False  # agents may start their processes
@@ -66,10 +66,10 @@ class AgentPool:
                 raise CheckFailed(what, f"make room in {connection.host_spec.job_dir}, or choose another") from None
 
         with self._interruptible():
-            everywhere(put, self._connections.values())
+            everywhere(put, self.connections.values())
         self._heart.start()  # agents that are ready early wait for the others
         with self._telling(self._unanswered):
-            everywhere(AgentConnection.start, self._connections.values())
+            everywhere(AgentConnection.start, self.connections.values())
         self._started = True
         self.broadcast({"type": "start"})
 
@@ -84,7 +84,7 @@ class AgentPool:
         """Take over the running agents of `hosts`; one that was killed produces a Gone. Return False if one has ended
         by itself: not its messages, but its status has all that it reported. Raises the hosts' errors.
         """
-        connections = [self._connections[name] for name in hosts]
+        connections = [self.connections[name] for name in hosts]
 
         def attach(connection: AgentConnection) -> None:
             self._touched.add(connection.host.name)
@@ -102,26 +102,18 @@ class AgentPool:
 
     def broadcast(self, message: JsonObject) -> None:
         """Send `message` to every agent; an agent that cannot be reached is detected by its silence."""
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.send(message)
-
-    def silence(self, host: str) -> float:
-        """Seconds since the last message from the agent of `host`, excluding time allowed for reconnecting."""
-        return self._connections[host].silence()
-
-    def absence(self, host: str) -> float:
-        """Seconds since the connection to the agent of `host` broke; 0 while it is up."""
-        return self._connections[host].absence()
 
     def give_up(self, host: str) -> None:
         """Begin to end the dead or hung agent of `host` and its leftover processes; `close` waits for that."""
         if host not in self._ending:
-            self._ending[host] = threading.Thread(target=self._clean_up, args=(self._connections[host],), daemon=True)
+            self._ending[host] = threading.Thread(target=self._clean_up, args=(self.connections[host],), daemon=True)
             self._ending[host].start()
 
     def leave(self) -> None:
         """Disconnect from all agents; they continue for their lease."""
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.over = True
 
     def close(self) -> list[str]:
@@ -132,12 +124,12 @@ class AgentPool:
         with self._telling(self._unended):
             for ending in self._ending.values():
                 ending.join()
-        everywhere(AgentConnection.close, self._connections.values())
+        everywhere(AgentConnection.close, self.connections.values())
         if self._heart.is_alive():
             self._heart.join(_ENDING)
         for problem in self._problems:
             self._note(f"warning: {problem}")
-        for name, connection in self._connections.items():
+        for name, connection in self.connections.items():
             if connection.ignored:
                 self._note(f"warning: host {name} sent {counted(connection.ignored, 'message')} that were invalid")
         return self._problems
@@ -151,7 +143,7 @@ class AgentPool:
             self._problems.append(str(error))
 
     def _unanswered(self) -> str:
-        names = ", ".join(name for name, connection in self._connections.items() if not connection.answered)
+        names = ", ".join(name for name, connection in self.connections.items() if not connection.answered)
         return f"waiting for the agent on {names} to answer, for {ANSWER_LIMIT:g} s at most" if names else ""
 
     def _unended(self) -> str:
@@ -182,7 +174,7 @@ class AgentPool:
         def let_go() -> None:
             self._copied.get()
             while not over.is_set():  # repeatedly: a host may have been about to reconnect
-                everywhere(lambda connection: connection.host.close(), self._connections.values())
+                everywhere(lambda connection: connection.host.close(), self.connections.values())
                 over.wait(_AGAIN)
 
         thread = threading.Thread(target=let_go, name="interrupts", daemon=True)
@@ -213,7 +205,7 @@ class AgentPool:
 
     def _beat(self) -> None:
         while not self._closing.wait(_HEARTBEAT):
-            for connection in self._connections.values():
+            for connection in self.connections.values():
                 connection.send({"type": "heartbeat", "seen": connection.seen})
                 if self._started and not connection.seen:  # the connection may have broken under the first "start"
                     connection.send({"type": "start"})

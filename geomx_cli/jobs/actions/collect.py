@@ -1,7 +1,6 @@
 """Collect a job's logs from its hosts into one folder, verified, with a manifest."""
 
 import errno
-import hashlib
 import json
 import threading
 import time
@@ -79,7 +78,7 @@ def collect(job: KnownJob, folder: Path, say: Callable[[str], None] = lambda tex
 
     def fetch(host: Connector) -> list[_Entry]:
         try:
-            entries, listing = _fetch(job, host, folder, kept, status.received)
+            entries, listing = _fetch(job, host, folder, status.received)
             problems.extend({"host": host.name, "problem": what} for what in listing.left_out[:_MOST_FILES])
             outputs.extend({"host": host.name, **msgspec.to_builtins(one)} for one in listing.outputs[:_MOST_FILES])
             return entries
@@ -165,10 +164,10 @@ def _write(
 
 
 def _fetch(
-    job: KnownJob, host: Connector, folder: Path, kept: Sequence[_Entry], received_bytes: Callable[[int], None]
+    job: KnownJob, host: Connector, folder: Path, received_bytes: Callable[[int], None]
 ) -> tuple[list[_Entry], _Listing]:
     """Fetch one host's files, verify and place them; return them and the host's list."""
-    expected, before = _expected(job, host.name), {entry.file: entry for entry in kept if entry.host == host.name}
+    expected = _expected(job, host.name)
     with closing_one(FileStream(host, job.directory_on(host.name), "records", received_bytes, _MOST_BYTES)) as stream:
         try:
             found = stream.listing(_Listing, packed=True)
@@ -178,7 +177,7 @@ def _fetch(
             asked = 0
             for place, listed in enumerate(found.files):
                 for ahead in found.files[asked : place + _AHEAD]:  # a round trip for each file would take long
-                    stream.ask(ahead, _held(folder, before.get(ahead.name)))
+                    stream.ask(ahead, folder / ahead.name)
                     asked += 1
                 try:
                     received.append((listed, stream.receive(_part(folder, listed.name))))
@@ -206,15 +205,6 @@ def _expected(job: KnownJob, host: str) -> set[str]:
     logs = {f"logs/{stem}.log{older}" for stem in stems for older in ("", ".1")}
     logs |= {f"events/{stem}.jsonl" for stem in stems}
     return logs | {f"hosts/{host}/agent.log", f"hosts/{host}/{FILE_NAME}"}
-
-
-def _held(folder: Path, entry: _Entry | None) -> Path:
-    """The file as it was collected; a path that is not there if it is another now."""
-    if entry is not None and (path := folder / entry.file).is_file():
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256:
-                return path
-    return folder / "no such file"
 
 
 def _part(folder: Path, name: str) -> Path:

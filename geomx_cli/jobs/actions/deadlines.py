@@ -42,7 +42,8 @@ class AgentMonitor:
         """Return a failure if the agent of `host` is lost. `awake`: seconds for which this machine has not been
         suspended; `stopping`: seconds, of these, since the job was asked to stop, if it was.
         """
-        absence, quiet = self._pool.absence(host), min(self._pool.silence(host), awake)
+        connection = self._pool.connections[host]
+        absence, quiet = connection.absence(), min(connection.silence(), awake)
         silent = quiet > self._silence
         late = stopping is not None and (
             stopping > self.stop_limit or min(stopping, max(absence, quiet)) > STOP_LIMIT
@@ -63,7 +64,7 @@ class AgentMonitor:
 
     def unreachable(self, host: str) -> Failure:
         """The failure of an agent whose connection is broken; it may still run."""
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._pool.absence(host)))
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._pool.connections[host].absence()))
         cause = f"cannot be reached since {since}: its connection broke"
         hint = "its agent ends its processes when the lease expires"
         hint += f"; geomx stop {self._job} cleans up later, geomx doctor checks the machine"

@@ -43,11 +43,13 @@ __all__ = ["LaunchOptions", "launch", "prepared", "working_dirs"]
 class LaunchOptions:
     """How a job is started, as opposed to what it runs.
 
-    `lease`: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
-    other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
-    paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
-    when processes write them. `view`: in place of the table, or of lines where there is no terminal. `tee`: show the
-    output of the worker of global rank 0.
+    detach: the lease is unlimited, and launch returns once all processes run.
+    lease: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
+        other process of the job.
+    sync: paths copied to hosts behind SSH in addition to the script.
+    warned: warnings already shown, which are not repeated when processes write them.
+    view: in place of the table, or of lines where there is no terminal.
+    tee: show the output of the worker of global rank 0.
     """
 
     detach: bool = False

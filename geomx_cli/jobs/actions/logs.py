@@ -76,10 +76,12 @@ def select(
 class LogReader:
     """Reads from the hosts of the given processes. After reading, `problems` has the failed hosts and the reasons.
 
-    One thread reads; any thread may call `close`, which ends it. `notify` is called, from any thread, when a followed
-    host is lost and when it is back. With `events` the lines are those of the event logs, except events of single
-    rounds, and `on_usage` is called, by any thread, with a host's name and its CPU, memory and GPU use. `hosts`: by
-    name, to be used and left open; else it opens and closes its own.
+    One thread reads; any thread may call `close`, which ends it.
+
+    notify: called, from any thread, when a followed host is lost and when it is back.
+    events: the lines are those of the event logs, except events of single rounds.
+    on_usage: with `events`, called by any thread with a host's name and its CPU, memory and GPU use.
+    hosts: by name, to be used and left open; else it opens and closes its own.
     """
 
     def __init__(

@@ -61,8 +61,11 @@ class HostStop:
 
 @dataclass(frozen=True)
 class StopReport:
-    """One entry per host, in the plan's order. `problems`: other errors. `party`: the only one that was stopped.
-    `ended`: how the job had ended before, with nothing left; "" for others. No host was contacted then.
+    """One entry per host, in the plan's order.
+
+    problems: other errors.
+    party: the only one that was stopped.
+    ended: how the job had ended before, with nothing left; "" for others. No host was contacted then.
     """
 
     job: str

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -187,14 +188,15 @@ class FileStream:
         return found
 
     def ask(self, listed: Listed, held: Path) -> None:
-        """Ask for a file, of which `held` has the first bytes, or is not there. Raises OSError."""
+        """Ask for a file, of which `held` may have the first bytes; if it has others, all are sent. Raises OSError."""
         size, digest = 0, hashlib.sha256()
         if held.is_file():
             with held.open("rb") as file:
                 digest = digest_of(file, size := held.stat().st_size)
         self._asked.append((listed, held, size, digest))
-        request = {"process": listed.process, "name": listed.name}
-        self.stream.send({**request, "offset": size, "sha256": digest.hexdigest()})
+        request = {"process": listed.process, "name": listed.name, "offset": size, "sha256": digest.hexdigest()}
+        with suppress(OSError):  # it has ended: `receive` says why
+            self.stream.send(request)
 
     def receive(self, path: Path, on_progress: Callable[[int], None] = lambda done: None) -> Received:
         """Receive the file asked for first into `path`, which may be what is held of it; unless all of it is held

@@ -40,9 +40,11 @@ _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 class Totals:
     """Totals over the job; None if unknown.
 
-    `samples_per_s`: samples of all training workers divided by the longest training time of one. `encoded`,
-    `encoded_lan`: see Traffic. datagrams, relayed: see Telemetry. `outputs`: see outputs.py. warnings: why the figures
-    may not be those of the algorithm.
+    samples_per_s: samples of all training workers divided by the longest training time of one.
+    encoded, encoded_lan: see Traffic.
+    datagrams, relayed: see Telemetry.
+    outputs: see outputs.py.
+    warnings: why the figures may not be those of the algorithm.
     """
 
     accuracy: float | None
@@ -73,9 +75,11 @@ class Progress:
     """One row per process of the plan, in its order. All times are of one caller-supplied clock: launch and status use
     this machine's monotonic clock, as hosts' clocks may be wrong.
 
-    evaluations: with their times, in order of arrival. failed_first: the processes whose failure ended the job, as far
-    as known. ended: the phase of a job that is known to have ended, though hosts may not be reachable; "" of others.
-    script_warning: see JobSpec. interrupted: the user has ended the job, and it is being stopped.
+    evaluations: with their times, in order of arrival.
+    failed_first: the processes whose failure ended the job, as far as known.
+    ended: the phase of a job that is known to have ended, though hosts may not be reachable; "" of others.
+    script_warning: see JobSpec.
+    interrupted: the user has ended the job, and it is being stopped.
     """
 
     job: str

@@ -20,10 +20,13 @@ __all__ = ["Conclusion", "Outcome", "RESULT_VERSION", "detached", "record_conclu
 
 @dataclass
 class Outcome:
-    """The outcome. `failure`: the first one; `lingering`: processes that did not end after the training.
+    """The outcome.
 
-    `stopped_by`: who requested the stop, other than the user at this terminal ("geomx stop"). `left`: why a job that
-    still runs was released.
+    failure: the first one.
+    stopped_by: who requested the stop, other than the user at this terminal ("geomx stop").
+    left: why a job that still runs was released.
+    lingering: processes that did not end after the training.
+    problems: what may still run, or was not released.
     """
 
     failure: Failure | None = None
