@@ -18,7 +18,7 @@ from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.data import provide
 from geomx_cli.jobs.actions.inbox import interrupts_raised, interrupts_to, suspends_to
-from geomx_cli.jobs.actions.tee import TeeView, rank_zero
+from geomx_cli.jobs.actions.tee import Tee, rank_zero
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
@@ -109,10 +109,10 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             _announce(planned, view, tee=options.tee)
             dirs = working_dirs(inventory, planned)
             pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease), view.warn)
-            teed = _teed(view, directory, planned, stack) if options.tee else view
+            tee = _tee(view, directory, planned, stack) if options.tee else None
             watch = Watch(
-                planned, pool, progress, teed, observer=observer, on_listening=until_listening.close,
-                warned=options.warned,
+                planned, pool, progress, view, observer=observer, on_listening=until_listening.close,
+                on_turn=tee.print_new if tee is not None else lambda: None, warned=options.warned,
             )
             handlers.enter_context(interrupts_to(pool.inbox, pool.interrupt))
             outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
@@ -151,12 +151,12 @@ def _progress(note: Callable[[str], None], set_status: Callable[[str], None]) ->
     return on_progress
 
 
-def _teed(view: View, directory: JobDirectory, planned: Plan, stack: ExitStack) -> TeeView:
+def _tee(view: View, directory: JobDirectory, planned: Plan, stack: ExitStack) -> Tee:
     job = KnownJob.at(directory.path)
     assert job is not None  # its plan has been written
-    teed = TeeView(view, job, rank_zero(planned))
-    stack.callback(teed.finish)
-    return teed
+    tee = Tee(view, job, rank_zero(planned))
+    stack.callback(tee.finish)
+    return tee
 
 
 def prepared(spec: JobSpec, sync: Sequence[Path]) -> tuple[JobSpec, UserFiles]:

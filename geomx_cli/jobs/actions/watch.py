@@ -54,16 +54,20 @@ class Watch:
     The first failure ends the job: after a grace period in which processes may end by themselves, all agents stop them.
     A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended on its behalf. An
     Interrupt in the pool's inbox stops the job, a second one kills it; with `detaches`, or if another geomx takes the
-    job over, the job is released instead. A Suspend stops this process until it is continued. `observer` is open;
-    `on_listening` is called once the job has bound its ports. A warning about a variable is shown once; `warned`: not.
+    job over, the job is released instead. A Suspend stops this process until it is continued.
+
+    observer: is open.
+    on_listening: called once the job has bound its ports.
+    on_turn: called several times a second, before the view is updated.
+    warned: warnings that are not shown again.
     """
 
     def __init__(
         self, plan: Plan, pool: AgentPool, progress: Progress, view: View, *, detaches: bool = False,
         observer: Observer | None = None, on_listening: Callable[[], None] = lambda: None,
-        warned: Collection[str] = (),
+        on_turn: Callable[[], None] = lambda: None, warned: Collection[str] = (),
     ) -> None:  # fmt: skip
-        self._on_listening = on_listening
+        self._on_listening, self._on_turn = on_listening, on_turn
         self._observer = observer
         self._detaches = detaches
         self._plan = plan
@@ -125,6 +129,7 @@ class Watch:
         if self._progress.listening:
             self._on_listening()
         self._check(time.monotonic())
+        self._on_turn()
         self._view.show(self._progress)
 
     def _messages(self) -> list[tuple[str, JsonObject | InboxMessage]]:

@@ -50,9 +50,9 @@ class JobView:
         places = {process.name: process.host for process in job.plan.processes}
         failures = []
         for name, status in statuses.items():
-            failures += _take(progress, status, places, cleared=cleared)
+            failures += _merge_status(progress, status, places, cleared=cleared)
             if status.agent != "running":
-                _mark(progress, name, status)
+                _mark_unknown(progress, name, status)
         if _unstarted(statuses):
             cause = f"was never started: there is nothing in {job.directory_on(job.plan.hosts[0])}"
             failures.append(Failure("", job.plan.hosts[0], cause, time.monotonic(), "launch again"))
@@ -187,7 +187,7 @@ def _unreachable(hosts: Mapping[str, HostStatus]) -> list[Failure]:
     return [Failure("", one.host, f"cannot be reached: {one.problem}", now, hint, fault="host") for one in lost]
 
 
-def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, cleared: bool) -> list[Failure]:
+def _merge_status(progress: Progress, status: HostStatus, places: Mapping[str, str], *, cleared: bool) -> list[Failure]:
     """Merge a host's status into `progress`; return the failures it reports. `cleared`: see JobView.of."""
     content, host = status.content, status.host
     if content is None:
@@ -203,7 +203,7 @@ def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, 
     return failures
 
 
-def _mark(progress: Progress, host: str, status: HostStatus) -> None:
+def _mark_unknown(progress: Progress, host: str, status: HostStatus) -> None:
     """Mark the processes of a host without a running agent as unknown."""
     for row in progress.rows.values():
         if row.process.host == host and row.status is None:
