@@ -9,7 +9,7 @@ from pushpull_job import planned
 from wan import Wan
 
 from geomx_cli.core.options import Value
-from geomx_cli.plan.ports import free_ports
+from geomx_cli.hosts.ports import free_ports
 
 __all__ = ["PARTIES", "SYSTEMS", "Member", "Setting", "System"]
 

@@ -11,10 +11,11 @@ from wan import Wan
 
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
+from geomx_cli.hosts.ports import free_ports
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec, Plan, Process, plan
 from geomx_cli.plan.automatic_topology import with_topology
-from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net import security
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from geomx_cli.hosts.ports import free_ports
 from geomx_cli.inventory import Ssh
-from geomx_cli.plan.ports import free_ports
 
 COLUMNS = ("hosts", "agents", "launch", "status", "collect", "stop")
 PARTY = 3

@@ -19,7 +19,7 @@ from desk import Desk
 from sshd import Person, Sshd
 
 from geomx_cli.core import plugins
-from geomx_cli.plan import ports
+from geomx_cli.hosts import ports
 from geomx_cli.ps.aggregation.codec import parse_codec
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # keep the tests' jobs apart from the user's

@@ -22,19 +22,20 @@ from cluster import free_ports
 from desk import Desk, finished, placed
 from forks import Forked
 
-from geomx_cli.agent.event_tail import EventTail
 from geomx_cli.agent.host_spec import Task
+from geomx_cli.agent.incarnation import EventTail
 from geomx_cli.agent.outputs import folder_of
 from geomx_cli.commands.launch import launch as command
 from geomx_cli.core import events
 from geomx_cli.core.root_cause import Failure, first_cause
+from geomx_cli.hosts import ports as reservation
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Conclusion, Outcome, in_words
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan import ports as port_choice
+from geomx_cli.plan.ports import choose
 
 
 class Rehearsal:
@@ -101,8 +102,8 @@ class Rehearsal:
         for task in (task for host_spec in self._host_specs.values() for task in host_spec.tasks):
             for fields in EventTail(self.directory / "events" / f"{task.file_name}.jsonl").read():
                 if (event := events.parse(fields)) is not None:
-                    progress.take(task.name, event, time.monotonic() - (time.time() - event.time))
-            progress.end(task.name, 0)
+                    progress.apply(task.name, event, time.monotonic() - (time.time() - event.time))
+            progress.record_end(task.name, 0)
         concluded = Conclusion.of(self.plan, Outcome(), progress.totals(), time.monotonic() - self.began)
         self.output = json.dumps(concluded.result)
         self.errors = self.said + in_words(concluded.result)
@@ -122,7 +123,8 @@ class Rehearsal:
                 if (told := tail.failure) is not None:
                     peer, hint = told.get("peer", ""), told.get("hint", "")
                     peer = "" if peer == task.name else peer
-                    found.append(Failure(task.name, host_spec.host, told["message"], told["time"], hint, peer))
+                    said = {name: told[name] for name in ("message", "observer", "missed", "seconds") if name in told}
+                    found.append(Failure(task.name, host_spec.host, "failed", told["time"], hint, peer, **said))
         cause = first_cause(found, hosts, [name for name, status in statuses.items() if status == 0])
         assert cause is not None, f"{statuses}\n{self.logs}"
         return cause
@@ -155,11 +157,11 @@ def _asked(arguments: tuple[str, ...]) -> tuple[Inventory, JobSpec]:
     def leave(*given: Any) -> None:
         raise _Asked(*given)
 
-    with mock.patch.object(launching, "launch", leave), mock.patch.object(port_choice, "free_ports", free_ports):
+    with mock.patch.object(launching, "launch", leave), mock.patch.object(reservation, "free_ports", free_ports):
         try:
             command.main([*arguments], standalone_mode=False)
         except _Asked as found:
-            return port_choice.choose(found.inventory, None), found.spec
+            return choose(found.inventory, None), found.spec
     raise AssertionError("geomx launch has not planned a job")
 
 

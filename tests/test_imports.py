@@ -11,7 +11,8 @@ from geomx_cli.runtime.training import catalog, data, networks, sources
 PLAN = """
 import sys
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.hosts.ports import free_ports
+from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.core import plugins
 from geomx_cli.core.options import defaults

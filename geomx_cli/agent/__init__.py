@@ -2,22 +2,20 @@
 
     host_spec.py    the agent's spec and the record of started processes: two small files in its directory
     processes.py    process inspection through /proc, and termination
-    child.py        one process of the job
+    child.py        one process of the job: a task, and what is decided about it
+    incarnation.py  one life of it: pid, status, signs of life, and its event log as it is forwarded
     output_log.py   its log
-    event_tail.py   its event log, as it is forwarded
-    stop_detector.py  detects that it has been stopped, as by SIGSTOP
+    outputs.py      what it saves
     relay.py        starts the agent and relays between the control machine and its socket
-    control.py      the agent's listening socket
-    outbox.py       messages not yet acknowledged by the control machine
+    control.py      the agent's listening socket, and the messages that are not acknowledged yet
     status.py       the agent's status file
+    host_usage.py   use of the host's processors, memory and GPUs
     supervisor.py   the main loop: start, monitor, report, stop
-    lifecycle.py    the stages of that, from waiting for "start" to SIGKILL, and their deadlines
-    partial_stop.py terminates some processes while the others keep running
-    oom_watcher.py  detects kills by the kernel's OOM killer
-    safe_open.py    opens regular files written by the job's processes, and nothing else
-    cleanup.py      cleans up after a killed agent
-    stop.py, tail.py, pack.py, outputs.py, prune.py   host side of `geomx stop`, `logs`, `logs collect`, `fetch`
-                    and `jobs prune`
+    lifecycle.py    the stages of that, from waiting for "start" to SIGKILL, and their deadlines; stops of one party
+    presence.py     tells schedulers of processes that cannot speak themselves
+    diagnosis.py    processes that are stopped or hang, want of memory, full disks
+    streams.py, tail.py, stop.py, prune.py   host side of `geomx logs collect` and `fetch`, of `logs`, of `stop` and of
+                    `jobs prune`
 
 Standard library only, so that an agent starts in 0.1 s. Messages on the socket are JSON objects, one per line.
 

@@ -11,11 +11,10 @@ from geomx_cli.core.files import require_private
 _VERBS = {
     "run": ("relay", "run"),
     "attach": ("relay", "attach"),
-    "clean-up": ("cleanup", "main"),
+    "clean-up": ("stop", "clean_up_main"),
     "stop": ("stop", "main"),
     "tail": ("tail", "main"),
-    "pack": ("pack", "main"),
-    "outputs": ("outputs", "main"),
+    "files": ("streams", "main"),
     "prune": ("prune", "main"),
 }
 

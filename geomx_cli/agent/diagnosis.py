@@ -1,4 +1,4 @@
-"""Detects a process that is stopped, by SIGSTOP for example, or hangs."""
+"""Why a process does not go on: want of memory, a full disk, SIGSTOP, a native function that hangs."""
 
 import os
 import re
@@ -63,7 +63,9 @@ def full_disk(output: str, job_dir: Path, others: Iterable[Path]) -> str:
 def _search(output: str, job_dir: Path, others: Iterable[Path]) -> str:
     lacks = _ERRORS.search(output)
     named = [Path(path) for path in _PATH.findall(output[lacks.start() :])] if lacks else []
-    for place in (*named, job_dir, *((*others, *_local_disks()) if lacks else ())):
+    # Of other disks, those are looked at whose state is known without waiting for a server.
+    disks = [Path(fields[1]) for fields in _mounts() if fields[2] in _LOCAL] if lacks else []
+    for place in (*named, job_dir, *(others if lacks else ()), *disks):
         with suppress(OSError):
             if _is_full(_existing(place)):
                 return _mount(_existing(place))
@@ -71,11 +73,6 @@ def _search(output: str, job_dir: Path, others: Iterable[Path]) -> str:
         with suppress(OSError):
             return _mount(_existing(named[0]))
     return ""
-
-
-def _local_disks() -> list[Path]:
-    """The mount points of disks whose state is known without waiting for a server."""
-    return [Path(fields[1]) for fields in _mounts() if fields[2] in _LOCAL]
 
 
 def _mounts() -> list[list[str]]:

@@ -72,12 +72,15 @@ class Task:
 class HostSpec:
     """One host's part of a job. Contains no keys, only the paths of key files.
 
-    `job_dir` contains events/ and logs/; `sockets` is a short folder shared by the agents of the machine; `socket` is
-    this agent's listening socket in it. `clear`: variables that tasks do not inherit. `lease`: seconds that the agent
-    keeps running without the control machine, 0 for no limit; `silence`: seconds that a process may be stopped;
-    `grace`: seconds that processes may take to end once the job is stopped or has failed.
-    `clock_ahead`: see JobClock.
-    `files`: digests, by path, of the files copied to the host for this job.
+    job_dir: contains events/ and logs/.
+    sockets: a short folder shared by the agents of the machine.
+    socket: this agent's listening socket in it.
+    clear: variables that tasks do not inherit.
+    lease: seconds that the agent keeps running without the control machine, 0 for no limit.
+    silence: seconds that a process may be stopped.
+    grace: seconds that processes may take to end once the job is stopped or has failed.
+    clock_ahead: see JobClock.
+    files: digests, by path, of the files copied to the host for this job.
     """
 
     job: str

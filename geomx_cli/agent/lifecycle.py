@@ -4,15 +4,16 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
+from geomx_cli.agent.incarnation import Incarnation
 from geomx_cli.core.conventions import JobClock
 
-__all__ = ["KILL", "TERMINATE", "Lifecycle", "Stage"]
+__all__ = ["KILL", "TERMINATE", "Lifecycle", "PartialStop", "Stage"]
 
 TERMINATE = 1.0  # seconds between SIGTERM and SIGKILL for servers at the end of the grace, and for leftovers
 KILL = 2.0  # seconds for SIGKILL to take effect
@@ -32,12 +33,17 @@ class Stage(IntEnum):
 class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
-    `grace`: seconds from the end of RUNNING until workers get SIGKILL, but not within a second of SIGTERM unless it is
-    shorter; for others it is a second longer. SIGTERM comes once for each process group: for workers at once, unless
-    their script handles the job's failure (`Child.handles_failure`); for schedulers and servers once no worker runs
-    here, as workers may need them for the round that they are in. `holding`: workers of other hosts do, too, until they
-    have ended or the grace is over. `why`: the reason of the stop; `terminated_at`: when SIGTERM was first due, by
-    `clock`; `cut_off`: the workers that got SIGKILL in this turn; `on_change` is called after each change of `stage`.
+    SIGTERM comes once for each process group: for workers at once, unless their script handles the job's failure
+    (Incarnation.handles_failure); for schedulers and servers once no worker runs here, as workers may need them for the
+    round that they are in.
+
+    grace: seconds from the end of RUNNING until workers get SIGKILL, but not within a second of SIGTERM unless it is
+        shorter; for others it is a second longer.
+    holding: workers of other hosts need schedulers and servers too, until they have ended or the grace is over.
+    why: the reason of the stop.
+    terminated_at: when SIGTERM was first due, by `clock`.
+    cut_off: the workers that got SIGKILL in this turn.
+    on_change: called after each change of `stage`.
     """
 
     def __init__(
@@ -54,8 +60,8 @@ class Lifecycle:
         self._on_change = on_change
         self._deadline = time.monotonic() + _CONNECT
         self._stopped_at = self._terminating_at = 0.0
-        self._terminated: set[Child] = set()
-        self._killed: set[Child] = set()
+        self._terminated: set[Incarnation] = set()
+        self._killed: set[Incarnation] = set()
         self._delay = math.inf  # seconds that processes have to meet a failure of another
         self._handled_elsewhere = -math.inf
         self._ran: list[Child] = []  # the workers that ran at the last check
@@ -65,7 +71,7 @@ class Lifecycle:
     @property
     def over(self) -> bool:
         """Whether none of the job's processes runs, nor what SIGTERM has left of workers, or SIGKILL had no effect."""
-        running = self.stage is Stage.WAITING or any(child.running for child in self._children)
+        running = self.stage is Stage.WAITING or any(child.life.running for child in self._children)
         return self._gave_up or not (running or self._ending)
 
     @property
@@ -77,7 +83,7 @@ class Lifecycle:
         if self.stage is Stage.WAITING:
             self._deadline = time.monotonic() + _CONNECT
 
-    def start(self) -> None:
+    def enter_running(self) -> None:
         """Enter RUNNING; the caller starts the processes."""
         self._enter(Stage.RUNNING)
 
@@ -101,12 +107,12 @@ class Lifecycle:
 
     def kill(self) -> None:
         """Send SIGKILL now."""
-        workers = [child for child in self._children if child.running and not child.task.serves]
-        self.cut_off = [child.name for child in workers if child not in self._killed]
+        workers = [child for child in self._children if child.life.running and not child.task.serves]
+        self.cut_off = [child.name for child in workers if child.life not in self._killed]
         self._ending = ()
         self._enter(Stage.KILLING, KILL)
         for child in self._children:
-            child.signal_group(signal.SIGKILL)
+            child.life.signal_group(signal.SIGKILL)
 
     def check(self, now: float) -> None:
         """Enter the next stage if the current one's deadline has passed, and send the signals that are due."""
@@ -117,14 +123,14 @@ class Lifecycle:
                 self.terminated_at = self._clock.time()
                 self._enter(Stage.TERMINATING)
                 self._terminating_at = now
-                self._ran = [child for child in self._children if child.running and not child.task.serves]
+                self._ran = [child for child in self._children if child.life.running and not child.task.serves]
                 self.check(now)
             case Stage.TERMINATING if now >= self._cut_off_at + TERMINATE:
                 self.kill()
             case Stage.TERMINATING:
                 workers = [child for child in self._children if not child.task.serves]
                 self._terminate_workers(workers, now)
-                self._ending = [child for child in workers if child.running or self._has_left_others(child)]
+                self._ending = [child for child in workers if child.life.running or self._has_left_others(child)]
                 if now >= self._cut_off_at:
                     self._cut_off()
                 if not self.holding and not self._ending:
@@ -137,37 +143,78 @@ class Lifecycle:
         may not know of the failure yet, as they exchange by torch.distributed with workers that do, and meet it when
         these end. So SIGTERM is postponed while any of these saves, here or elsewhere, and after each end.
         """
-        running = [child for child in workers if child.running]
-        handled = now - self._handled_elsewhere < self._delay or any(child.handles_failure for child in running)
+        running = [child for child in workers if child.life.running]
+        handled = now - self._handled_elsewhere < self._delay or any(child.life.handles_failure for child in running)
         if running != self._ran or handled:
             self._deadline = now + self._delay
         self._ran = running
         if now >= self._deadline:
-            rest = [child for child in workers if not child.handles_failure]
-            ending = [child for child in rest if child.running and child.events.failure is not None]
+            rest = [child for child in workers if not child.life.handles_failure]
+            ending = [child for child in rest if child.life.running and child.life.events.failure is not None]
             self._terminate(ending if ending and self._delay else rest)
 
     def _has_left_others(self, child: Child) -> bool:
         """Whether SIGTERM has ended `child`, but not all that it runs, as a shell script that runs a trainer."""
-        found = child.identity if child in self._terminated else None
+        found = child.life.identity if child.life in self._terminated else None
         return found is not None and bool(processes.session_members([found.pid]))
 
     def _cut_off(self) -> None:
         self.holding = False
-        self.cut_off = [child.name for child in self._ending if child not in self._killed]
-        self._killed.update(self._ending)
+        self.cut_off = [child.name for child in self._ending if child.life not in self._killed]
+        self._killed.update(child.life for child in self._ending)
         for child in self._ending:
-            child.signal_group(signal.SIGKILL)
+            child.life.signal_group(signal.SIGKILL)
         self._ending = ()
 
     def _terminate(self, children: Sequence[Child]) -> None:
         for child in children:
-            if child not in self._terminated:
-                self._terminated.add(child)
-                child.signal_group(signal.SIGTERM)
+            if child.life not in self._terminated:
+                self._terminated.add(child.life)
+                child.life.signal_group(signal.SIGTERM)
 
     def _enter(self, stage: Stage, limit: float = 0) -> None:
         if stage >= self.stage:
             self.stage = stage
             self._deadline = time.monotonic() + limit
             self._on_change()
+
+
+class PartialStop:
+    """Sends SIGTERM to process groups, and SIGKILL after a timeout. Not thread-safe.
+
+    Schedulers and servers get SIGTERM once none of the workers runs, as these may need them to end, and SIGKILL a
+    second later than workers.
+    """
+
+    def __init__(self) -> None:
+        self._deadlines: dict[Child, float] = {}
+        self._terminated: set[Incarnation] = set()
+
+    def terminate(self, children: Iterable[Child], grace: float) -> None:
+        """Terminate these within `grace` seconds; an earlier deadline of a process that is already terminating
+        holds.
+
+        Sets `asked`, so that their exit is not reported as a failure.
+        """
+        deadline = time.monotonic() + grace
+        for child in children:
+            child.asked = True
+            if child.life.running:
+                own = deadline + TERMINATE * child.task.serves
+                self._deadlines[child] = min(own, self._deadlines.get(child, own))
+        self._send_sigterm()
+
+    def check(self, now: float) -> None:
+        """Kill processes past their deadline, and the leftover process groups of ended ones."""
+        for child, deadline in list(self._deadlines.items()):
+            if not child.life.running or now >= deadline:
+                child.life.signal_group(signal.SIGKILL)
+                del self._deadlines[child]
+        self._send_sigterm()
+
+    def _send_sigterm(self) -> None:
+        workers = [child for child in self._deadlines if child.life.running and not child.task.serves]
+        for child in workers or self._deadlines:
+            if child.life not in self._terminated:
+                self._terminated.add(child.life)
+                child.life.signal_group(signal.SIGTERM)

@@ -18,13 +18,14 @@ _HELD = 1 << 20  # bytes that are kept while the log cannot be written
 
 
 class OutputLog:
-    """Takes a process's output from a pipe and appends it to a file. Not thread-safe; never waits for the process.
+    """Reads a process's output from a pipe and appends it to a file. Not thread-safe; never waits for the process.
 
     The agent is the file's only writer, so that no byte can be written between the two steps of a rotation: a log of
     32 MiB becomes NAME.1, replacing that file. A disk that is full does not fail the process: its newest output, up to
-    1 MiB, is held and written once there is room, after a line that says how much is missing. `descriptor`: to be read
-    whenever it is readable; -1 before `open` and once all writers have closed the pipe. `problem`: why the file cannot
-    be written now, or "".
+    1 MiB, is held and written once there is room, after a line that says how much is missing.
+
+    descriptor: to be read whenever it is readable; -1 before `open` and once all writers have closed the pipe.
+    problem: why the file cannot be written now, or "".
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +47,7 @@ class OutputLog:
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE)
         return writing
 
-    def take(self, most: int = _PIPE) -> None:
+    def drain(self, most: int = _PIPE) -> None:
         """Log at most so many bytes of what has been written."""
         while most > 0 and self.descriptor >= 0:
             try:
@@ -62,11 +63,11 @@ class OutputLog:
         if self._held:
             self._append(b"")
 
-    def take_rest(self) -> None:
+    def drain_rest(self) -> None:
         """Log what is in the pipe now; a descendant of an ended process may write on without end."""
         if self.descriptor >= 0:
             waiting = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
-            self.take(struct.unpack("i", waiting)[0])
+            self.drain(struct.unpack("i", waiting)[0])
 
     def tail(self) -> list[str]:
         """Return its last lines, of long ones the beginning; of a progress bar, whose states are separated by "\\r",
@@ -82,7 +83,7 @@ class OutputLog:
 
     def close(self) -> None:
         """Log what is in the pipe, and close both."""
-        self.take_rest()
+        self.drain_rest()
         for descriptor in (self.descriptor, self._file):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -1,69 +1,32 @@
 """What processes save: `GEOMX_OUTPUT_DIR` of each, below outputs/ in the job's directory, and what they saved on other
 disks because that one was full.
 
-`record` reports a process's files at its end. The verb "outputs" lists and sends them: it prints {"files": [...],
-"left_out": [...]}, and then answers each line {"process", "name", "offset"} on its stdin with {"size"}, the bytes of
-the file from that offset on, and {"sha256"} of the whole file; or with {"problem"} alone. It ends with its stdin.
+`record` reports a process's files at its end; streams.py sends them.
 """
 
 import hashlib
 import os
 import re
 import stat
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.agent.safe_open import open_below, open_record
-from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.files import is_own_folder
-from geomx_cli.core.jsonlines import decode, encode
+from geomx_cli.core.files import NotPlain, is_own_folder, open_record
+from geomx_cli.core.jsonlines import encode
 
-__all__ = ["elsewhere", "find", "folder_of", "folders_of", "list_files", "main", "outputs", "record", "send_file"]
+__all__ = ["elsewhere", "find", "folder_of", "folders_of", "outputs", "record"]
 
 DISKS = ("/tmp", "/var/tmp", os.path.expanduser("~"))  # noqa: PTH111
 _NAMED = 8  # files that an event names
 _LONGEST = 400  # characters of a name in an event
 _MOST = 10_000  # files of a host
-_CHUNK = 1 << 18
 _WALK = 1.0  # seconds that the agent spends on the files of a process that has ended; geomx fetch finds all of them
 _PART = re.compile(r".*\.[0-9a-f]{8}\.part")  # an atomic write that was killed
-
-
-def main(directory: Path, arguments: Sequence[str]) -> int:
-    """List this host's files, and send those that are asked for."""
-    host_spec, out = HostSpec.read(directory), sys.stdout.buffer
-    list_files(host_spec, out)
-    out.flush()
-    for line in sys.stdin.buffer:
-        send_file(host_spec, line, out)
-        out.flush()
-    return 0
-
-
-def list_files(host_spec: HostSpec, out: BinaryIO) -> None:
-    """Write the list of this host's files."""
-    files, left_out = outputs(host_spec)
-    out.write(encode({"files": files, "left_out": left_out}))
-
-
-def send_file(host_spec: HostSpec, request: bytes, out: BinaryIO) -> None:
-    """Write the answer to a request."""
-    asked = decode(request)
-    tasks = (task for task in host_spec.tasks if task.name == asked["process"])
-    folders = [folder for task in tasks for folder in folders_of(task)]
-    try:
-        with _open(folders, str(asked["name"])) as file:
-            _send(out, file, int(asked["offset"]))
-    except CheckFailed as error:
-        out.write(encode({"problem": error.message}))
-    except OSError as error:
-        out.write(encode({"problem": error.strerror or str(error)}))
 
 
 def outputs(host_spec: HostSpec) -> tuple[list[dict[str, Any]], list[str]]:
@@ -77,7 +40,7 @@ def outputs(host_spec: HostSpec) -> tuple[list[dict[str, Any]], list[str]]:
         for folder in folders_of(task):
             for name, size, problem in find(folder):
                 if problem:
-                    left_out.append(f"{folder}/{_text(name)}: {problem}")
+                    left_out.append(f"{folder}/{os.fsencode(name).decode(errors='replace')}: {problem}")
                 elif len(files) == _MOST:
                     return files, [*left_out, f"there are more than {_MOST} files"]
                 elif name not in known:
@@ -113,16 +76,6 @@ def elsewhere(folder: Path) -> list[Path]:
     return [Path(disk, own) for disk in DISKS]
 
 
-def _open(folders: Sequence[Path], name: str) -> BinaryIO:
-    """Open a file below the first of the folders that has it. Raises as open_below."""
-    if not folders:
-        raise CheckFailed("it belongs to no process of this host")
-    for folder in folders[:-1]:
-        with suppress(FileNotFoundError):
-            return open_below(folder, name)
-    return open_below(folders[-1], name)
-
-
 def find(folder: Path) -> Iterator[tuple[str, int, str]]:
     """Yield (name below the folder, size, problem) of each entry, sorted; links are not followed. Entries that cannot
     be sent have a problem. Unfinished atomic writes are skipped.
@@ -145,8 +98,8 @@ def find(folder: Path) -> Iterator[tuple[str, int, str]]:
                 yield relative, size, ""
             except FileNotFoundError:  # removed meanwhile
                 continue
-            except CheckFailed as error:
-                yield relative, 0, error.message.removeprefix(f"{place} is ")
+            except NotPlain as error:
+                yield relative, 0, error.what
             except OSError as error:
                 yield relative, 0, f"cannot be read: {error.strerror}"
             except UnicodeEncodeError:
@@ -207,35 +160,4 @@ def _plain_files(folder: Path, deadline: float) -> Iterator[tuple[str, int]]:
                 info = Path(path, name).lstat()
                 if stat.S_ISREG(info.st_mode) and not _PART.fullmatch(name):
                     yield os.path.relpath(Path(path, name), folder), info.st_size
-
-
-def _send(out: BinaryIO, file: BinaryIO, offset: int) -> None:
-    """Send a file as it is now, from `offset` on. Raises CheckFailed if it is shorter, OSError if it cannot be read.
-
-    One that shrinks or becomes unreadable meanwhile is padded with zeros, and has no digest: the receiver rejects it.
-    """
-    size = os.fstat(file.fileno()).st_size
-    if not 0 <= offset <= size:
-        raise CheckFailed("it has become shorter")
-    digest = hashlib.sha256()
-    first = file.read(min(size, _CHUNK))  # an error is still a problem of this file alone
-    out.write(encode({"size": size}))
-    at, data = 0, first
-    while data:
-        data = data[: size - at]
-        digest.update(data)
-        out.write(data[max(0, offset - at) :])
-        at += len(data)
-        try:
-            data = file.read(min(size - at, _CHUNK))
-        except OSError:
-            data = b""
-    complete = at == size
-    for start in range(max(at, offset), size, _CHUNK):
-        out.write(bytes(min(_CHUNK, size - start)))
-    out.write(encode({"sha256": digest.hexdigest() if complete else ""}))
-
-
-def _text(name: str) -> str:
-    return os.fsencode(name).decode(errors="replace")
 

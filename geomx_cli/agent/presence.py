@@ -40,13 +40,15 @@ class Presence:
         """Begin or end to stand for processes that have not joined."""
         for scheduler in dict.fromkeys(child.task.scheduler for child in children if child.task.scheduler):
             own = [child for child in children if child.task.scheduler == scheduler]
-            awaited = [child.name for child in own if child.running and child.events.waits]
+            awaited = [child.name for child in own if child.life.running and child.life.events.waits]
             staying = self._staying.get(scheduler)
             if not awaited:
                 if staying is not None and staying[0].stdin is not None:
                     staying[0].stdin.close()  # and it ends
                     staying[0].poll()
-            elif now - self._began > _SOON and (staying is None or self._has_ended(*staying, now)):
+            elif now - self._began > _SOON and (
+                staying is None or (staying[0].poll() is not None and now - staying[1] > _AGAIN)
+            ):
                 process = self._run(own[0], subprocess.PIPE, "stay", *awaited)
                 self._staying |= {scheduler: (process, now)} if process is not None else {}
 
@@ -67,9 +69,6 @@ class Presence:
         for process, _ in self._staying.values():
             process.kill()
             process.wait()
-
-    def _has_ended(self, process: subprocess.Popen[bytes], began: float, now: float) -> bool:
-        return process.poll() is not None and now - began > _AGAIN
 
     def _run(self, child: Child, stdin: int, *arguments: str) -> "subprocess.Popen[bytes] | None":
         """Run it in the name of `child`, if possible."""

@@ -19,9 +19,9 @@ __all__ = [
     "with_arguments",
     "descendants",
     "die_with_parent",
-    "end",
     "exists",
     "identify",
+    "kill_all",
     "marked",
     "run_time",
     "send_signal",
@@ -154,7 +154,7 @@ def with_arguments(*arguments: str) -> list[ProcessId]:
     return found
 
 
-def end(find: Callable[[], list[ProcessId]], limit: float) -> list[ProcessId]:
+def kill_all(find: Callable[[], list[ProcessId]], limit: float) -> list[ProcessId]:
     """Kill what `find` returns until it returns nothing; return what is left after `limit` seconds."""
     deadline = time.monotonic() + limit
     while (left := find()) and time.monotonic() < deadline:

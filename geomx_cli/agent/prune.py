@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from geomx_cli.agent.cleanup import remains
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.outputs import folders_of
+from geomx_cli.agent.stop import remains
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import encode
 

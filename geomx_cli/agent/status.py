@@ -7,6 +7,7 @@ One line of JSON. Times are those of JobClock. `uptime` counts seconds since boo
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.host_usage import HostUsageMeter
-from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, FailureFields, ProcessStatus
+from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, ProcessStatus
 from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.files import write_atomic
 from geomx_cli.core.jsonlines import encode
-from geomx_cli.core.root_cause import Failure
+from geomx_cli.core.root_cause import Failure, FailureFields
 
 __all__ = ["FILE_NAME", "StatusFile"]
 
@@ -41,7 +42,7 @@ _TEXT = 500  # maximum characters of a string chosen by a process
 
 
 class StatusFile:
-    """Keeps the newest events of each process and writes them once a second, and soon after `change`. Not
+    """Keeps the newest events of each process and writes them once a second, and at once after `write_soon`. Not
     thread-safe.
 
     Its size is bounded by the number of processes. A full disk does not end the job: the file becomes stale, which
@@ -61,7 +62,7 @@ class StatusFile:
         self._next = 0.0
         self.usage = HostUsageMeter(clock)
 
-    def note(self, process: str, event: Mapping[str, Any]) -> None:
+    def record_event(self, process: str, event: Mapping[str, Any]) -> None:
         """Record an event of a process."""
         kind = event.get("event")
         if not isinstance(kind, str) or kind not in _FIELDS or not isinstance(event.get("time"), int | float):
@@ -74,18 +75,18 @@ class StatusFile:
             kept = _merged(self._newest[process].get(kind, {}), kept)
         self._newest[process][kind] = kept
         if kind == "state":
-            self.change()
+            self.write_soon()
         if kind == "round":
             self._newest[process].setdefault("first round", kept)
 
-    def fail(self, failure: Failure) -> None:
+    def record_failure(self, failure: Failure) -> None:
         """Record a failure of a process; its time is by the job's clock."""
         if len(self._failures) < _FAILURES:
-            fields = failure.to_message()
-            self._failures.append({**fields, "tail": [line[:_TEXT] for line in failure.tail]})
-        self.change()
+            short = replace(failure, tail=[line[:_TEXT] for line in failure.tail])
+            self._failures.append(short.to_message())
+        self.write_soon()
 
-    def change(self) -> None:
+    def write_soon(self) -> None:
         """Schedule a write without delay."""
         self._next = 0.0
 
@@ -136,10 +137,10 @@ class StatusFile:
 
 def _describe(child: Child, newest: Mapping[str, dict[str, Any]]) -> ProcessStatus:
     return {
-        "pid": child.identity.pid if child.identity else 0,
-        "state": "running" if child.running else "not started" if child.status is None else "ended",
-        "status": child.status,
-        "ended": child.ended,
+        "pid": child.life.identity.pid if child.life.identity else 0,
+        "state": "running" if child.life.running else "not started" if child.life.status is None else "ended",
+        "status": child.life.status,
+        "ended": child.life.ended,
         "asked": child.asked,
         "newest": dict(newest),
     }

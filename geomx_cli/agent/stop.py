@@ -1,68 +1,24 @@
-"""Terminates this host's part of a job, or one party's processes of it, and reports the outcome per process."""
+"""Terminates this host's part of a job, or one party's processes of it, whether or not its agent still runs."""
 
 import argparse
 import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.child import Child
-from geomx_cli.agent.cleanup import clean_up, host_spec_of, remains
-from geomx_cli.agent.host_spec import AgentState
-from geomx_cli.agent.lifecycle import TERMINATE
+from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import encode
 
-__all__ = ["PartialStop", "main", "stop"]
+__all__ = ["clean_up", "clean_up_main", "main", "remains", "stop"]
 
-# Terminates some of an agent's processes while the others keep running (`stop --party`).
-
-class PartialStop:
-    """Sends SIGTERM to process groups, and SIGKILL after a timeout. Not thread-safe.
-
-    Schedulers and servers get SIGTERM once none of the workers runs, as these may need them to end, and SIGKILL a
-    second later than workers.
-    """
-
-    def __init__(self) -> None:
-        self._deadlines: dict[Child, float] = {}
-        self._terminated: set[Child] = set()
-
-    def begin(self, children: Iterable[Child], grace: float) -> None:
-        """Terminate these within `grace` seconds; an earlier deadline of a process that is already terminating
-        holds.
-
-        Sets `asked`, so that their exit is not reported as a failure.
-        """
-        deadline = time.monotonic() + grace
-        for child in children:
-            child.asked = True
-            if child.running:
-                own = deadline + TERMINATE * child.task.serves
-                self._deadlines[child] = min(own, self._deadlines.get(child, own))
-        self._terminate()
-
-    def check(self, now: float) -> None:
-        """Kill processes past their deadline, and the leftover process groups of ended ones."""
-        for child, deadline in list(self._deadlines.items()):
-            if not child.running or now >= deadline:
-                child.signal_group(signal.SIGKILL)
-                del self._deadlines[child]
-        self._terminate()
-
-    def _terminate(self) -> None:
-        workers = [child for child in self._deadlines if child.running and not child.task.serves]
-        for child in workers or self._deadlines:
-            if child not in self._terminated:
-                self._terminated.add(child)
-                child.signal_group(signal.SIGTERM)
-
-
+_DISAPPEAR = 10.0  # seconds; on a loaded machine a killed process may take long to disappear
 _WHO = "geomx stop"
 _MARGIN = 4.0  # in addition to the patience, for the agent to kill, clean up and exit
 _ENDING = 1.0  # for processes connected to the agent to exit after it
@@ -193,3 +149,68 @@ def _note(directory: Path, no_host_spec: bool, no_state: bool) -> str:
     if no_host_spec:
         return "agent.json is missing or damaged: its key files and sockets are not known"
     return "nothing was started since the machine was booted" if no_state else ""
+
+
+# Cleanup after an agent that was killed or does not respond.
+
+def clean_up_main(directory: Path, arguments: Sequence[str]) -> int:
+    """Clean up; print the remaining pids and return 1 if there are any."""
+    left = clean_up(directory)
+    print(" ".join(str(pid) for pid in left))
+    return 1 if left else 0
+
+
+def clean_up(directory: Path, names: Collection[str] | None = None) -> list[int]:
+    """Kill the agent of `directory` and all processes it started; remove key files and sockets. Return the remaining
+    pids. With `names` kill only these processes and remove nothing.
+
+    No-op if nothing was started.
+    """
+    left = processes.kill_all(remains(directory, names), _DISAPPEAR)
+    host_spec = host_spec_of(directory)
+    if names is None and host_spec is not None:
+        host_spec.remove_secrets()
+    return sorted({who.pid for who in left})
+
+
+def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[], list[ProcessId]]:
+    """Return a function that finds what still runs of this host's part of the job: the agent, its processes (with
+    `names` only these, without the agent), and their descendants.
+
+    Processes of other jobs are never matched: the criteria are pid and start time, a session whose leader is still
+    alive, or the job's own variables in the environment.
+    """
+    marks = _marks(directory, host_spec_of(directory), names)
+    state = AgentState.read(directory)
+    started = {} if state is None else state.processes
+    known = [who for name, who in started.items() if names is None or name in names]
+    if names is None and state is not None:
+        known.append(state.agent)
+
+    def find() -> list[ProcessId]:
+        alive = [who for who in known if processes.exists(who)]
+        found = {*alive, *processes.session_members(who.pid for who in alive), *processes.marked(*marks)}
+        if names is None:  # a new agent may not have written its state yet
+            found |= {*processes.with_arguments("-m", "geomx_cli.agent", "run", str(directory))}
+        return sorted(found)
+
+    return find
+
+
+def host_spec_of(directory: Path) -> HostSpec | None:
+    """Return the content of agent.json; None if it is missing or malformed."""
+    try:
+        return HostSpec.read(directory)
+    except (OSError, CheckFailed):
+        return None
+
+
+def _marks(
+    directory: Path, host_spec: HostSpec | None, names: Collection[str] | None
+) -> list[dict[str, str]]:
+    """Return the variables inherited by every process of this part of the job, one dict per alternative."""
+    if host_spec is not None:
+        part = {"GEOMX_JOB": host_spec.job, "GEOMX_HOST": host_spec.host}
+    else:  # the directory is JOB_DIR/hosts/HOST
+        part = {"GEOMX_JOB_DIR": str(directory.parent.parent), "GEOMX_HOST": directory.name}
+    return [part] if names is None else [{**part, "GEOMX_PROCESS": name} for name in names]

@@ -5,7 +5,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.host_spec import AgentState, HostSpec
-from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, Stage
+from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, Stage
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.presence import NOTICE, Presence
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
-from geomx_cli.agent.stop import PartialStop
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.root_cause import Failure
@@ -53,8 +52,8 @@ class Supervisor:
         self._ordered = False  # the control machine stopped the job for its own reasons
         self._suspended = False  # the control machine announced a pause in its heartbeats
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
-        self._lifecycle = Lifecycle(self._children, self._clock, self._status.change, host_spec.grace)
-        self._ending = PartialStop()
+        self._lifecycle = Lifecycle(self._children, self._clock, self._status.write_soon, host_spec.grace)
+        self._partial_stop = PartialStop()
         self._memory = OomWatcher()
         self._presence = Presence(host_spec)
         self._wakeup, self._signals = socket.socketpair()
@@ -96,7 +95,7 @@ class Supervisor:
 
     def _handle(self, source: object, of: Child | OutputLog | None, mask: int) -> None:
         if isinstance(of, OutputLog):
-            self._take_output(of)
+            self._drain(of)
         elif of is not None:
             self._check_end(of)
         elif source is self._wakeup:
@@ -123,7 +122,7 @@ class Supervisor:
                 self._control.send({"type": "alive"})
                 self._lifecycle.keep_waiting()
             case "stop":
-                self._obey_stop(message)
+                self._stop_as_asked(message)
             case "release":
                 self._lifecycle.holding = False
             case "failing":
@@ -132,12 +131,12 @@ class Supervisor:
                 self._lifecycle.stop("was asked to stop at once", 0)
                 self._lifecycle.kill()
 
-    def _obey_stop(self, message: Message) -> None:
+    def _stop_as_asked(self, message: Message) -> None:
         who, grace = str(message.get("who", "")), float(message.get("grace", self._host_spec.grace))
         names = message.get("processes")
         if names is not None:
-            self._ending.begin((child for child in self._children if child.name in names), grace)
-            self._status.change()
+            self._partial_stop.terminate((child for child in self._children if child.name in names), grace)
+            self._status.write_soon()
             return
         self._ordered |= not who
         if who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING:
@@ -149,7 +148,7 @@ class Supervisor:
         self._lifecycle.stop(f"was asked to stop{by}", float(message.get("delay", 0)))
 
     def _start(self) -> None:
-        self._lifecycle.start()
+        self._lifecycle.enter_running()
         inherited = self._host_spec.inherited()
         for child in self._children:
             if child.asked:  # stopped before its start
@@ -158,31 +157,32 @@ class Supervisor:
                 child.start(inherited, self._host_spec.working_dir)
             except OSError as error:
                 what = f"could not be started: {error.strerror}: {error.filename}"
-                self._fail(child, Failure(child.name, self._host_spec.host, what, self._clock.time()))
+                failure = Failure(child.name, self._host_spec.host, what, self._clock.time(), ending="unstarted")
+                self._fail(child, failure)
                 break
-            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+            self._selector.register(child.life.pidfd, selectors.EVENT_READ, child)
             self._selector.register(child.log.descriptor, selectors.EVENT_READ, child.log)
             self._control.send_durable({"type": "started", "process": child.name})
         self._write_state()
 
     def _tick(self, now: float) -> None:
         for child in self._children:
-            if child.running:
-                self._forward(child)
+            if child.life.running:
+                self._report(child, child.life.events.read())
             if child.log.problem:
-                self._take_output(child.log)
+                self._drain(child.log)
         if now >= self._next_look:
             self._next_look = now + _LOOK
             for child in self._children:
-                if (failure := child.check_stopped()) is not None:
+                if (failure := child.check_stall()) is not None:
                     self._fail(child, failure)
-                if notice := child.stop_notice():
+                if notice := child.stall_notice():
                     self._control.send_durable({"type": "warning", "message": notice})
             if self._lifecycle.stage is Stage.RUNNING and not self._host_spec.lease:
                 self._presence.check(self._children, now)
         self._memory.ran_out()
         self._check_lease(now)
-        self._ending.check(now)
+        self._partial_stop.check(now)
         self._lifecycle.check(now)
         self._report_cut_off()
         self._status.usage.measure(now)
@@ -214,9 +214,9 @@ class Supervisor:
             self._lifecycle.holding = all(child.task.serves for child in self._children)
         self._lifecycle.stop(why, 0)
 
-    def _take_output(self, log: OutputLog) -> None:
+    def _drain(self, log: OutputLog) -> None:
         descriptor, problem = log.descriptor, log.problem
-        log.take()
+        log.drain()
         if log.descriptor < 0 <= descriptor:
             self._selector.unregister(descriptor)
         if log.problem and not problem:
@@ -227,41 +227,37 @@ class Supervisor:
         seen = message.get("seen")
         self._control.outbox.acknowledge(seen if isinstance(seen, int) else 0)
 
-    def _forward(self, child: Child) -> None:
-        self._report(child, child.events.read())
-
     def _report(self, child: Child, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
             written = event.get("time")  # untrusted: written by a script
             age = max(0.0, self._clock.time() - written) if isinstance(written, int | float) else 0.0
-            self._status.note(child.name, event)
+            self._status.record_event(child.name, event)
             if not self._control.outbox.full:  # else the next hello's status has the newest of each kind
                 self._control.send_durable({"type": "event", "process": child.name, "age": age, "event": event})
 
     def _check_end(self, child: Child) -> None:
-        if not child.check_end():
+        if not child.life.check_end():
             return
-        self._selector.unregister(child.pidfd)
-        child.log.take_rest()
-        unwritten = child.events.unwritten(child.log.recent)
-        saved = outputs.record(child.task, child.events.path, self._clock.time())
+        self._selector.unregister(child.life.pidfd)
+        child.log.drain_rest()
+        unwritten = child.life.events.unwritten(child.log.recent)
+        saved = outputs.record(child.task, child.life.events.path, self._clock.time())
         if saved is not None:
             unwritten.append(saved)
-        self._forward(child)
-        self._report(child, unwritten)
+        self._report(child, [*child.life.events.read(), *unwritten])
         failure = child.failure(memory=self._memory.ran_out())
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
         elif self._is_absent(child) and self._lifecycle.stage is Stage.RUNNING and not self._control.connected:
             hint = "see its log; others wait for it, as launch says where it follows the job"
             self._presence.tell(child, "ended with status 0 and had not joined the job", hint, verb="absent")
-        ended = {"process": child.name, "status": child.status, "asked": child.asked}
+        ended = {"process": child.name, "status": child.life.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
-        self._status.change()
+        self._status.write_soon()
 
     def _is_absent(self, child: Child) -> bool:
         """Whether its script ended as if it had done all, and had not joined the job."""
-        return child.status == 0 and child.events.waits and not (child.events.left or child.asked)
+        return child.life.status == 0 and child.life.events.waits and not (child.life.events.left or child.asked)
 
     def _is_own(self, child: Child) -> bool:
         """Whether the failure of `child` is no effect of SIGTERM. On a full disk it could not record that it failed."""
@@ -272,7 +268,7 @@ class Supervisor:
     def _fail(self, child: Child, failure: Failure) -> None:
         """Report a failure and terminate the other processes after a grace period."""
         child.failed = True
-        self._status.fail(failure)
+        self._status.record_failure(failure)
         age = max(0.0, self._clock.time() - failure.when)
         self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
         if not self._control.connected and not failure.peer:
@@ -289,10 +285,12 @@ class Supervisor:
 
         if self._lifecycle.stage <= Stage.RUNNING and (strays := find()):  # left by processes that ended normally
             processes.send_signal(strays, signal.SIGTERM)
-            _wait_until_none(find, TERMINATE)
-        left = processes.end(find, KILL)
+            deadline = time.monotonic() + TERMINATE
+            while find() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        left = processes.kill_all(find, KILL)
         for child in self._children:
-            child.check_end()
+            child.life.check_end()
             child.close()
             if child.log.problem:
                 what = f"{child.log.path} lacks the end of the output ({child.log.problem})"
@@ -309,14 +307,8 @@ class Supervisor:
     def _write_state(self) -> None:
         me = processes.identify(os.getpid())
         assert me is not None
-        started = {child.name: child.identity for child in self._children if child.identity is not None}
+        started = {child.name: child.life.identity for child in self._children if child.life.identity is not None}
         AgentState(me, started, processes.boot_id()).write(self._directory)
-
-
-def _wait_until_none(find: Callable[[], list[ProcessId]], limit: float) -> None:
-    deadline = time.monotonic() + limit
-    while find() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def _reap_adopted() -> None:

@@ -7,10 +7,12 @@ which may be very many, and with the telemetry of an initially long log thinned 
 
 With --events also prints {"usage"}: the host's CPU, memory and GPU use, whenever its agent has measured it.
 
-{"process", "next"} gives the offset of the next line in a process's log, to resume from after a disconnect.
+{"process", "next"} is the place of the next line in a process's log, OFFSET:HASH, from which a reader resumes after a
+disconnect. The hash is of what lies before, so that a log that was rotated meanwhile is recognised (streams.py).
 """
 
 import argparse
+import io
 import json
 import os
 import select
@@ -23,9 +25,10 @@ from typing import BinaryIO
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import AgentState, HostSpec
-from geomx_cli.agent.safe_open import open_record
 from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.agent.streams import fingerprint
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.files import open_record
 from geomx_cli.core.jsonlines import decode
 
 __all__ = ["main"]
@@ -38,6 +41,7 @@ _TELEMETRY = b'"event": "telemetry"'
 _ROUND, _SENT = b'"event": "round"', b'"event": "sent"'
 _REPORTED, _LIVE = b'"event": "reported"', b'"live": true'
 _LONGEST = 1 << 16  # bytes of a line; longer lines are split
+_EMPTY = fingerprint(io.BytesIO(), 0)
 _USAGE_EVERY = 5.0  # seconds between reads of the agent's status
 
 
@@ -55,7 +59,7 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     logs, poll = Path(host_spec.job_dir, folder), _POLL_EVENTS if given.events else _POLL
     places = dict(words.rsplit("=", 1) for words in given.begin)
     tails = [
-        _Tail(task.name, logs / f"{task.file_name}.{suffix}", given.lines, int(places.get(task.name, -1)))
+        _Tail(task.name, logs / f"{task.file_name}.{suffix}", given.lines, places.get(task.name, ""))
         for task in host_spec.tasks
         if task.name in given.names
     ]
@@ -72,7 +76,7 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
                 print(json.dumps({"end": True, "started": state is not None}), flush=True)
                 return 0
             sys.stdout.flush()
-            if _input_ended(poll):
+            if select.select([0], [], [], poll)[0] and not os.read(0, _CHUNK):  # its input has ended
                 return 0
     except BrokenPipeError:  # the reader has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -80,15 +84,15 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
 
 
 class _Tail:
-    """One log and the offset printed so far."""
+    """One log and the place that is printed so far. begin: where to begin, as `next` has it; "": with `lines`."""
 
-    def __init__(self, name: str, path: Path, lines: int, begin: int) -> None:
+    def __init__(self, name: str, path: Path, lines: int, begin: str) -> None:
         self._name = name
         self._path = path
         self._rest = b""
         self._lines = lines
-        self._offset = begin  # -1: not known yet
-        self._inode = 0
+        offset, _, self._hash = begin.partition(":")
+        self._offset = int(offset or -1)  # -1: not known yet
         self._left_out = False
         self._thinned = 1  # prints every n-th telemetry line
         self._seen = 0
@@ -102,7 +106,7 @@ class _Tail:
                 self._print_from(log)
         except FileNotFoundError:  # not started yet
             if self._offset < 0:
-                self._seek(0)
+                self._begin_anew()
         except CheckFailed as error:
             self._left_out = True
             print(json.dumps({"problem": error.message}))
@@ -111,14 +115,14 @@ class _Tail:
 
     def _print_from(self, log: BinaryIO) -> None:
         if self._offset < 0:
-            self._seek(_start(log, self._lines))
-        file = os.fstat(log.fileno())
-        if self._inode not in (0, file.st_ino) or file.st_size < self._offset:  # rotated by OutputLog
+            self._offset = _start(log, self._lines)
+            self._hash = fingerprint(log, self._offset)
+            self._print_next(self._offset, self._hash)
+        if fingerprint(log, self._offset) != self._hash:  # rotated by OutputLog
             with suppress(OSError, CheckFailed), open_record(self._path.with_name(f"{self._path.name}.1")) as older:
-                if os.fstat(older.fileno()).st_size >= self._offset:
+                if fingerprint(older, self._offset) == self._hash:
                     self._print_lines(older)
-            self._seek(0)
-        self._inode = file.st_ino
+            self._begin_anew()
         self._print_lines(log)
 
     def _print_lines(self, log: BinaryIO) -> None:
@@ -136,14 +140,17 @@ class _Tail:
                 self._print([self._rest])
                 self._rest, behind = b"", 0
             if behind >= 0:
-                self._print_next(self._offset - behind)
+                place = self._offset - behind
+                self._print_next(place, fingerprint(log, place))
+                log.seek(self._offset)
+        self._hash = fingerprint(log, self._offset)
 
-    def _seek(self, place: int) -> None:
-        self._offset, self._rest = place, b""
-        self._print_next(place)
+    def _begin_anew(self) -> None:
+        self._offset, self._rest, self._hash = 0, b"", _EMPTY
+        self._print_next(0, _EMPTY)
 
-    def _print_next(self, place: int) -> None:
-        print(json.dumps({"process": self._name, "next": place}))
+    def _print_next(self, place: int, before: str) -> None:
+        print(json.dumps({"process": self._name, "next": f"{place}:{before}"}))
 
     def _print(self, lines: Sequence[bytes]) -> None:
         for line in lines:
@@ -211,7 +218,3 @@ def _start(log: BinaryIO, lines: int) -> int:
             if found == lines:
                 return offset + newline + 1
     return furthest
-
-
-def _input_ended(limit: float) -> bool:
-    return bool(select.select([0], [], [], limit)[0]) and not os.read(0, _CHUNK)

@@ -117,7 +117,8 @@ def machines(
     if local and hosts is not None and _written("hosts"):
         raise UsageError("--local uses this machine alone, and --hosts others", "leave out one of them")
     if path is None:
-        from geomx_cli.plan.ports import free_ports, ports_needed
+        from geomx_cli.hosts.ports import free_ports
+        from geomx_cli.plan.ports import ports_needed
         from geomx_cli.plan.this_machine import this_machine
 
         values = {**given, **_usual(given, ()), **_fixed(given)}

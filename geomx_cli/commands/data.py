@@ -91,7 +91,7 @@ def push(
 @click.option("--existing", is_flag=True, help="Fail if DIR does not exist, instead of creating it.")
 @click.option("--check", is_flag=True, help="Receive nothing; tell where the data set is, exit code 5: nowhere.")
 def receive(name: str, data_dir: str, existing: bool, check: bool) -> None:
-    """Receive a data set from `push`, on stdin."""
+    """Receive a data set from `push`, on stdin. Prints {"directory"}, the set's."""
     from geomx_cli.runtime.training.push import receive as receiving
 
     if check:
@@ -100,9 +100,9 @@ def receive(name: str, data_dir: str, existing: bool, check: bool) -> None:
         found = verified(name, data_dir)
         if found is None:
             raise CheckFailed(f"there is no verified {name}", "geomx data push sends it")
-        click.echo(f"present in {found}")
-        return
-    click.echo(f"received in {receiving(name, data_dir, sys.stdin.buffer, existing=existing)}")
+    else:
+        found = receiving(name, data_dir, sys.stdin.buffer, existing=existing)
+    print_json({"directory": str(found)})
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from geomx_cli.core.units import counted, format_bytes, some_of
 from geomx_cli.core.untrusted import plain
 
 if TYPE_CHECKING:
-    from geomx_cli.jobs.actions.fetch import Fetched, Listed
+    from geomx_cli.jobs.actions.fetch import Fetched
+    from geomx_cli.jobs.actions.streams import Listed
     from geomx_cli.jobs.view.waiting import SetStatus
 
 __all__ = ["fetch"]
@@ -104,15 +105,15 @@ class _Bar:
         self._waiting.__exit__(None, None, None)
         self._progress.stop()
 
-    def begin(self, files: "Collection[Listed]") -> None:
-        """See FetchProgress.begin."""
+    def on_list(self, files: "Collection[Listed]") -> None:
+        """See FetchProgress.on_list."""
         with self._lock:
             self._total += sum(file.size for file in files)
             self._progress.update(self._task, total=self._total)
             self._show("fetching")
 
-    def advance(self, file: "Listed", done: int) -> None:
-        """See FetchProgress.advance."""
+    def on_bytes(self, file: "Listed", done: int) -> None:
+        """See FetchProgress.on_bytes."""
         with self._lock:
             more = done - self._done.get(file, 0)
             self._done[file] = done
@@ -127,8 +128,8 @@ class _Bar:
     def _show(self, what: str) -> None:
         self._set_status(f"{what}: {format_bytes(sum(self._done.values()))} of {format_bytes(self._total)}")
 
-    def end(self, file: "Fetched") -> None:
-        """See FetchProgress.end."""
+    def on_file(self, file: "Fetched") -> None:
+        """See FetchProgress.on_file."""
         with self._lock:
             if self._lines:
                 how = "" if file.how == "fetched" else f" ({file.how})"

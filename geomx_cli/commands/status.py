@@ -48,7 +48,7 @@ def status(name: str, watch: bool, parties: bool, json: bool) -> None:
         click.echo(f"a launch is still preparing job {preparing[0]}; this is an earlier one", err=True)
     job_view = _watch(job, parties=parties) if watch else _look(job)
     if job_view.over:
-        job_view.conclude()
+        job_view.conclusion()
     if json:
         print_json(job_view.to_json(by_party=parties))
     else:

@@ -3,12 +3,15 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from geomx_cli.core.agent_status import AgentStatus, FailureFields
-from geomx_cli.core.root_cause import Failure
+from geomx_cli.core.agent_status import AgentStatus
+from geomx_cli.core.events import Count, Seconds, Share
+from geomx_cli.core.root_cause import Failure, FailureFields
 from geomx_cli.core.untrusted import convert
 
 __all__ = [
@@ -16,6 +19,7 @@ __all__ = [
     "Ended",
     "Failed",
     "Hello",
+    "HostUsage",
     "Message",
     "Logged",
     "Replaced",
@@ -27,6 +31,43 @@ __all__ = [
     "parse",
 ]
 
+
+# CPU, memory and GPU use of a host, as its agent measures it (agent/host_usage.py).
+
+_Name = Annotated[str, Meta(max_length=80)]
+
+
+class _Gpu(msgspec.Struct):
+    """memory: bytes used and installed."""
+
+    name: _Name = ""
+    busy: Share | None = None
+    memory: tuple[Count, Count] = (0, 0)
+
+
+class HostUsage(msgspec.Struct):
+    """time: see JobClock.
+    cpu: busy fraction of all `cores`.
+    memory: bytes in use, and installed.
+    peak: the most bytes in use since the agent began.
+    machine: its boot id, by which hosts on one machine are recognised.
+    """
+
+    time: Seconds
+    cpu: Share
+    cores: Count
+    memory: tuple[Count, Count]
+    peak: Count = 0
+    machine: _Name = ""
+    gpus: Annotated[list[_Gpu], Meta(max_length=16)] = []
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON data."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
+
+
+# Messages.
 
 class Message(msgspec.Struct, tag_field="type", frozen=True):
     """Base class of messages; `process`, where present, is one of the sending host's own."""
@@ -129,5 +170,4 @@ def failures_of(status: AgentStatus, late: float, host: str, places: Mapping[str
 
 def failure_of(fields: FailureFields, host: str, when: float) -> Failure:
     """Build the Failure reported by `host` for one of its processes."""
-    process, cause, hint, peer = fields["process"], fields["cause"], fields["hint"], fields["peer"]
-    return Failure(process, host, cause, when, hint, peer, fields["tail"])
+    return replace(Failure(**fields), host=host, when=when)

@@ -2,22 +2,12 @@
 
 from typing import Any, TypedDict
 
-__all__ = ["MAX_METRICS", "AgentStatus", "FailureFields", "ProcessStatus"]
+from geomx_cli.core.root_cause import FailureFields
+
+__all__ = ["MAX_METRICS", "AgentStatus", "ProcessStatus"]
 
 MAX_METRICS = 64
 """Metrics that a process may report, and entries that the status keeps of any object in its events."""
-
-
-class FailureFields(TypedDict):
-    """Serialized Failure; `when`: see JobClock."""
-
-    process: str
-    host: str
-    cause: str
-    when: float
-    hint: str
-    peer: str
-    tail: list[str]
 
 
 class ProcessStatus(TypedDict):
@@ -32,10 +22,16 @@ class ProcessStatus(TypedDict):
 
 
 class AgentStatus(TypedDict):
-    """The whole status of an agent's part of the job. Times are those of JobClock; `uptime` counts seconds since
-    boot; `agent` is the agent's pid and start time in kernel ticks. `why`: reason of the stop; `asked`: its requester,
-    if a user; `ordered`: the control machine stopped the job for its own reasons; `left`: what could not be terminated.
-    `machine`: the host's own name. `usage`: see HostUsage; empty until measured, unvalidated.
+    """The whole status of an agent's part of the job. Times are those of JobClock.
+
+    uptime: seconds since boot.
+    machine: the host's own name.
+    agent: its pid and start time in kernel ticks.
+    why: reason of the stop.
+    asked: who requested it, if a user.
+    ordered: the control machine stopped the job for its own reasons.
+    left: what could not be terminated.
+    usage: see HostUsage; empty until measured, unvalidated.
     """
 
     schema_version: int

@@ -56,7 +56,7 @@ class BoundedThreads(socketserver.ThreadingMixIn):
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started
-            self._end(request)
+            self._release(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -64,9 +64,9 @@ class BoundedThreads(socketserver.ThreadingMixIn):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._end(request)
+            self._release(request)
 
-    def _end(self, request: Any) -> None:
+    def _release(self, request: Any) -> None:
         self.received(request)
         self._free.release()
 

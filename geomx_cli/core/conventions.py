@@ -1,11 +1,10 @@
-"""File names derived from names of processes, and of other things."""
+"""Conventions of a job: command lines, the clock by which all its events are timed, and names of files."""
 
 import re
 import time
 
 __all__ = ["JobClock", "file_name", "module_command", "party_of", "shell_name"]
 
-# Command lines that run modules of geomx.
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of geomx with this Python. Others may be able to write to the working
@@ -13,8 +12,6 @@ def module_command(python: str, module: str, *arguments: str) -> list[str]:
     """
     return [python, "-P", "-m", module, *arguments]
 
-
-# The clock by which all processes and agents of a job time their events. Standard library only.
 
 class JobClock:
     """Unix seconds by the clock of the machine that launched the job, so that times of different hosts can be compared.

@@ -17,7 +17,10 @@ An error states the problem (`message`) and the remedy (`hint`). Only `cli.py` t
 status. Any other exception that escapes is a bug in geomx: it shows its traceback and becomes an InternalError.
 """
 
+from typing import Literal, TypedDict
+
 __all__ = [
+    "Blame",
     "CheckFailed",
     "DoneInPart",
     "GeomxError",
@@ -25,12 +28,25 @@ __all__ = [
     "InternalError",
     "Interrupted",
     "InvalidSettings",
+    "Missed",
     "PeerLost",
     "TimedOut",
     "TrainingFailed",
     "UsageError",
     "WrongHostKey",
 ]
+
+
+Missed = Literal["", "gone", "silent"]
+
+
+class Blame(TypedDict):
+    """The fields of PeerLost."""
+
+    peer: str
+    observer: str
+    missed: Missed
+    seconds: float
 
 
 class GeomxError(Exception):
@@ -56,11 +72,28 @@ class TrainingFailed(GeomxError):
 
 
 class PeerLost(TrainingFailed):
-    """Another process of the job died, timed out or failed; `peer` names it, e.g. "worker:1 of party A"."""
+    """Another process of the job died, timed out or failed.
 
-    def __init__(self, message: str, hint: str = "", *, peer: str = "") -> None:
+    peer: its name, as "A/worker:1"; "" if unknown.
+    observer: the process whose error the message is: `peer` for its own; "" for the one that raises this.
+    missed: "silent" if nothing was heard of it, "gone" if it closed its connection, else "".
+    seconds: for how long.
+    """
+
+    def __init__(
+        self, message: str, hint: str = "", *, peer: str = "", observer: str = "", missed: Missed = "",
+        seconds: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(message, hint)
         self.peer = peer
+        self.observer = observer
+        self.missed = missed
+        self.seconds = seconds
+
+    @property
+    def blame(self) -> Blame:
+        """The fields beside message and hint, as events and reports of failures have them."""
+        return {"peer": self.peer, "observer": self.observer, "missed": self.missed, "seconds": self.seconds}
 
 
 class UsageError(GeomxError):

@@ -31,9 +31,8 @@ class EventLog:
     directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
     when it is killed. On a full disk events are held, up to 1 MiB, but for telemetry, which later telemetry replaces;
     they are written once there is room, with a warning of how many are missing. A worker's last event waits 10 s for
-    that, and what is still held goes to stderr, where its agent finds it. The beginning of such a time is told there
-    too. clock: of the times of
-    events; callers that set `Event.time` use it too.
+    that, and what is still held goes to stderr, where its agent finds it; a failure goes there at once. The beginning
+    of such a time is told there too. clock: of the times of events; callers that set `Event.time` use it too.
     """
 
     def __init__(
@@ -68,6 +67,8 @@ class EventLog:
             if self._problem or not self._append(line):
                 self._hold(line, replaced=isinstance(event, Telemetry | Sent))
                 self._write_held()
+            if self._problem and isinstance(event, ProcessFailed):
+                _say(sys.stderr, UNWRITTEN + line.decode().rstrip())
             if self._problem and isinstance(event, ProcessFinished) and self._who["role"] == "worker":
                 self._wait_for_room()
         message = getattr(event, "message", "")

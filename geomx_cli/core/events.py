@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from geomx_cli.core.agent_status import MAX_METRICS
+from geomx_cli.core.errors import Missed
 from geomx_cli.core.untrusted import convert
 
 __all__ = [
@@ -170,13 +171,17 @@ class Evaluated(Event, tag="evaluation"):
 
 
 class WarningRaised(Event, tag="warning"):
-    """A problem that does not end the job. reason: a one-word category, for refused messages. affects_result: the job's
-    result may be wrong, so summaries repeat it.
+    """A problem that does not end the job.
+
+    reason: a one-word category, for refused messages.
+    affects_result: the job's result may be wrong, so summaries repeat it.
+    common: other processes have the same one, of which one is shown.
     """
 
     message: str
     reason: str = ""
     affects_result: bool = False
+    common: bool = False
 
 
 class RosterComplete(Event, tag="roster"):
@@ -187,11 +192,14 @@ class RosterComplete(Event, tag="roster"):
 
 
 class ProcessFailed(Event, tag="failed"):
-    """The process ends because of this error. peer: the process at fault, if another."""
+    """The process ends because of this error. peer: the process at fault, if another; the rest: see PeerLost."""
 
     message: str
     hint: str = ""
     peer: str = ""
+    observer: str = ""
+    missed: Missed = ""
+    seconds: Seconds = 0.0
 
 
 class ProcessFinished(Event, tag="finished"):

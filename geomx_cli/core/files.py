@@ -1,5 +1,6 @@
-"""Atomic file replacement: readers see the old or the new content, even if the writer is killed."""
+"""Files: locks on folders, private folders, files that are untrusted, and atomic replacement."""
 
+import errno
 import fcntl
 import grp
 import os
@@ -14,8 +15,8 @@ from typing import BinaryIO
 from geomx_cli.core.errors import CheckFailed
 
 __all__ = [
-    "is_own_folder", "locked_folder", "make_folders", "make_private", "open_atomic", "require_private",
-    "write_atomic",
+    "NotPlain", "is_own_folder", "locked_folder", "make_folders", "make_private", "open_atomic", "open_below",
+    "open_record", "require_private", "write_atomic",
 ]  # fmt: skip
 
 # A lock between geomx commands on one machine.
@@ -119,6 +120,59 @@ def _is_own_group(number: int) -> bool:
         own, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
         return number == _ROOT or (group.gr_name == own.pw_name and set(group.gr_mem) <= {own.pw_name})
     return number == _ROOT
+
+
+# Files that the job's processes write, which are untrusted: a script may put a link or a pipe in their place.
+
+class NotPlain(CheckFailed):
+    """What lies at a path is no regular file. what: "a link, not a plain file: ..."."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        other = "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+        kind = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else other
+        self.what = f"{kind}, not a plain file: it is left out"
+        super().__init__(f"{path} is {self.what}")
+
+
+def open_record(path: Path) -> BinaryIO:
+    """Open a regular file for reading, without blocking. Raises NotPlain for any other type, including links, and
+    FileNotFoundError.
+    """
+    mode = path.lstat().st_mode
+    if stat.S_ISREG(mode):
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(file).st_mode):  # recheck after open
+            return os.fdopen(file, "rb")
+        os.close(file)
+    raise NotPlain(path, mode)
+
+
+def open_below(folder: Path, name: str) -> BinaryIO:
+    """Open a regular file below `folder` by its relative name, through no link. Raises as `open_record`, and
+    CheckFailed for a name that leads elsewhere.
+    """
+    *folders, last = name.split("/")
+    if not all(part not in ("", ".", "..") and "\0" not in part for part in (*folders, last)):
+        raise CheckFailed(f"{name!r} does not lie in {folder}")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    at = os.open(folder, flags | os.O_DIRECTORY)
+    try:
+        for part in folders:
+            below = os.open(part, flags | os.O_DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = below
+        file = os.open(last, flags, dir_fd=at)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise CheckFailed(f"{folder / name} is reached through a link, or through what is no folder") from None
+        raise
+    finally:
+        os.close(at)
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(file, "rb")
+    os.close(file)
+    raise NotPlain(folder / name, mode)
 
 
 @contextmanager

@@ -272,7 +272,9 @@ def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ..
     share a name, flag or variable.
     """
     merged = [("geomx", option) for option in base]
-    merged += [(_described(plugin), option) for plugin in plugins for option in plugin.options]
+    merged += [
+        (f"the plug-in {plugin.name} ({plugin.__name__})", option) for plugin in plugins for option in plugin.options
+    ]
     taken: dict[str, str] = {}
     for owner, option in merged:
         own = f"option {option.name!r} of {owner}"
@@ -282,10 +284,6 @@ def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ..
                 raise InvalidSettings(f"{taken[key]} and {own} both claim {key}", hint)
             taken[key] = own
     return tuple(option for _, option in merged)
-
-
-def _described(plugin: Plugin) -> str:
-    return f"the plug-in {plugin.name} ({plugin.__name__})"
 
 
 @cache

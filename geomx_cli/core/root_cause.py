@@ -1,64 +1,104 @@
 """Descriptions of process failures, and selection of a job's root cause."""
 
-import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypedDict, cast
 
-from geomx_cli.core.agent_status import FailureFields
+from geomx_cli.core.errors import Missed
+
+__all__ = ["Ending", "Failure", "FailureFields", "describe_status", "ending_of", "exception_line", "first_cause"]
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_LOST = re.compile(  # message of ps/ for a lost member
-    r"(?P<peer>\S+) has been (?P<how>silent|gone) for (?P<time>\d+ s)(?: on link (?P<observer>\S+) - )?"
-)
+Ending = Literal["", "crashed", "exited", "killed", "out of memory", "reported", "unstarted"]
 
-FULL_DISK = "; the disk at "  # in a cause; its mount point and host follow
-_PEER_FAILED = " failed, and the job with it; its log says why"
 
-__all__ = ["FULL_DISK", "Failure", "blamed_peer", "describe_status", "exception_line", "first_cause", "peer_failed"]
+class FailureFields(TypedDict):
+    """Serialized Failure; `when`: see JobClock."""
+
+    process: str
+    host: str
+    how: str
+    when: float
+    hint: str
+    peer: str
+    tail: list[str]
+    message: str
+    disk: str
+    ending: Ending
+    observer: str
+    missed: Missed
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Failure:
     """A failure of one process or, with `process` empty, of a host's agent.
 
-    `cause` is a phrase to follow its name: "exited with status 1: ValueError: ...". `peer` is the process that it
-    blames, "" for itself. `when` is in seconds of the reader's clock. `tail` has the last lines of its log. `fault`:
-    what failed if not the process itself: its "host" is unreachable, the "link" between its host and another, or its
-    "agent" took too long to stop the job, which has another cause.
-    `also`: other processes that failed with the same cause.
+    how: what happened, a phrase to follow its name: "exited with status 1".
+    when: seconds of the reader's clock.
+    peer: the process that it blames, "" for itself.
+    tail: the last lines of its log.
+    fault: what failed if not the process itself: its "host" is unreachable, the "link" between its host and another,
+        or its "agent" took too long to stop the job, which has another cause.
+    also: other processes that failed with the same cause.
+    message: its own error, as "ValueError: there is no data"; "" if it reported none.
+    disk: the mount point and device of a full disk of its host, on which its last output may be missing; or "".
+    ending: how the process ended; "reported": by a signal, after it had reported its failure.
+    observer, missed, seconds: see PeerLost.
     """
 
     process: str
     host: str
-    cause: str
+    how: str
     when: float
     hint: str = ""
     peer: str = ""
     tail: Sequence[str] = field(default=())
     fault: Literal["", "agent", "host", "link"] = ""
     also: Sequence[str] = ()
+    message: str = ""
+    disk: str = ""
+    ending: Ending = ""
+    observer: str = ""
+    missed: Missed = ""
+    seconds: float = 0.0
+
+    @property
+    def cause(self) -> str:
+        """A phrase to follow its name, for users: "exited with status 1: ValueError: there is no data"."""
+        full = f"; the disk at {self.disk} of host {self.host} is full" if self.disk else ""
+        return f"{self.how}{': ' if self.message else ''}{self.message}{full}"
 
     def to_message(self) -> FailureFields:
-        """Return its fields as JSON data."""
-        return {
-            "process": self.process, "host": self.host, "cause": self.cause, "when": self.when, "hint": self.hint,
-            "peer": self.peer, "tail": list(self.tail),
-        }  # fmt: skip
+        """Return what an agent knows of it as JSON data."""
+        fields = {name: getattr(self, name) for name in FailureFields.__annotations__}
+        return cast(FailureFields, {**fields, "tail": list(self.tail)})
+
+
+def ending_of(status: int, *, memory: bool = False) -> Ending:
+    """Classify an exit status, or a negated signal number. memory: the OOM killer has just ended a process."""
+    if status >= 0:
+        return "exited"
+    if memory and -status == signal.SIGKILL:
+        return "out of memory"
+    return "crashed" if -status in _CRASHES else "killed"
 
 
 def describe_status(status: int, *, memory: bool = False) -> str:
-    """Describe an exit status, or a negated signal number. `memory`: the OOM killer has just ended a process."""
+    """Describe what `ending_of` classifies."""
     if status >= 0:
         return f"exited with status {status}"
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    if memory and -status == signal.SIGKILL:
-        return f"was killed by {name}: the machine ran out of memory"
-    return f"crashed ({name})" if -status in _CRASHES else f"was killed by {name}"
+    match ending_of(status, memory=memory):
+        case "out of memory":
+            return f"was killed by {name}: the machine ran out of memory"
+        case "crashed":
+            return f"crashed ({name})"
+    return f"was killed by {name}"
 
 
 def exception_line(lines: Sequence[str]) -> str:
@@ -70,17 +110,6 @@ def exception_line(lines: Sequence[str]) -> str:
         elif inside and line and not line[0].isspace():
             found, inside = line.strip(), False
     return found
-
-
-def peer_failed(peer: str) -> str:
-    """Return the last words of a process that ends because `peer` failed."""
-    return peer + _PEER_FAILED
-
-
-def blamed_peer(lines: Sequence[str]) -> str:
-    """Return the peer of the last line that ends in `peer_failed`, or "": a full disk has no room for the event."""
-    found = next((line for line in reversed(lines) if line.endswith(_PEER_FAILED)), "")
-    return found.removesuffix(_PEER_FAILED).rpartition(" ")[2]
 
 
 def first_cause(
@@ -97,7 +126,7 @@ def first_cause(
     own = [failure for failure in failures if not failure.peer and failure.fault not in ("agent", "host")]
     if own:
         found = _as_told(min(own, key=_when), own, [failure for failure in failures if failure.peer], hosts, done)
-        same = {failure.process for failure in own if failure.cause == found.cause} - {found.process}
+        same = {one.process for one in own if (one.how, one.message) == (found.how, found.message)} - {found.process}
         return replace(found, also=sorted(same))
     cut = {failure.host: failure for failure in failures if failure.fault in ("agent", "host")}
     blames = [failure for failure in failures if failure.peer]
@@ -113,14 +142,13 @@ def _as_told(
     """Of processes that ended while a disk was full, return the one that others blame, with the error that it reported
     to them: its log and its event log may have had no room for that.
     """
-    if not blames or FULL_DISK not in found.cause:
+    if not (blames and found.disk):
         return found
     end = _end_of_blame(blames, hosts, done)
-    named = next((one for one in own if one.process == end.process and FULL_DISK in one.cause), found)
-    cause, _, disk = named.cause.partition(FULL_DISK)
-    if named.process != end.process or ": " in cause or not end.cause.startswith("reported to "):
-        return named
-    return replace(named, cause=f"{end.cause.partition(FULL_DISK)[0]}{FULL_DISK}{disk}")
+    named = next((one for one in own if one.process == end.process and one.disk), None)
+    if named is None or named.message or not end.message:
+        return named or found
+    return replace(named, how=end.how, message=end.message)
 
 
 def _blamed_hosts(failure: Failure, hosts: Mapping[str, str]) -> list[str]:
@@ -147,32 +175,30 @@ def _end_of_blame(blames: Sequence[Failure], hosts: Mapping[str, str], done: Col
         return link
     if failure.peer in seen:
         return failure
-    cause, hint = f"was declared lost by {failure.process}, which {failure.cause}", failure.hint
-    words = failure.cause.partition(": ")[2]
-    if words and failure.peer not in words:  # the peer's own error, which it could not log, e.g. on a full disk
-        cause = f"reported to {failure.process}: {words}"
+    how, message, hint = f"was declared lost by {failure.process}, which {failure.cause}", "", failure.hint
     if failure.peer in done:
-        cause = f"ended with status 0 but did not leave the job; {failure.process} missed it"
+        how = f"ended with status 0 but did not leave the job; {failure.process} missed it"
         if "/worker:" in failure.peer:
             hint = "let Python exit normally: os._exit and exec skip leaving the job"
-    return Failure(failure.peer, hosts[failure.peer], cause, failure.when, hint)
+    elif failure.observer == failure.peer:  # the peer's own error, which it could not log, e.g. on a full disk
+        how, message = f"reported to {failure.process}", failure.message
+    return Failure(failure.peer, hosts[failure.peer], how, failure.when, hint, message=message)
 
 
 def _broken_link(blame: Failure, blames: Sequence[Failure], hosts: Mapping[str, str]) -> Failure | None:
     """Return a link failure if `blame` reports a silent or closed connection and no process on the peer's own host lost
     it; if the peer had ended, its agent would have reported it.
     """
-    peer, lost = blame.peer, _LOST.search(blame.cause)
-    here, observer = hosts[peer], _observer(blame)
-    there = hosts.get(observer, blame.host)
+    peer, here, observer = blame.peer, hosts[blame.peer], _observer(blame)
+    there, time = hosts.get(observer, blame.host), f"{blame.seconds:.0f} s"
     missed_here = any(other.peer == peer and hosts.get(_observer(other), other.host) == here for other in blames)
-    if lost is None or lost["peer"] != peer or missed_here:
+    if not blame.missed or missed_here:
         return None
-    if lost["how"] == "silent":
-        what = f"not heard by {observer} on host {there} for {lost['time']}"
+    if blame.missed == "silent":
+        what = f"not heard by {observer} on host {there} for {time}"
         why = f"the link between hosts {here} and {there} is broken, or the process hangs"
     else:
-        what = f"cut off from {observer} on host {there} for {lost['time']}"
+        what = f"cut off from {observer} on host {there} for {time}"
         why = f"a firewall or NAT between hosts {here} and {there} rejects the connection, or the process has closed it"
     hint = "run geomx doctor; if the link is healthy, see the log of the process"
     return Failure(peer, here, f"was {what}, though it ran: {why}", blame.when, hint, fault="link")
@@ -180,5 +206,4 @@ def _broken_link(blame: Failure, blames: Sequence[Failure], hosts: Mapping[str, 
 
 def _observer(blame: Failure) -> str:
     """Return the process that lost the peer: the others of the job fail with the same message."""
-    lost = _LOST.search(blame.cause)
-    return lost["observer"] if lost is not None and lost["observer"] else blame.process
+    return (blame.missed and blame.observer) or blame.process

@@ -1,8 +1,6 @@
-"""Allocation of the ports that a job's processes listen on."""
+"""Which ports a job's processes listen on: a pure function of the inventory and of what is free."""
 
-import random
-import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -14,9 +12,8 @@ from geomx_cli.core.units import counted
 from geomx_cli.inventory import Host, HostError, Inventory
 from geomx_cli.plan.endpoints import dialled, takes_port
 from geomx_cli.plan.topology import build_topology, links, placement_errors, reachability_errors
-from geomx_cli.probe import ports as ports_here
 
-__all__ = ["choose", "free_ports", "host_errors", "ports_needed", "release"]
+__all__ = ["choose", "host_errors", "ports_needed"]
 
 
 def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> Inventory:
@@ -58,15 +55,16 @@ def _distribute(
         host.name: [port for port in host.ports if free is None or port in free[host.name]]
         for host in inventory.hosts
     }
-    chosen: dict[str, list[int]] = {host.name: [] for host in inventory.hosts}
+    chosen: dict[str, list[int]] = {}
     for group in _neighbours(inventory.hosts):
-        holders: dict[int, str] = {}
-        for host in group:
-            for _ in takers[host.name]:
-                if not _give(host.name, offers, holders, set()):
-                    return _too_few(host, group, takers, offers[host.name])
-        for port, name in holders.items():
-            chosen[name].append(port)
+        held = set[int]()
+        # Greedy: of hosts at one address, those with the fewest ports to spare choose first.
+        for host in sorted(group, key=lambda host: len(offers[host.name]) - len(takers[host.name])):
+            found = [port for port in offers[host.name] if port not in held][: len(takers[host.name])]
+            if len(found) < len(takers[host.name]):
+                return _too_few(host, group, takers, offers[host.name])
+            chosen[host.name] = found
+            held.update(found)
     return chosen
 
 
@@ -82,24 +80,6 @@ def _neighbours(hosts: Sequence[Host]) -> list[list[Host]]:
                 theirs += mine
                 groups |= {member.name: theirs for member in mine}
     return list({id(group): group for group in groups.values()}.values())
-
-
-def _give(name: str, offers: Mapping[str, Sequence[int]], holders: dict[int, str], seen: set[int]) -> bool:
-    """Assign one more port to `name` (augmenting path of a bipartite matching), reassigning other hosts' ports if
-    needed.
-    """
-    for port in offers[name]:
-        if port not in holders:
-            holders[port] = name
-            return True
-    for port in offers[name]:
-        holder = holders[port]
-        if holder != name and port not in seen:
-            seen.add(port)
-            if _give(holder, offers, holders, seen):
-                holders[port] = name
-                return True
-    return False
 
 
 def _too_few(
@@ -127,30 +107,3 @@ def ports_needed(options: Mapping[str, Value]) -> int:
     groups = int(options["reduce"] == "torch")
     each = 2 + int(options["global_servers"]) + int(options["local_servers"]) + len(listeners) + groups
     return (parties + 1) * each
-
-
-def free_ports(count: int) -> list[int]:
-    """Return `count` TCP ports of 127.0.0.1 that are not in use.
-
-    They are below Linux's default ephemeral range, so outgoing connections do not take them, and reserved against
-    other calls of this function until `release`, or the end of this process. Another program may still take one before
-    the job does; the later bind() then fails with a message. Raises InvalidSettings if there are too few.
-    """
-    found: list[int] = []
-    owner = secrets.token_hex(8)
-    candidates = range(10_000, 32_768)
-    for port in random.sample(candidates, len(candidates)):
-        if len(found) == count:
-            return found
-        if ports_here.free(_HERE, [port])[0] and _reserved.hold(_HERE, port, owner):
-            found.append(port)
-    raise InvalidSettings(f"there are not {count} free ports on this machine", "use fewer parties or servers")
-
-
-def release(ports: Iterable[int]) -> None:
-    """End the reservation of these ports by `free_ports`, after their job; a no-op for others."""
-    _reserved.release(ports)
-
-
-_HERE = "127.0.0.1"
-_reserved = ports_here.Reservations("chosen")  # kept, as a job binds its ports later

@@ -133,13 +133,11 @@ def _collect_from_now_on() -> None:
 
 def _say(events: EventLog, error: GeomxError, *, launched: bool) -> None:
     """Report the failure. `launched`: an agent reads the event log, which has the cause in every case."""
-    from geomx_cli.core.root_cause import peer_failed
-
-    peer = error.peer if isinstance(error, PeerLost) else ""
-    events.write(ProcessFailed(message=error.message, hint=error.hint, peer=peer))
-    text = error.message + (f"\n  {error.hint}" if error.hint else "")
-    if peer and peer not in error.message:  # the peer's own error, which is in its log
-        text = peer_failed(peer) if launched else f"{peer}: {text}"
+    blame = error.blame if isinstance(error, PeerLost) else PeerLost("").blame
+    events.write(ProcessFailed(message=error.message, hint=error.hint, **blame))
+    text, peer = error.message + (f"\n  {error.hint}" if error.hint else ""), blame["peer"]
+    if peer and blame["observer"] == peer:  # the peer's own error, which is in its log
+        text = f"{peer} failed, and the job with it; its log says why" if launched else f"{peer}: {text}"
     print(f"error: {text}", file=sys.stderr, flush=True)
 
 

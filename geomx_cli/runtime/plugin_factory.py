@@ -30,7 +30,7 @@ def event_log(settings: Settings) -> EventLog:
 def warn_of_variables(events: EventLog, settings: Settings) -> None:
     """Report on stderr and in the event log which of the set variables have no effect."""
     for sentence in without_effect(os.environ):
-        events.write(WarningRaised(message=sentence))
+        events.write(WarningRaised(message=sentence, common=True))
         if settings.role == "worker":  # other roles print their events on stderr
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
 

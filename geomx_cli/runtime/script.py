@@ -104,8 +104,8 @@ class Session:
 
         cause = self._cause(error)
         try:
-            peer = cause.peer if isinstance(cause, PeerLost) else ""
-            self._log().write(ProcessFailed(message=cause.message, hint=cause.hint, peer=peer))
+            blame = (cause if isinstance(cause, PeerLost) else PeerLost("")).blame
+            self._log().write(ProcessFailed(message=cause.message, hint=cause.hint, **blame))
         except (OSError, GeomxError) as second:
             print(f"cannot write the event log: {second}", file=sys.stderr)
         if self._client is not None:

@@ -21,9 +21,9 @@ from cluster import ROOT
 
 from geomx_cli import hosts
 from geomx_cli.agent import processes
-from geomx_cli.agent.cleanup import clean_up
 from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
 from geomx_cli.agent.processes import ProcessId
+from geomx_cli.agent.stop import clean_up
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.local import LocalConnector
@@ -127,8 +127,8 @@ class Agent:
     def close(self) -> None:
         """Kill everything."""
         _close(self.process)
-        processes.end(lambda: processes.with_arguments("run", str(self.directory)), 5)
-        processes.end(lambda: processes.marked(MARK), 5)
+        processes.kill_all(lambda: processes.with_arguments("run", str(self.directory)), 5)
+        processes.kill_all(lambda: processes.marked(MARK), 5)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
@@ -181,7 +181,7 @@ def test_failure_carries_cause_and_end_of_log(agents: Any) -> None:
     said = agent.until("done")
     failure = next(message["failure"] for message in said if message["type"] == "failure")
     assert (failure["process"], failure["peer"]) == ("one", "")
-    assert failure["cause"] == "exited with status 1: KeyError: 'batch'"
+    assert (failure["how"], failure["message"]) == ("exited with status 1", "KeyError: 'batch'")
     assert len(failure["tail"]) == 15 and failure["tail"][-1] == "KeyError: 'batch'"
     assert max(map(len, failure["tail"])) < 500, "of long lines the beginning"
     assert {(m["process"], m["status"]) for m in said if m["type"] == "ended"} == {("one", 1), ("two", -15)}
@@ -199,7 +199,8 @@ def test_one_that_failed_and_does_not_end_still_says_why(agents: Any) -> None:
     agent.send(type="start")
     failures = {m["failure"]["process"]: m["failure"] for m in agent.until("done") if m["type"] == "failure"}
     assert failures["blames"]["peer"] == "slow" and failures["slow"]["peer"] == ""
-    assert (failures["slow"]["cause"], failures["slow"]["hint"]) == ("failed: no such label", "look")
+    slow = failures["slow"]
+    assert (slow["how"], slow["message"], slow["hint"]) == ("failed", "no such label", "look")
 
 
 def test_program_that_is_not_there_is_reported(agents: Any) -> None:
@@ -207,7 +208,7 @@ def test_program_that_is_not_there_is_reported(agents: Any) -> None:
     agent.send(type="start")
     said = agent.until("done")
     failure = next(message["failure"] for message in said if message["type"] == "failure")
-    assert failure["cause"] == "could not be started: No such file or directory: /no/such/python"
+    assert failure["how"] == "could not be started: No such file or directory: /no/such/python"
     agent.assert_clean()
 
 

@@ -1,12 +1,13 @@
 """What an agent makes of a process that hangs, computes without a word, or ends without leaving the job."""
 
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from geomx_cli.agent import child as module
+from geomx_cli.agent import incarnation as module
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.core.conventions import JobClock
@@ -34,8 +35,8 @@ def begin(directory: Path, program: str, silence: float = 1.0) -> Child:
 
 
 def end(child: Child) -> None:
-    child.signal_group(module.signal.SIGKILL)
-    while not child.check_end():
+    child.life.signal_group(signal.SIGKILL)
+    while not child.life.check_end():
         time.sleep(0.01)
     child.close()
 
@@ -58,8 +59,8 @@ def test_a_member_that_neither_answers_nor_computes_hangs(
     deadline = time.monotonic() + (60 if fails else 3)
     while failure is None and time.monotonic() < deadline:
         time.sleep(0.2)
-        child.events.read()
-        failure = child.check_stopped()
+        child.life.events.read()
+        failure = child.check_stall()
     end(child)
     assert (failure is not None) == fails
     if failure is not None:
@@ -77,9 +78,9 @@ def test_a_member_that_neither_answers_nor_computes_hangs(
 )
 def test_a_member_that_ends_without_leaving_has_failed(program: str, cause: str, tmp_path: Path) -> None:
     child = begin(tmp_path, program)
-    while not child.check_end():
+    while not child.life.check_end():
         time.sleep(0.01)
-    child.events.read()
+    child.life.events.read()
     failure = child.failure(memory=False)
     child.close()
     assert (failure.cause if failure is not None else "") == cause

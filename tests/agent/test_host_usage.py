@@ -8,8 +8,8 @@ import pytest
 from cluster import until
 
 from geomx_cli.agent.host_usage import HostUsageMeter, parse_cpu, parse_gpus, parse_memory
+from geomx_cli.core.agent_protocol import HostUsage
 from geomx_cli.core.conventions import JobClock
-from geomx_cli.core.host_usage import HostUsage
 
 GPUS = "NVIDIA H200, 93, 40960, 143771\nTesla, K80, [N/A], 0, 11441\nodd line\n"
 

@@ -25,7 +25,7 @@ def test_no_byte_is_lost_between_the_two_files_of_a_rotation(tmp_path: Path, mon
     writer = threading.Thread(target=write)
     writer.start()
     while log.descriptor >= 0:
-        log.take(5000)  # which ends within a line
+        log.drain(5000)  # which ends within a line
     writer.join()
     log.close()
     older, newer = (tmp_path / "one.log.1").read_bytes(), (tmp_path / "one.log").read_bytes()
@@ -42,7 +42,7 @@ def test_output_on_a_full_disk_is_held_and_what_is_missing_is_said(
     log = OutputLog(tmp_path / "one.log")
     output, write = log.open(), os.write
     os.write(output, b"before\nhalf ")
-    log.take_rest()
+    log.drain_rest()
 
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -51,9 +51,9 @@ def test_output_on_a_full_disk_is_held_and_what_is_missing_is_said(
         patch.setattr(output_log.os, "write", full)
         for number in range(8):
             write(output, b"line %d\n" % number)
-            log.take_rest()
+            log.drain_rest()
         assert log.problem == "No space left on device" and log.tail()[-1] == "line 7"
-    log.take()  # nothing new has been written
+    log.drain()  # nothing new has been written
     log.close()
     os.close(output)
     note = "[geomx: 36 bytes are missing here: No space left on device]"

@@ -12,7 +12,7 @@ def test_of_warnings_the_first_that_affects_the_result_is_kept(tmp_path: Path) -
     status = StatusFile(tmp_path, spec, JobClock(), lambda message: None)
     for number, (message, affects) in enumerate([("slow", False), ("the loss is nan", True), ("and again", True)], 1):
         event = {"event": "warning", "time": 7.0, "number": number, "message": message, "affects_result": affects}
-        status.note("A/worker:0", event)
+        status.record_event("A/worker:0", event)
     assert status._newest["A/worker:0"] == {
         "warning": {"event": "warning", "time": 7.0, "number": 2, "message": "the loss is nan", "affects_result": True}
     }

@@ -12,7 +12,7 @@ import pytest
 from cluster import ROOT, Cluster
 from rounds import assert_equal, expected, run
 
-from geomx_cli.agent.event_tail import EventTail
+from geomx_cli.agent.incarnation import EventTail
 from geomx_cli.core import event_log
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import (
@@ -173,6 +173,15 @@ def test_the_last_events_of_a_worker_reach_its_agent_through_its_output(
     log.write(ProcessFinished(accuracy=0.5))
     (event,) = EventTail(FULL).unwritten(capsys.readouterr().err.splitlines())
     assert (event["event"], event["accuracy"]) == ("finished", 0.5)
+
+
+def test_a_failure_reaches_its_agent_where_the_disk_has_no_room_for_the_event(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    EventLog(FULL).write(ProcessFailed(message="no room", peer="B/worker:0", observer="B/worker:0"))
+    tail = EventTail(FULL)
+    tail.unwritten(["x", *capsys.readouterr().err.splitlines(), "warning: y"])
+    assert tail.failure is not None and (tail.failure["peer"], tail.failure["message"]) == ("B/worker:0", "no room")
 
 
 def test_what_cannot_be_logged_is_still_said(capsys: pytest.CaptureFixture[str]) -> None:

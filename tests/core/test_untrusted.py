@@ -22,11 +22,12 @@ from geomx_cli.core.errors import CheckFailed, TrainingFailed
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.options import defaults
+from geomx_cli.core.root_cause import Failure
 from geomx_cli.core.untrusted import decode, plain, plain_all
 from geomx_cli.hosts.local import LocalConnector
-from geomx_cli.jobs.actions.agent_connection import Gone, InboxMessage
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import attach
+from geomx_cli.jobs.actions.inbox import Gone, InboxMessage
 from geomx_cli.jobs.actions.logs import LogReader, select
 from geomx_cli.jobs.actions.stop import stop
 from geomx_cli.jobs.actions.watch import Watch
@@ -55,7 +56,7 @@ def known(tmp_path: Path) -> KnownJob:
     inventory = this_machine(options, range(20_000, 20_000 + ports_needed(options)))
     (tmp_path / "job").mkdir(mode=0o755)
     JobDirectory(spec.job, tmp_path / "job").write_plan(plan(inventory, spec), inventory)
-    job_state.begin(tmp_path / "job")
+    job_state.follow(tmp_path / "job")
     known = KnownJob.at(tmp_path / "job")
     assert known is not None
     return known
@@ -252,7 +253,7 @@ def test_host_speaks_for_its_own_processes_only(known: KnownJob) -> None:
     event = {"event": "telemetry", "time": 1, "left_s": float("inf"), "round": float("inf"), "bytes": 3}
     names = [one.name for one in known.plan.processes]
     failures = [
-        {"process": name, "host": "x", "cause": f"was {NASTY}", "when": 1, "hint": "", "peer": "", "tail": [NASTY]}
+        Failure(name, "x", f"was {NASTY}", 1, tail=[NASTY]).to_message()
         for name in names
     ]
     first, *others = known.plan.hosts

@@ -23,9 +23,9 @@ from geomx_cli.core.errors import CheckFailed, Interrupted, InvalidSettings, Tim
 from geomx_cli.hosts import Channel, Connector, File
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.hosts.ssh.connector import SshConnector
-from geomx_cli.jobs.actions.agent_connection import AgentConnection, Gone, Inbox, InboxMessage
+from geomx_cli.jobs.actions.agent_connection import AgentConnection
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.interrupts import interrupts_to
+from geomx_cli.jobs.actions.inbox import Gone, Inbox, InboxMessage, interrupts_to
 
 SLEEP = "import signal; signal.pause()"
 # Writes the number n as an event once the file go-n exists.
@@ -105,8 +105,8 @@ class Site:
         """Kill everything."""
         self.pool.close()
         self.host.close()
-        processes.end(lambda: processes.with_arguments("run", self.host_spec.directory), 5)
-        processes.end(lambda: processes.marked(self.mark), 5)
+        processes.kill_all(lambda: processes.with_arguments("run", self.host_spec.directory), 5)
+        processes.kill_all(lambda: processes.marked(self.mark), 5)
 
 
 Start = Callable[..., Site]

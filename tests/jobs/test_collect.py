@@ -1,20 +1,24 @@
 """`geomx logs collect`: files are complete and verified, or absent; nothing outside the folder is written."""
 
-import gzip
 import hashlib
 import io
 import json
 import os
-import tarfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cluster import until
 from desk import Desk, Launch
+from plans import planned
 from sshd import Person, Sshd
 
+from geomx_cli.agent import streams
+from geomx_cli.agent.host_spec import HostSpec, Task
+from geomx_cli.core.jsonlines import encode
 from geomx_cli.jobs.actions.collect import collect
 from geomx_cli.jobs.store.registry import KnownJob
 
@@ -111,9 +115,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     made.close()
 
 
-WRONG = [
-    "escape", "absolute", "link", "unlisted", "half", "changed", "nothing", "noise", "huge", "bomb", "manifest", "deep",
-]  # fmt: skip
+WRONG = ["escape", "absolute", "unlisted", "half", "changed", "nothing", "noise", "huge", "bomb", "list", "deep", "far"]
 
 
 @pytest.mark.processes
@@ -148,11 +150,11 @@ def find(job: Launch) -> KnownJob:
 
 
 def replace_python(job: Launch, folder: Path, sent: str) -> None:
-    """Let host A answer with a tar of ours."""
-    tar = folder / "answer.tar.gz"
-    tar.write_bytes(answer(sent))
+    """Let host A answer with bytes of ours."""
+    answered = folder / "answer"
+    answered.write_bytes(answer(sent))
     program = folder / "python.sh"
-    program.write_text(f"#!/bin/sh\nexec cat {tar}\n")
+    program.write_text(f"#!/bin/sh\nexec cat {answered}\n")
     program.chmod(0o755)
     path = job.directory / "inventory.json"
     inventory = json.loads(path.read_bytes())
@@ -161,31 +163,100 @@ def replace_python(job: Launch, folder: Path, sent: str) -> None:
 
 
 def answer(sent: str) -> bytes:
-    """A tar with a specific defect."""
+    """What a host sends, with a specific defect."""
+    name, content = "logs/A-worker-1.log", b"evil" * 50_000
+    names = {"escape": "../evil", "absolute": "/tmp/evil", "unlisted": "logs/evil.log"}
+    listed = {"process": "A/worker:1", "name": names.get(sent, name), "size": len(content)}
+    spoiled = {"deep": b'{"files": ' + b"[" * 200_000, "list": b'{"files": [{"name": [1]}]}'}
+    first = spoiled.get(sent) or json.dumps({"files": [listed]}).encode()
     if sent in ("nothing", "noise"):
         return b"" if sent == "nothing" else b"login: " * 1000
-    if sent in ("huge", "bomb"):  # a file, preceded by a header, that claims an excessive size
-        entry = tarfile.TarInfo("logs/A-worker-1.log")
-        entry.size, entry.type = (5 << 30, tarfile.REGTYPE) if sent == "huge" else (64 << 20, tarfile.GNUTYPE_LONGNAME)
-        return gzip.compress(entry.tobuf(tarfile.GNU_FORMAT) + bytes(8 << 20), 1)
-    buffer, name, content = io.BytesIO(), "logs/A-worker-1.log", b"evil" * 50_000
-    with tarfile.open(fileobj=buffer, mode="w|gz") as tar:
-        names = {"escape": "../evil", "absolute": "/tmp/evil", "unlisted": "logs/evil.log"}
-        entry = tarfile.TarInfo(names.get(sent, name))
-        if sent == "link":
-            entry.type, entry.linkname = tarfile.SYMTYPE, "/tmp/evil"
-            tar.addfile(entry)
-        else:
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-        told = {"file": name, "process": "A/worker:1", "size": len(content), "sha256": "0" * 64}
-        manifest = json.dumps({"host": "A", "files": [told]}).encode()
-        if sent in ("manifest", "deep"):
-            manifest = b'{"files": [{"file": [1]}]}' if sent == "manifest" else b"[" * 200_000
-        entry = tarfile.TarInfo("manifest.json")
-        entry.size = len(manifest)
-        tar.addfile(entry, io.BytesIO(manifest))
-    return buffer.getvalue()[:-200] if sent == "half" else buffer.getvalue()
+    if sent == "bomb":  # a line without end
+        return first + b"\n" + zlib.compress(b"x" * (64 << 20))
+    head = {"size": 5 << 30 if sent == "huge" else len(content), "offset": 1000 if sent == "far" else 0}
+    rest = encode(head) + content + encode({"sha256": "0" * 64})
+    packed = first + b"\n" + zlib.compress(rest, 0)
+    return packed[:-1000] if sent == "half" else packed
+
+
+class Host:
+    """A host without processes: answers as its agent does, or as `spoiled`."""
+
+    def __init__(self, name: str, directory: Path, spec: HostSpec) -> None:
+        self.name, self.python, self.sent, self.asked = name, "python", b"", list[dict[str, Any]]()
+        self.spoiled: bytes | None = None
+        self._records = streams.Records(directory, spec)
+
+    def open(self, argv: Any) -> "Host":
+        self._out = io.BytesIO()
+        self._packed = streams._Deflated(self._out)
+        self.asked.clear()
+        self.sent = encode(self._records.listing()) if self.spoiled is None else self.spoiled
+        return self
+
+    def send(self, data: bytes) -> None:
+        self.asked.append(json.loads(data))
+        streams.answer(self._records, data, self._packed)
+        self._packed.flush()
+        self.sent += self._out.getvalue() if self.spoiled is None else b""
+        self._out.seek(0)
+        self._out.truncate()
+
+    def receive(self) -> bytes:
+        data, self.sent = self.sent[:10_000], self.sent[10_000:]
+        return data
+
+    def errors(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> tuple[Any, Host]:
+    """A job with records on host A, and that host."""
+    plan, there = planned(), tmp_path / "there"
+    tasks = [Task(process.name, (), {}) for process in plan.on_host("A")]
+    for task in tasks:
+        for path in (there / f"logs/{task.file_name}.log", there / f"events/{task.file_name}.jsonl"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"first of {task.name}\n")
+    (there / "hosts/A").mkdir(parents=True)
+    (there / "hosts/A/agent.log").write_text("begun\n")
+    host = Host("A", there / "hosts/A", HostSpec("job-1", "A", str(there), "/s", "/s/a", "", (), tuple(tasks)))
+    job = SimpleNamespace(plan=plan, directory_on=str, open_hosts=lambda: {"A": host})
+    return job, host
+
+
+def test_only_what_has_been_added_is_sent_again(far: tuple[Any, Host], tmp_path: Path) -> None:
+    (job, host), folder, there = far, tmp_path / "here", tmp_path / "there"
+    manifest = collect(job, folder)
+    check(folder, manifest)
+    assert manifest["complete"] and len(manifest["files"]) == len(host.asked) > 4
+    assert not any(asked["offset"] for asked in host.asked)
+    log, events = there / "logs/A-worker-1.log", there / "events/A-worker-1.jsonl"
+    for path in (log, events):
+        with path.open("a") as file:
+            file.write("second\nhalf a li")
+    (folder / "logs/A-worker-0.log").write_text("changed here\n")
+    manifest = collect(job, folder)
+    check(folder, manifest)
+    assert (folder / "logs/A-worker-1.log").read_bytes() == log.read_bytes()
+    assert (folder / "events/A-worker-1.jsonl").read_text() == "first of A/worker:1\nsecond\n"
+    assert all(asked["offset"] for asked in host.asked)
+    assert (folder / "logs/A-worker-0.log").read_text() == "first of A/worker:0\n"
+
+
+@pytest.mark.parametrize("sent", WRONG)
+def test_a_host_that_sends_what_it_should_not_changes_nothing(far: tuple[Any, Host], tmp_path: Path, sent: str) -> None:
+    (job, host), folder = far, tmp_path / "here"
+    before = collect(job, folder)
+    host.spoiled = answer(sent)
+    after = collect(job, folder)
+    check(folder, after)
+    assert [problem["host"] for problem in after["problems"]] == ["A"] and after["files"] == before["files"]
+    assert not list(tmp_path.rglob("evil*")) and not Path("/tmp/evil").exists()
 
 
 def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Person) -> None:

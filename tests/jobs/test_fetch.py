@@ -23,17 +23,19 @@ from hypothesis import strategies as st
 from plans import planned
 from sshd import Person, Sshd
 
-from geomx_cli.agent import outputs
+from geomx_cli.agent import streams
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.prune import remove, size_of
 from geomx_cli.commands.fetch import _Bar as Bar
 from geomx_cli.commands.fetch import fetch as fetch_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, Interrupted
 from geomx_cli.core.files import locked_folder
+from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.units import format_bytes
 from geomx_cli.hosts import Completed
-from geomx_cli.jobs.actions.fetch import Fetched, Listed, fetch, is_safe
+from geomx_cli.jobs.actions.fetch import Fetched, fetch, is_safe
 from geomx_cli.jobs.actions.prune import Pruned, Pruner, select
+from geomx_cli.jobs.actions.streams import Listed
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.plan import Plan
@@ -53,15 +55,13 @@ class Host:
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def open(self, argv: Any) -> "Host":
-        out = io.BytesIO()
-        outputs.list_files(self.spec, out)
-        self.sent = self.spoils(out.getvalue())
+        self.sent = self.spoils(encode(streams.Outputs(self.spec).listing()))
         return self
 
     def send(self, data: bytes) -> None:
         out = io.BytesIO()
         self.asked.append(json.loads(data))
-        outputs.send_file(self.spec, data, out)
+        streams.answer(streams.Outputs(self.spec), data, out)
         self.sent += self.spoils(out.getvalue())
 
     def receive(self) -> bytes:
@@ -95,13 +95,13 @@ class Quiet:
     def __init__(self) -> None:
         self.files: list[str] = []
 
-    def begin(self, files: Collection[Listed]) -> None:
+    def on_list(self, files: Collection[Listed]) -> None:
         pass
 
-    def advance(self, file: Listed, done: int) -> None:
+    def on_bytes(self, file: Listed, done: int) -> None:
         pass
 
-    def end(self, file: Fetched) -> None:
+    def on_file(self, file: Fetched) -> None:
         self.files.append(file.how)
 
     def warn(self, text: str) -> None:
@@ -110,7 +110,7 @@ class Quiet:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setattr("geomx_cli.jobs.actions.reconnects._LIMIT", 0)
+    monkeypatch.setattr("geomx_cli.jobs.actions.streams._LIMIT", 0)
     hosts = {}
     for name in ("A", "B"):
         folder = tmp_path / name / "outputs" / f"{name}-worker-0"
@@ -163,8 +163,8 @@ def test_a_fetch_without_a_terminal_says_what_it_waits_for(
 
     with Bar(lines=False) as bar:
         until(lambda: shows("asking the hosts for their files ("))
-        bar.begin([listed])
-        bar.advance(listed, 1000)
+        bar.on_list([listed])
+        bar.on_bytes(listed, 1000)
         until(lambda: shows(f"fetching A-worker-0/model.bin: {format_bytes(1000)} of {format_bytes(3000)} ("))
 
 
@@ -180,8 +180,8 @@ def test_an_interrupted_fetch_names_the_command_that_continues_it(monkeypatch: p
 
 
 def test_a_broken_connection_is_made_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geomx_cli.jobs.actions.reconnects._PAUSE", 0)
-    monkeypatch.setattr("geomx_cli.jobs.actions.reconnects._LIMIT", 60)
+    monkeypatch.setattr("geomx_cli.jobs.actions.streams._PAUSE", 0)
+    monkeypatch.setattr("geomx_cli.jobs.actions.streams._LIMIT", 60)
     base, host, opened = tmp_path / "here", job.hosts["A"], Host.open
     pieces, refusals = iter([300_000, 600_000]), iter([True])
     host.spoils = lambda data: data[: next(pieces, None)] if len(data) > 300_000 else data
@@ -201,7 +201,7 @@ def test_a_broken_connection_is_made_again(job: Job, tmp_path: Path, monkeypatch
 
 
 def test_an_interrupt_opens_no_connection_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geomx_cli.jobs.actions.reconnects._LIMIT", 60)
+    monkeypatch.setattr("geomx_cli.jobs.actions.streams._LIMIT", 60)
     host, opened, opens, receive = job.hosts["A"], Host.open, [], Host.receive
     receiving, closed, transfers = threading.Event(), threading.Event(), []
     part = tmp_path / "here/job-1/outputs.part/A-worker-0/model.bin"
@@ -279,12 +279,12 @@ def test_a_file_that_grows_or_shrinks_meanwhile(job: Job, tmp_path: Path, monkey
         send(self, data)
 
     monkeypatch.setattr(Host, "send", grow)
-    assert run(job, base)[1] == ["fetched", "present", "present", "present"]
+    assert run(job, base)[1] == ["continued", "present", "present", "present"]
     assert (base / "job-1/outputs/A-worker-0/model.bin").read_bytes() == b"A" + CONTENT + b"more"
 
     class Shrinking(io.BytesIO):
         def write(self, data: Any) -> int:
-            if data == b'{"size": 1280005}\n':
+            if data == b'{"size": 1280005, "offset": 0}\n':
                 os.truncate(model, 300_000)
             return super().write(data)
 

@@ -64,26 +64,26 @@ def test_a_slow_start_says_what_it_waits_for(monkeypatch: Any) -> None:
     rows = progress.rows
     assert f"waiting for {len(rows)} of {len(rows)} processes to start: central/global_scheduler:0, " in shown()
     for name in list(rows)[:-1]:
-        progress.take(name, StateChanged(time=1.0, state="waiting"), 1.0)
+        progress.apply(name, StateChanged(time=1.0, state="waiting"), 1.0)
     last = list(rows)[-1]
     assert f"starting, waiting for 1 of {len(rows)} processes to start: {last}\n" in shown()
-    progress.take(last, StateChanged(time=1.0, state="waiting"), 1.0)
+    progress.apply(last, StateChanged(time=1.0, state="waiting"), 1.0)
     assert " s  waiting for all to join and for the initial values: " in shown()
     for name in rows:
-        progress.take(name, StateChanged(time=2.0, state="training"), 2.0)
+        progress.apply(name, StateChanged(time=2.0, state="training"), 2.0)
     assert "training, round 0, waiting for the first round\n" in shown()
     worker = progress.training_rows[0].process.name
-    progress.take(worker, RoundCompleted(time=3.0, num_iters=1, num_samples=8, total_time=1.0), 3.0)
+    progress.apply(worker, RoundCompleted(time=3.0, num_iters=1, num_samples=8, total_time=1.0), 3.0)
     assert "training, round 1\n" in shown()
     for name in rows:
         if name != last:
-            progress.end(name, 0 if name == worker else 1)
+            progress.record_end(name, 0 if name == worker else 1)
     assert f"stopping, waiting for 1 process to end: {last}\n" in shown()
 
 
 def test_an_accuracy_has_the_time_of_its_evaluation() -> None:
     progress, out = Progress.of(planned(), 100.0), io.StringIO()
-    progress.take("A/worker:0", Evaluated(time=5.0, round=1, accuracy=0.5), 112.5)
+    progress.apply("A/worker:0", Evaluated(time=5.0, round=1, accuracy=0.5), 112.5)
     PlainView(out).show(progress)
     assert "   12.5 s  test accuracy 0.5000\n" in out.getvalue()
 
@@ -94,7 +94,7 @@ def test_a_worker_that_has_reported_its_end_handles_the_failure_no_more() -> Non
     worker = next(process for process in plan.processes if process.role == "worker")
     watch = Watch(plan, pool, Progress.of(plan, time.monotonic()), PlainView(io.StringIO()))
     for fields, postpones in (({"event": "state", "state": "failing"}, 1), ({"event": "failed", "message": "x"}, 0)):
-        watch._take_event(worker.host, worker.name, {**fields, "schema_version": 1, "time": time.time()}, 0.0)
+        watch._handle_event(worker.host, worker.name, {**fields, "schema_version": 1, "time": time.time()}, 0.0)
         pool.reset_mock()
         watch._check_workers(0.0)
         assert [call.args[0]["type"] for call in pool.broadcast.call_args_list] == ["failing"] * postpones

@@ -68,7 +68,7 @@ def test_a_job_in_preparation_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = tmp_path / "geomx" / "jobs" / "job-1"
     folder.mkdir(parents=True, mode=0o700)
-    job_state.begin(folder)
+    job_state.follow(folder)
     for name in ("", "job"):
         with pytest.raises(InvalidSettings, match="still preparing job job-1"):
             find(name)
@@ -404,7 +404,7 @@ def test_attach_lets_go_and_follows_to_the_end(desk: Desk) -> None:
 @pytest.mark.parametrize("stopped", [False, True])
 def test_ctrl_c_in_attach_after_the_end_of_the_job_does_not_lose_the_end(desk: Desk, stopped: bool) -> None:
     launch = detached(desk)
-    desk.command = [sys.executable, "-c", INTERRUPTED.format(module="attach", function="conclude")]
+    desk.command = [sys.executable, "-c", INTERRUPTED.format(module="attach", function="record_conclusion")]
     attached = desk.start("attach", "--json")
     desk.command = GEOMX
     launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")

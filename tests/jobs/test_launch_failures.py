@@ -22,7 +22,7 @@ import pytest
 from desk import GEOMX, MARK, Desk, Launch
 
 from geomx_cli.core.options import defaults
-from geomx_cli.core.root_cause import FULL_DISK, Failure, blamed_peer, first_cause, peer_failed
+from geomx_cli.core.root_cause import Ending, Failure, first_cause
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.this_machine import this_machine
@@ -163,7 +163,7 @@ def conclude(*given):
     os.kill(os.getpid(), signal.SIGINT)  # as the user's, after the last process has ended
     return real(*given)
 
-real, launch.conclude = launch.conclude, conclude
+real, launch.record_conclusion = launch.record_conclusion, conclude
 sys.exit(cli.main())
 """
 
@@ -285,12 +285,13 @@ CUT = Failure("", "A", "cannot be reached", 9, fault="host")
 TARDY = Failure("", "A", "did not stop within 13 s", 10, fault="agent")
 
 
-def _failure(process: str, when: float, peer: str = "", why: str = "") -> Failure:
-    return Failure(process, HOSTS.get(process, "A"), f"exited with status 1{why}", when, peer=peer)
+def _failure(process: str, when: float, peer: str = "", message: str = "", **fields: Any) -> Failure:
+    host = HOSTS.get(process, "A")
+    return Failure(process, host, "exited with status 1", when, peer=peer, message=message, **fields)
 
 
 def _missed(process: str, peer: str) -> Failure:
-    return _failure(process, 1, peer, f": {peer} has been silent for 6 s")
+    return _failure(process, 1, peer, f"{peer} has been silent for 6 s", missed="silent", seconds=6.0)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +331,7 @@ def test_an_agent_that_stops_late_is_not_what_stopped_the_job() -> None:
 def test_a_lost_host_that_has_only_workers_of_a_group_is_named() -> None:
     """`--reduce torch`: the leader does not learn which of its party's workers has ended, nor they of another."""
     hosts = {"A/worker:0": "A", "A/worker:1": "A", "A/worker:2": "C", "B/worker:0": "B"}
-    told = ": another worker of party A has ended"
+    told = "another worker of party A has ended"
     blames = [_failure("A/worker:0", 2, "A/worker", told), _failure("A/worker:1", 1, "A/worker:0")]
     lost = Failure("", "C", "cannot be reached", 9, fault="host")
     for failures, expected in (
@@ -343,11 +344,11 @@ def test_a_lost_host_that_has_only_workers_of_a_group_is_named() -> None:
 
 
 @pytest.mark.parametrize(("tail", "hint"), [([], "its log is empty"), (["no --data"], "correct what the log shows")])
-@pytest.mark.parametrize("cause", ["exited with status 3", "failed: the script ended with exit status 3"])
-def test_the_hint_is_where_the_reason_may_be(cause: str, tail: list[str], hint: str) -> None:
+@pytest.mark.parametrize(("how", "ending"), [("exited with status 3", "exited"), ("failed", "reported")])
+def test_the_hint_is_where_the_reason_may_be(how: str, ending: Ending, tail: list[str], hint: str) -> None:
     spec = JobSpec(job="j1", job_dir="/jobs/j1", socket_dir="/s", key_dir="/k", python="/py")
     planned = plan(this_machine(defaults(), range(5000, 5012)), spec)
-    assert explain(Failure("A/worker:0", "A", cause, 1, tail=tail), planned).hint.startswith(hint)
+    assert explain(Failure("A/worker:0", "A", how, 1, tail=tail, ending=ending), planned).hint.startswith(hint)
 
 
 def test_one_exception_of_many_processes_is_one_failure() -> None:
@@ -356,31 +357,25 @@ def test_one_exception_of_many_processes_is_one_failure() -> None:
 
 
 def test_what_a_process_could_only_tell_another_one_is_its_own_account() -> None:
-    words = ": the script raised OSError: [Errno 28] No space left on device; the disk of /jobs is full"
-    found = first_cause([_failure("A/server:0", 1, "B/worker:0", words)], HOSTS)
+    words = "the script raised OSError: [Errno 28] No space left on device; the disk of /jobs is full"
+    found = first_cause([_failure("A/server:0", 1, "B/worker:0", words, observer="B/worker:0")], HOSTS)
     assert found is not None
-    assert (found.process, found.cause) == ("B/worker:0", f"reported to A/server:0{words}")
+    assert (found.process, found.cause) == ("B/worker:0", f"reported to A/server:0: {words}")
+    found = first_cause([_failure("A/server:0", 1, "B/worker:0", words, observer="A/worker:0")], HOSTS)
+    assert found is not None and found.cause.startswith("was declared lost by A/server:0, which exited with status 1")
 
 
 def test_a_full_disk_is_that_of_the_process_that_others_blame() -> None:
     """The one that met it ends last, as it waits for its framework, and could write neither log nor event."""
-    full = f"{FULL_DISK}/jobs (/dev/sdb1) of host A is full"
-    told = ": the script raised OSError: [Errno 28] No space left on device"
-    failures = [_failure("A/server:0", 1, "", full), _failure("A/worker:0", 9, "", full)]
-    blame = _failure("B/worker:0", 1, "A/worker:0", told)
+    disk, full = "/jobs (/dev/sdb1)", "; the disk at /jobs (/dev/sdb1) of host A is full"
+    told = "the script raised OSError: [Errno 28] No space left on device"
+    failures = [_failure("A/server:0", 1, disk=disk), _failure("A/worker:0", 9, disk=disk)]
+    blame = _failure("B/worker:0", 1, "A/worker:0", told, observer="A/worker:0")
     found = first_cause([*failures, blame], HOSTS)
     assert found is not None and found.process == "A/worker:0"
-    assert found.cause == f"reported to B/worker:0{told}{full}"
+    assert found.cause == f"reported to B/worker:0: {told}{full}"
     found = first_cause(failures, HOSTS)
     assert found is not None and (found.process, found.cause) == ("A/server:0", f"exited with status 1{full}")
-
-
-def test_a_log_blames_a_peer_where_the_disk_has_no_room_for_the_event() -> None:
-    assert blamed_peer(["x", f"error: {peer_failed('B/worker:0')}", "warning: y"]) == "B/worker:0"
-    assert not blamed_peer(["error: OSError: No space left on device"]) and not blamed_peer([])
-
-
-GONE = ": A/server:0 has been gone for 10 s on link {} - A/server:0: it closed the connection"
 
 
 @pytest.mark.parametrize(
@@ -389,7 +384,9 @@ GONE = ": A/server:0 has been gone for 10 s on link {} - A/server:0: it closed t
 )
 def test_a_process_that_a_firewall_cuts_off_has_not_died(blamer: str, observer: str, fault: str) -> None:
     """The process that lost it counts, whichever reports that first."""
-    found = first_cause([_failure(blamer, 1, "A/server:0", GONE.format(observer))], HOSTS)
+    told = "A/server:0 has been gone for 10 s"
+    blame = _failure(blamer, 1, "A/server:0", told, observer=observer, missed="gone", seconds=10.0)
+    found = first_cause([blame], HOSTS)
     assert found is not None and (found.process, found.fault) == ("A/server:0", fault)
     cut = "was cut off from B/worker:0 on host B for 10 s, though it ran: a firewall or NAT between hosts A and B"
     assert found.cause.startswith(cut) == bool(fault), found.cause

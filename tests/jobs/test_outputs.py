@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from plans import planned
 
-from geomx_cli.agent import outputs, prune
+from geomx_cli.agent import outputs, prune, streams
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.agent.safe_open import open_below
 from geomx_cli.agent.status import _bounded
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.events import OutputsWritten, parse
+from geomx_cli.core.files import open_below
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Outcome, in_words, result
@@ -60,13 +60,19 @@ def test_nothing_else_is_opened(task: Task, name: str) -> None:
         assert file.read() == b"deep/b"
 
 
+def answer_to(task: Task, folder: Path, **request: object) -> bytes:
+    """What the host answers to a request for a file."""
+    out, asked = io.BytesIO(), {"process": task.name, "offset": 0, "sha256": "", **request}
+    streams.answer(streams.Outputs(spec(task, folder)), json.dumps(asked).encode(), out)
+    return out.getvalue()
+
+
 def test_a_request_for_what_has_vanished_is_answered_with_a_problem(task: Task, tmp_path: Path) -> None:
-    for request in ({"name": "gone", "offset": 0}, {"name": "a", "offset": 2}, {"name": "a", "process": "B/worker:0"}):
-        out = io.BytesIO()
-        line = json.dumps({"process": task.name, "offset": 0, **request}).encode()
-        outputs.send_file(spec(task, tmp_path), line, out)
-        (answer,) = out.getvalue().splitlines()
+    for request in ({"name": "gone"}, {"name": "a", "process": "B/worker:0"}):
+        (answer,) = answer_to(task, tmp_path, **request).splitlines()
         assert json.loads(answer)["problem"]
+    whole = answer_to(task, tmp_path, name="a")
+    assert answer_to(task, tmp_path, name="a", offset=2) == whole, "it has become shorter"
 
 
 def test_the_end_of_a_process_is_followed_by_its_outputs(task: Task, tmp_path: Path) -> None:
@@ -106,10 +112,7 @@ def test_what_was_saved_on_another_disk_is_listed_sent_told_and_pruned(
     files, _ = outputs.outputs(spec(task, tmp_path))
     assert [(file["name"], file["size"]) for file in files] == [("model.bin", 20), ("a", 1), ("deep/b", 6)]
     for name, content in (("model.bin", b"newer"), ("a", b"a")):
-        out = io.BytesIO()
-        request = {"process": task.name, "name": name, "offset": 0}
-        outputs.send_file(spec(task, tmp_path), json.dumps(request).encode(), out)
-        assert content in out.getvalue()
+        assert content in answer_to(task, tmp_path, name=name)
     assert outputs.record(task, tmp_path / "log", 7.0) is None
     event = next(read_objects(tmp_path / "log"))[0]
     assert (event["files"], event["count"], event["bytes"]) == ({"model.bin": 9, "a": 1, "deep/b": 6}, 4, 36)
@@ -150,7 +153,7 @@ def test_events_of_a_script_are_bounded(files: dict[str, int]) -> None:
 def summary(plan: Plan, *processes: str, file: str = "model.bin") -> dict[str, Any]:
     progress = Progress.of(plan, 0.0)
     for name in processes:
-        progress.take(name, OutputsWritten(time=1.0, files={file: 3}, count=2, bytes=1000), 1.0)
+        progress.apply(name, OutputsWritten(time=1.0, files={file: 3}, count=2, bytes=1000), 1.0)
     return result(plan, Outcome(), None, progress.totals(), 1.0)
 
 

@@ -19,7 +19,7 @@ from geomx_cli.core.events import (
     Traffic,
     WarningRaised,
 )
-from geomx_cli.jobs.actions.linger import LINGER, SAVING, Linger
+from geomx_cli.jobs.actions.deadlines import LINGER, SAVING, Linger
 from geomx_cli.jobs.view.parties import party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
@@ -52,7 +52,7 @@ def story() -> list[Event]:
 def reduced(events: list[Event]) -> ProcessState:
     state = ProcessState(planned().process("A/worker:0"))
     for event in events:
-        state.take(event, event.time)
+        state.apply(event, event.time)
     return state
 
 
@@ -99,8 +99,8 @@ def test_a_clock_that_is_set_back_does_not_count() -> None:
 
 def test_an_end_is_the_last_word() -> None:
     state = reduced([StateChanged(time=1.0, state="training")])
-    state.end(9, 5.0, asked=True)
-    state.take(StateChanged(time=9.0, state="training"), 9.0)
+    state.record_end(9, 5.0, asked=True)
+    state.apply(StateChanged(time=9.0, state="training"), 9.0)
     assert (state.state, state.status, state.ended, state.asked) == ("stopped", 9, 5.0, True)
 
 
@@ -108,18 +108,18 @@ def test_the_accuracy_of_a_job_is_the_newest_of_its_lowest_rank() -> None:
     progress = Progress.of(planned(), 0.0)
     assert progress.accuracy is None
     low, high = sorted(progress.training_rows, key=lambda row: row.process.global_rank or 0)[:2]
-    progress.take(high.process.name, Evaluated(time=1.0, round=1, accuracy=0.25), 1.0)
+    progress.apply(high.process.name, Evaluated(time=1.0, round=1, accuracy=0.25), 1.0)
     assert progress.accuracy == 0.25
     for process, event in (
         (low.process.name, Evaluated(time=2.0, round=1, accuracy=0.5)),
         (high.process.name, Evaluated(time=3.0, round=2, accuracy=0.375)),
         ("nobody", Evaluated(time=9.0, round=1, accuracy=1.0)),
     ):
-        progress.take(process, event, event.time)
+        progress.apply(process, event, event.time)
     assert progress.accuracy == 0.5
     assert [(when, event.accuracy) for when, event in progress.evaluations] == [(1.0, 0.25), (2.0, 0.5), (3.0, 0.375)]
-    progress.take(low.process.name, ProcessFinished(time=2.5, accuracy=0.125), 2.5)
-    progress.take(high.process.name, ProcessFinished(time=4.0, accuracy=0.75), 4.0)
+    progress.apply(low.process.name, ProcessFinished(time=2.5, accuracy=0.125), 2.5)
+    progress.apply(high.process.name, ProcessFinished(time=4.0, accuracy=0.75), 4.0)
     assert progress.accuracy == 0.125
 
 
@@ -135,8 +135,8 @@ def test_a_rate_without_news_is_none(event: Event, lives: float) -> None:
     """The disk may be full, or the worker save its model; other events are no news of the rate."""
     clock = [100.0]
     progress = Progress.of(planned(), 0.0, lambda: clock[0])
-    progress.take("A/worker:0", event, 100.0)
-    progress.take("A/worker:0", Telemetry(time=90.0, loss=1.0), 120.0)
+    progress.apply("A/worker:0", event, 100.0)
+    progress.apply("A/worker:0", Telemetry(time=90.0, loss=1.0), 120.0)
     for clock[0], rate in ((100.0 + lives - 1, 50.0), (100.0 + lives, 0.0)):
         assert (progress.rows["A/worker:0"].current_rate, progress.samples_per_s) == (rate, rate)
     assert "samples/s" not in sentence(progress)
@@ -147,12 +147,12 @@ def test_workers_that_end_without_joining_have_not_finished_the_job() -> None:
     progress = Progress.of(planned(), 0.0)
     for row in progress.rows.values():
         if row.process.role == "scheduler":
-            progress.take(row.process.name, StateChanged(time=1.0, state="waiting"), 1.0)
+            progress.apply(row.process.name, StateChanged(time=1.0, state="waiting"), 1.0)
     for row in progress.training_rows:
-        progress.end(row.process.name, 0)
+        progress.record_end(row.process.name, 0)
     assert progress.phase == "waiting"
     for row in progress.rows.values():
-        progress.take(row.process.name, StateChanged(time=2.0, state="running"), 2.0)
+        progress.apply(row.process.name, StateChanged(time=2.0, state="running"), 2.0)
     assert progress.phase == "finished"
 
 
@@ -162,8 +162,8 @@ def test_workers_that_end_before_anything_is_known_of_schedulers(round_: int, ph
     progress = Progress.of(planned(), 0.0)
     for row in progress.training_rows:
         if round_:
-            progress.take(row.process.name, Telemetry(time=1.0, state="training", round=round_), 1.0)
-        progress.end(row.process.name, 0)
+            progress.apply(row.process.name, Telemetry(time=1.0, state="training", round=round_), 1.0)
+        progress.record_end(row.process.name, 0)
     assert progress.phase == phase
 
 
@@ -171,13 +171,13 @@ def test_a_root_that_saves_its_optimizer_is_waited_for() -> None:
     progress, linger = Progress.of(planned(), 0.0), Linger(300.0)
     assert not linger.is_over(progress, 0.0, 1e9), "the workers still train"
     for row in progress.training_rows:
-        progress.end(row.process.name, 0)
+        progress.record_end(row.process.name, 0)
     assert not linger.is_over(progress, 1.0, 1e9) and not linger.is_over(progress, 301.0 + LINGER, 1e9)
     root = next(name for name, row in progress.rows.items() if row.process.role == "global_server")
-    progress.take(root, StateChanged(state="saving", time=1.0), 1.0)
+    progress.apply(root, StateChanged(state="saving", time=1.0), 1.0)
     assert not linger.is_over(progress, 500.0, 1e9)
-    progress.take(root, ProcessFinished(time=2.0), 2.0)
+    progress.apply(root, ProcessFinished(time=2.0), 2.0)
     assert not linger.is_over(progress, 501.0, 1e9) and not linger.is_over(progress, 802.0 + LINGER, 1.0)
     assert linger.is_over(progress, 802.0 + LINGER, 1e9)
-    progress.take(root, StateChanged(state="saving", time=3.0), 3.0)
+    progress.apply(root, StateChanged(state="saving", time=3.0), 3.0)
     assert linger.is_over(progress, 2.0 + SAVING, 1e9)

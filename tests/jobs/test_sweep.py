@@ -20,7 +20,7 @@ from geomx_cli.core.plugins import table
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.jobs.actions.sweep import Runner, sweep, unfinished
 from geomx_cli.jobs.actions.sweep_jobs import Cell, SweepJobs, SweepManifest, SweepSettings
-from geomx_cli.jobs.store.job_state import JobState, begin, finish
+from geomx_cli.jobs.store.job_state import JobState, finish, follow
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.result import Conclusion
 from geomx_cli.plan import JobSpec
@@ -159,7 +159,7 @@ def test_a_job_stopped_after_its_sweep_was_killed_runs_again(jobs: Jobs, monkeyp
     assert manifest is not None
     manifest.cells[0].state = "running"
     manifest.write(jobs.folder)
-    begin(jobs_folder() / manifest.cells[0].job)
+    follow(jobs_folder() / manifest.cells[0].job)
     finish(jobs_folder() / manifest.cells[0].job, {"status": "interrupted"})
     assert jobs.run("fsa", seeds=1) == {"fsa, seed 1": "done"}
     assert jobs.launched == [("fsa", 1)] * 2

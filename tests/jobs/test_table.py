@@ -14,7 +14,7 @@ from rich.console import Console
 from geomx_cli.core.errors import Interrupted
 from geomx_cli.core.events import Telemetry, Traffic, parse
 from geomx_cli.core.options import defaults
-from geomx_cli.core.root_cause import Failure, describe_status
+from geomx_cli.core.root_cause import Failure, describe_status, ending_of
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.outputs import log_paths
 from geomx_cli.jobs.view.parties import PartyTable, party_totals
@@ -40,7 +40,7 @@ def progress(planned: Plan) -> Progress:
     for row in progress.rows.values():
         row.traffic = Traffic(lan=(715_000, 1_234_567_890), wan=(715_000, 1_234_567_890))
         if row.trains:
-            row.take(Telemetry(time=0.0, samples_per_s=1234.0), math.inf)
+            row.apply(Telemetry(time=0.0, samples_per_s=1234.0), math.inf)
             row.state, row.round, row.loss = "evaluating", 12345, 0.4321
             row.accuracy, row.progress, row.left_s = 0.8888, 0.5, 123.0
     for name in ("A/server:0", "B/worker:1"):
@@ -123,7 +123,7 @@ def test_the_table_fits_the_height(progress: Progress, height: int) -> None:
 
 def told(planned: Plan, fields: Mapping[str, object]) -> list[str]:
     """The lines of an explanation and its hint."""
-    defaults = {"process": "A/worker:1", "host": "A", "cause": "exited with status 1", "when": 0.0}
+    defaults = {"process": "A/worker:1", "host": "A", "how": "exited with status 1", "when": 0.0, "ending": "exited"}
     error = explain(Failure(**{**defaults, **fields}), planned)  # type: ignore[arg-type]
     return [*error.message.splitlines(), error.hint]
 
@@ -137,7 +137,7 @@ def test_an_explanation_shows_the_end_of_the_log(planned: Plan) -> None:
 
 def test_an_explanation_says_nothing_twice(planned: Plan) -> None:
     tail = ["error: the data is bad", "  fetch it again"]
-    fields = {"cause": "exited with status 1: the data is bad", "hint": "fetch it again", "tail": tail}
+    fields = {"message": "the data is bad", "hint": "fetch it again", "tail": tail}
     lines = told(planned, fields)
     assert lines[1:] == [f"  its log is {planned.spec.job_dir}/logs/A-worker-1.log", "fetch it again"]
     tail = ["Traceback", "geomx_cli.core.errors.InvalidSettings: the data is bad (fetch it again)"]
@@ -146,9 +146,9 @@ def test_an_explanation_says_nothing_twice(planned: Plan) -> None:
 
 
 def test_an_explanation_of_a_cut_does_not_say_that_an_agent_or_a_process_failed(planned: Plan) -> None:
-    lines = told(planned, {"process": "", "cause": "cannot be reached", "fault": "host"})
+    lines = told(planned, {"process": "", "how": "cannot be reached", "fault": "host"})
     assert lines[0] == "host A cannot be reached" and "agent.log" in lines[1]
-    lines = told(planned, {"cause": "was not heard", "fault": "link"})
+    lines = told(planned, {"how": "was not heard", "fault": "link"})
     assert lines[0] == "A/worker:1 (worker 1 of party A, on host A) was not heard"
 
 
@@ -156,18 +156,18 @@ def test_a_module_that_a_host_lacks_is_named(
     planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cause = "exited with status 1: the script raised ModuleNotFoundError: No module named 'pandas.io'"
-    assert told(planned, {"cause": cause})[-1] == "install pandas on host A (python -m pip install pandas)"
+    assert told(planned, {"message": cause})[-1] == "install pandas on host A (python -m pip install pandas)"
     argv = ("env", "X=1", "python", "train.py")
     by_launcher = replace(planned, processes=tuple(replace(one, argv=argv) for one in planned.processes))
-    assert told(by_launcher, {"cause": cause})[-1] == "install pandas on host A"
-    shared = {"cause": cause, "also": ["central/worker:0"]}
+    assert told(by_launcher, {"message": cause})[-1] == "install pandas on host A"
+    shared = {"message": cause, "also": ["central/worker:0"]}
     assert told(planned, shared)[-1].startswith("install pandas on hosts A, central (")
     far = replace(planned, job_dirs=dict.fromkeys(planned.job_dirs, "/elsewhere"))
-    assert told(far, {"cause": cause})[-1].endswith("or if it is your own, send it: --sync pandas.py")
+    assert told(far, {"message": cause})[-1].endswith("or if it is your own, send it: --sync pandas.py")
     (tmp_path / "pandas").mkdir()
     (tmp_path / "pandas" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)  # as pip install -e does
-    assert told(far, {"cause": cause})[-1] == f"send it to the hosts: --sync {tmp_path}/pandas"
+    assert told(far, {"message": cause})[-1] == f"send it to the hosts: --sync {tmp_path}/pandas"
 
 
 def test_a_file_that_only_this_machine_has_is_to_be_sent(
@@ -180,7 +180,7 @@ def test_a_file_that_only_this_machine_has_is_to_be_sent(
 
     def hint(path: object, where: Plan = far) -> str:
         cause = "exited with status 1: the script raised FileNotFoundError: [Errno 2] No such file or directory: "
-        return told(where, {"cause": f"{cause}'{path}'", "hint": "correct it", "tail": ["other"]})[-1]
+        return told(where, {"message": f"{cause}'{path}'", "hint": "correct it", "tail": ["other"]})[-1]
 
     assert hint("data/train.csv").startswith("data/train.csv is on this machine only: send it to the hosts with --sync")
     assert hint(tmp_path / "data") == f"{tmp_path}/data is on this machine only: put it on the hosts"
@@ -200,12 +200,13 @@ def test_a_stop_that_did_not_reach_a_host_says_so(planned: Plan, progress: Progr
 
 def test_an_empty_log_is_not_to_be_corrected(planned: Plan) -> None:
     assert told(planned, {})[-1].startswith("its log is empty")
-    assert "may be executed" in told(planned, {"cause": "could not be started: No such file"})[-1]
+    assert "may be executed" in told(planned, {"how": "could not be started: No such file", "ending": "unstarted"})[-1]
 
 
 def test_want_of_memory_is_not_somebodys_signal(planned: Plan) -> None:
-    assert "fewer workers" in told(planned, {"cause": describe_status(-9, memory=True)})[-1]
-    assert "find out who killed it" in told(planned, {"cause": describe_status(-9)})[-1]
+    for memory, hint in ((True, "fewer workers"), (False, "find out who killed it")):
+        how, ending = describe_status(-9, memory=memory), ending_of(-9, memory=memory)
+        assert hint in told(planned, {"how": how, "ending": ending})[-1]
 
 
 def test_logs_on_other_hosts_have_no_folder_here(planned: Plan, progress: Progress) -> None:
@@ -229,7 +230,7 @@ def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:
     ):  # fmt: skip
         taken = parse({"time": time.time(), **event})
         assert taken is not None
-        progress.take("A/worker:0", taken, time.monotonic())
+        progress.apply("A/worker:0", taken, time.monotonic())
     assert (progress.accuracy, progress.rows["A/worker:0"].accuracy) == (0.5, 0.5)
 
 
@@ -267,15 +268,15 @@ def test_who_is_waited_for_is_told_by_the_workers_names(planned: Plan) -> None:
     """A root knows the parties' servers; one that waits for nobody itself waits for all of its workers."""
     progress = Progress.of(planned, time.monotonic())
     for row in progress.rows.values():
-        row.take(Telemetry(time=1.0, number=1, state="training", round=3), time.monotonic())
+        row.apply(Telemetry(time=1.0, number=1, state="training", round=3), time.monotonic())
     root, server = progress.rows["central/global_server:0"], progress.rows["A/server:0"]
     assert "waiting" not in sentence(progress)
-    root.take(Telemetry(time=2.0, number=2, awaited="A/server:0"), time.monotonic())
+    root.apply(Telemetry(time=2.0, number=2, awaited="A/server:0"), time.monotonic())
     assert "waiting for A/worker:0, A/worker:1" in sentence(progress)
-    server.take(Telemetry(time=2.0, number=2, awaited="A/worker:1"), time.monotonic())
+    server.apply(Telemetry(time=2.0, number=2, awaited="A/worker:1"), time.monotonic())
     assert "waiting for A/worker:1," in f"{sentence(progress)}," and "A/worker:0" not in sentence(progress)
-    root.take(Telemetry(time=3.0, number=3), time.monotonic())
-    server.take(Telemetry(time=3.0, number=3), time.monotonic())
+    root.apply(Telemetry(time=3.0, number=3), time.monotonic())
+    server.apply(Telemetry(time=3.0, number=3), time.monotonic())
     assert "waiting" not in sentence(progress)
 
 

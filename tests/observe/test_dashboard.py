@@ -658,7 +658,7 @@ def test_a_host_whose_agent_starts_late_is_followed_too(desk: Desk, tmp_path: Pa
     for number, path in enumerate(late):
         path.rename(tmp_path / f"{number}")
     ended = (launch.directory / "state.json").read_bytes()
-    job_state.begin(launch.directory)  # it runs
+    job_state.follow(launch.directory)  # it runs
     notes, read = list[str](), Counter[str]()
     reader = LogReader(job, job.plan.processes, notes.append, events=True)
     following = threading.Thread(target=lambda: read.update(line.process for line in reader.follow()), daemon=True)

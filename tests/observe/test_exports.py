@@ -49,7 +49,7 @@ def exported(*arguments: Any) -> Iterator[Callable[[str, dict[str, Any]], None]]
         def take(process: str, fields: dict[str, Any]) -> None:
             with contextlib.suppress(ValueError):
                 if (event := parse(fields)) is not None:
-                    progress.take(process, event, event.time)
+                    progress.apply(process, event, event.time)
                     exports.on_event(process, event)
 
         yield take

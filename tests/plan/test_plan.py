@@ -17,9 +17,10 @@ from geomx_cli.core import options
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
+from geomx_cli.hosts.ports import free_ports, release
 from geomx_cli.inventory import Host, Inventory, Party, Ssh, WanLink, validated
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan.ports import choose, free_ports, ports_needed, release
+from geomx_cli.plan.ports import choose, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.cluster.membership import RosterEntry
 from geomx_cli.runtime.settings import Settings
@@ -747,8 +748,8 @@ def test_the_inventory_refuses_what_does_not_fit() -> None:
 
 @pytest.mark.processes
 def test_no_two_launches_choose_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geomx_cli.plan.ports.random.sample", lambda candidates, _: list(candidates))
-    again = "from geomx_cli.plan import ports; ports.random.sample = lambda c, _: list(c); print(*ports.free_ports(5))"
+    monkeypatch.setattr("geomx_cli.hosts.ports.random.sample", lambda candidates, _: list(candidates))
+    again = "from geomx_cli.hosts import ports; ports.random.sample = lambda c, _: list(c); print(*ports.free_ports(5))"
     mine = free_ports(5)
     for released in (False, True):
         if released:

@@ -17,7 +17,7 @@ from test_local_steps import Nesterov, Replicas
 from workers import SCRIPTS, rehearsed, saved
 
 from geomx_cli.core.errors import TimedOut
-from geomx_cli.plan.ports import free_ports
+from geomx_cli.hosts.ports import free_ports
 from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
 from geomx_cli.runtime.settings import Settings
 

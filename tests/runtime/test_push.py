@@ -70,7 +70,7 @@ class Host:
 
     def __init__(self, name: str, *, hangs: bool = False) -> None:
         self.name, self.python, self.argv = name, "python", list[str]()
-        self._answers = [b"" if hangs else b"received in /data\n"]
+        self._answers = [b"" if hangs else b'{"directory": "/data"}\n']
         self._ready = threading.Event()
         if not hangs:
             self._ready.set()

@@ -17,7 +17,7 @@ import paramiko
 
 from geomx_cli.agent import processes
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
-from geomx_cli.hosts.ssh.hop import Hop
+from geomx_cli.hosts.ssh.credentials import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
@@ -209,7 +209,7 @@ def _succeeds(command: str) -> bool:
         raise ValueError(f"the command {command!r} of Match exec does not end within {_EXEC:g} s") from None
     finally:
         if shell.returncode is None:
-            processes.end(lambda: processes.marked(mark), _KILL)
+            processes.kill_all(lambda: processes.marked(mark), _KILL)
             with suppress(subprocess.TimeoutExpired):
                 shell.wait(_KILL)
 

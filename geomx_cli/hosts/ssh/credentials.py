@@ -9,15 +9,43 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geomx_cli.core.errors import HostUnreachable
 from geomx_cli.core.units import counted
 
-if TYPE_CHECKING:
-    from geomx_cli.hosts.ssh.hop import Hop
+__all__ = ["Hop", "Credential", "Credentials"]
 
-__all__ = ["Credential", "Credentials"]
+
+@dataclass(frozen=True)
+class Hop:
+    """One machine on the route to a host; the last one is the host itself.
+
+    keys: private key files.
+    named: they are configured explicitly.
+    alone: the agent's other keys are not tried, as they are or ssh_config says IdentitiesOnly.
+    known_hosts: the host key files; accepted keys are appended to the first.
+    trusted_as: its name in them.
+    agent: the socket of the ssh-agent to use; "" for that of the environment, "none" for none.
+    certificates: files for any of the keys.
+    absent: files that ssh_config names and that do not exist.
+    """
+
+    address: str
+    port: int
+    user: str
+    keys: tuple[str, ...]
+    named: bool
+    alone: bool
+    known_hosts: tuple[str, ...]
+    trusted_as: str
+    fingerprint: str = ""
+    agent: str = ""
+    certificates: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.address} port {self.port}"
 
 _TRIES = 3
 _MAGIC = b"openssh-key-v1\0"
@@ -38,7 +66,7 @@ class Credentials:
         self._lock = threading.Lock()
         self._loaded: dict[str, Any] = {}
 
-    def of(self, hop: "Hop", agent: Sequence[Any] | None) -> tuple[list[Credential], list[str]]:
+    def of(self, hop: Hop, agent: Sequence[Any] | None) -> tuple[list[Credential], list[str]]:
         """Return the keys to try for `hop`, in order, and why others that ssh_config names are left out, as clauses.
         `agent`: the keys of the ssh-agent; None: it does not answer.
 

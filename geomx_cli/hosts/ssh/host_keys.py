@@ -16,7 +16,7 @@ import paramiko
 
 from geomx_cli.core.errors import HostUnreachable, WrongHostKey
 from geomx_cli.core.files import make_folders
-from geomx_cli.hosts.ssh.hop import Hop
+from geomx_cli.hosts.ssh.credentials import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 
 __all__ = ["CERTIFICATE_TYPES", "HostCertificate", "check_host_key", "known_types"]

@@ -2,119 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any
 
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
-from geomx_cli.core.jsonlines import decode, encode, object_lines
-from geomx_cli.core.untrusted import last_line
-from geomx_cli.hosts import Channel, Connector
+from geomx_cli.core.jsonlines import decode
+from geomx_cli.hosts import Connector
+from geomx_cli.jobs.actions.inbox import Broken, Gone, Inbox, InboxMessage, JsonObject, Mended, Notice
+from geomx_cli.jobs.actions.streams import HostStream
 
-__all__ = [
-    "ANSWER_LIMIT", "AgentConnection", "Broken", "ChannelInput", "Gone", "Inbox", "InboxMessage", "Interrupt",
-    "JsonObject", "Mended", "Notice", "Suspend",
-]  # fmt: skip
-
-# Reads a channel to a host by lines and pieces.
-
-_LINE = 16 << 20
-
-
-class ChannelInput:
-    """The bytes of a channel as lines and pieces. Raises EOFError at the end of the stream.
-
-    `on_data` is called whenever some have come.
-    """
-
-    def __init__(self, channel: Channel, on_data: Callable[[], None]) -> None:
-        self._channel = channel
-        self._on_data = on_data
-        self._rest = bytearray()
-
-    def line(self, *, objects: bool = False) -> bytes:
-        """Return the next line; with `objects` the next that begins as an object does, as an interpreter that is a
-        wrapper script may print others first.
-        """
-        while True:
-            while (end := self._rest.find(b"\n")) < 0:
-                if len(self._rest) > _LINE:
-                    raise CheckFailed("it sent a line without end")
-                self._more()
-            line = bytes(self._rest[:end])
-            del self._rest[: end + 1]
-            if not objects or line.startswith(b"{"):
-                return line
-
-    def some(self, most: int) -> bytes:
-        """Return at least one byte and at most `most`."""
-        if not self._rest:
-            self._more()
-        data = bytes(self._rest[:most])
-        del self._rest[:most]
-        return data
-
-    def _more(self) -> None:
-        data = self._channel.receive()
-        if not data:
-            raise EOFError
-        self._on_data()
-        self._rest += data
-
-
-# Messages in the inbox from the control machine itself: from its connections and its user; hosts cannot send them.
-
-class InboxMessage:
-    """Base class of the messages in the inbox that no host has sent."""
-
-
-@dataclass(frozen=True)
-class Gone(InboxMessage):
-    """The agent no longer exists or is unreachable."""
-
-    how: str
-    reachable: bool = True
-
-
-@dataclass(frozen=True)
-class Broken(InboxMessage):
-    """The connection broke; reconnection is attempted for `limit` seconds (0: without limit)."""
-
-    why: str
-    limit: float = 0.0
-
-
-@dataclass(frozen=True)
-class Mended(InboxMessage):
-    """The connection is restored."""
-
-
-@dataclass(frozen=True)
-class Notice(InboxMessage):
-    """A warning about the connection."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class Interrupt(InboxMessage):
-    """The user asks for the job's end, `by` Ctrl-C or the signal of this name."""
-
-    by: str
-
-
-@dataclass(frozen=True)
-class Suspend(InboxMessage):
-    """The user suspends this process (Ctrl-Z), not the job."""
-
-
-JsonObject = dict[str, Any]
-Inbox = SimpleQueue[tuple[str, JsonObject | InboxMessage]]
-"""Messages from hosts, by host name, and local events."""
+__all__ = ["ANSWER_LIMIT", "AgentConnection"]
 
 ANSWER_LIMIT = 20.0  # seconds for an agent's first message
 _AGAIN = 1.0
@@ -140,7 +37,7 @@ class AgentConnection:
         self.seen = 0  # sequence number of the last numbered message
         self.ignored = 0
         self._inbox = inbox
-        self._channel: Channel | None = None
+        self._stream: HostStream | None = None
         self._reader: threading.Thread | None = None
         self._sending = threading.Lock()
         self._answered = threading.Event()
@@ -155,13 +52,13 @@ class AgentConnection:
         """Start the agent and wait for its answer. Raises HostUnreachable with its last output if it ends
         instead, TimedOut if it does not answer.
         """
-        self._begin("run")
+        self._open("run")
 
     def attach(self) -> None:
         """Connect to a running agent; one that has ended sends its final messages, and `greeted` remains False. Raises
         as `start` does, and CheckFailed if it was killed.
         """
-        self._begin("attach")
+        self._open("attach")
 
     @property
     def answered(self) -> bool:
@@ -170,11 +67,10 @@ class AgentConnection:
 
     def send(self, message: JsonObject) -> None:
         """Send `message` to the agent; drop it if the connection is down."""
-        data = encode(message)
         with self._sending:
-            if self._channel is not None:
+            if self._stream is not None:
                 with suppress(OSError):
-                    self._channel.send(data)
+                    self._stream.send(message)
 
     def silence(self) -> float:
         """Seconds since the last message from the agent, excluding time allowed for reconnecting."""
@@ -190,12 +86,12 @@ class AgentConnection:
     def close(self) -> None:
         """Close the connection; the agent keeps running."""
         self._closing.set()
-        if self._channel is not None:  # without the lock: `send` may block on an agent that does not read
-            self._channel.close()
+        if self._stream is not None:  # without the lock: `send` may block on an agent that does not read
+            self._stream.close()
         if self._reader is not None:
             self._reader.join(_ENDING)
 
-    def _begin(self, verb: str) -> None:
+    def _open(self, verb: str) -> None:
         self._connect(verb)
         self._reader = threading.Thread(target=self._follow, name=f"agent {self.host.name}", daemon=True)
         self._reader.start()
@@ -212,14 +108,12 @@ class AgentConnection:
             raise HostUnreachable(f"the connection to host {self.host.name} ended", "launch again")
 
     def _connect(self, verb: str) -> None:
-        argv = module_command(self.host.python, "geomx_cli.agent", verb, self.host_spec.directory)
-        channel = self.host.open(argv)
-        hello = encode({"type": "hello", "seen": self.seen})
+        stream = HostStream(self.host, verb, self.host_spec.directory)
         with self._sending, suppress(OSError):
-            self._channel = channel
-            channel.send(hello)
+            self._stream = stream
+            stream.send({"type": "hello", "seen": self.seen})
             if self._closing.is_set():
-                channel.close()
+                stream.close()
 
     def _follow(self) -> None:
         try:
@@ -266,16 +160,16 @@ class AgentConnection:
 
     def _read(self) -> None:
         """Read messages until the stream ends. Raises CheckFailed for an unterminated line."""
-        assert self._channel is not None
-        for line in object_lines(self._channel.receive, f"the agent on host {self.host.name}"):
+        assert self._stream is not None
+        for line in self._stream.objects(f"the agent on host {self.host.name}"):
             try:
                 message = decode(line)
             except ValueError:
                 self.ignored += 1
             else:
-                self._take(message)
+                self._receive(message)
 
-    def _take(self, message: JsonObject) -> None:
+    def _receive(self, message: JsonObject) -> None:
         kind, number = message.get("type"), message.get("n", 0)
         if not isinstance(kind, str) or type(number) is not int or number < 0:
             self.ignored += 1
@@ -300,4 +194,4 @@ class AgentConnection:
         self._inbox.put((self.host.name, message))
 
     def _errors(self) -> str:
-        return last_line(self._channel.errors(), "") if self._channel is not None else ""
+        return self._stream.errors() if self._stream is not None else ""

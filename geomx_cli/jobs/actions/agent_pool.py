@@ -2,7 +2,6 @@
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,15 +10,14 @@ from queue import SimpleQueue
 from geomx_cli.agent.host_spec import FileDigest, HostSpec
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, DoneInPart, GeomxError, Interrupted
-from geomx_cli.core.root_cause import Failure, describe_status
+from geomx_cli.core.root_cause import describe_status
 from geomx_cli.core.units import counted
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Connector, File, everywhere
-from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Gone, Inbox, JsonObject
-from geomx_cli.jobs.view.follow import View
-from geomx_cli.plan import Plan
+from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection
+from geomx_cli.jobs.actions.inbox import Gone, Inbox, JsonObject
 
-__all__ = ["AgentMonitor", "AgentPool", "Inbox", "JsonObject", "STOP_LIMIT", "lost"]
+__all__ = ["AgentPool"]
 
 _HEARTBEAT = 1.0
 _ENDING = 2.0
@@ -29,12 +27,12 @@ _PATIENCE = 3.0  # seconds before a wait is reported
 
 
 class AgentPool:
-    """One agent per host. Their messages go into `inbox`, with the host's name; agent_connection.py lists the
-    local messages that it also receives.
+    """One agent per host. One thread per agent reads, and one sends heartbeats, so that a blocked terminal does not end
+    the job. `close` leaves no process, key file or socket on any reachable host; it is safe after any failure.
 
-    One thread per agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
-    `close` leaves no process, key file or socket on any reachable host; it is safe after any failure. `note` is called
-    with warnings, and from a thread with the reason when `start` or `close` waits for long.
+    connections: by host.
+    inbox: has the messages of agents, with the host's name, and the local ones of inbox.py.
+    note: called with warnings, and from a thread with the reason when `start` or `close` waits for long.
     """
 
     def __init__(
@@ -45,8 +43,8 @@ class AgentPool:
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._note = note
-        self._connections = {name: AgentConnection(hosts[name], spec, self.inbox) for name, spec in host_specs.items()}
-        self._begun: set[str] = set()  # hosts that may hold files of the job
+        self.connections = {name: AgentConnection(hosts[name], spec, self.inbox) for name, spec in host_specs.items()}
+        self._touched: set[str] = set()  # hosts that may hold files of the job
         self.interrupted = False
         self._started = False  # agents may start their processes
         self._copied: SimpleQueue[None] = SimpleQueue()  # has an item when copying is done or interrupted
@@ -68,10 +66,10 @@ class AgentPool:
                 raise CheckFailed(what, f"make room in {connection.host_spec.job_dir}, or choose another") from None
 
         with self._interruptible():
-            everywhere(put, self._connections.values())
+            everywhere(put, self.connections.values())
         self._heart.start()  # agents that are ready early wait for the others
         with self._telling(self._unanswered):
-            everywhere(AgentConnection.start, self._connections.values())
+            everywhere(AgentConnection.start, self.connections.values())
         self._started = True
         self.broadcast({"type": "start"})
 
@@ -86,10 +84,10 @@ class AgentPool:
         """Take over the running agents of `hosts`; one that was killed produces a Gone. Return False if one has ended
         by itself: not its messages, but its status has all that it reported. Raises the hosts' errors.
         """
-        connections = [self._connections[name] for name in hosts]
+        connections = [self.connections[name] for name in hosts]
 
         def attach(connection: AgentConnection) -> None:
-            self._begun.add(connection.host.name)
+            self._touched.add(connection.host.name)
             try:
                 connection.attach()
             except CheckFailed:
@@ -104,56 +102,48 @@ class AgentPool:
 
     def broadcast(self, message: JsonObject) -> None:
         """Send `message` to every agent; an agent that cannot be reached is detected by its silence."""
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.send(message)
-
-    def silence(self, host: str) -> float:
-        """Seconds since the last message from the agent of `host`, excluding time allowed for reconnecting."""
-        return self._connections[host].silence()
-
-    def absence(self, host: str) -> float:
-        """Seconds since the connection to the agent of `host` broke; 0 while it is up."""
-        return self._connections[host].absence()
 
     def give_up(self, host: str) -> None:
         """Begin to end the dead or hung agent of `host` and its leftover processes; `close` waits for that."""
         if host not in self._ending:
-            self._ending[host] = threading.Thread(target=self._end, args=(self._connections[host],), daemon=True)
+            self._ending[host] = threading.Thread(target=self._clean_up, args=(self.connections[host],), daemon=True)
             self._ending[host].start()
 
     def leave(self) -> None:
         """Disconnect from all agents; they continue for their lease."""
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.over = True
 
     def close(self) -> list[str]:
         """End everything that still runs; note and return descriptions of the errors."""
         self._closing.set()
-        for host in self._begun:
+        for host in self._touched:
             self.give_up(host)
         with self._telling(self._unended):
             for ending in self._ending.values():
                 ending.join()
-        everywhere(AgentConnection.close, self._connections.values())
+        everywhere(AgentConnection.close, self.connections.values())
         if self._heart.is_alive():
             self._heart.join(_ENDING)
         for problem in self._problems:
             self._note(f"warning: {problem}")
-        for name, connection in self._connections.items():
+        for name, connection in self.connections.items():
             if connection.ignored:
                 self._note(f"warning: host {name} sent {counted(connection.ignored, 'message')} that were invalid")
         return self._problems
 
-    def _end(self, connection: AgentConnection) -> None:
+    def _clean_up(self, connection: AgentConnection) -> None:
         try:
             if not connection.over:
-                _clean_up(connection.host, connection.host_spec.directory)
+                _end_leftovers(connection.host, connection.host_spec.directory)
                 connection.over = True
         except (GeomxError, OSError) as error:
             self._problems.append(str(error))
 
     def _unanswered(self) -> str:
-        names = ", ".join(name for name, connection in self._connections.items() if not connection.answered)
+        names = ", ".join(name for name, connection in self.connections.items() if not connection.answered)
         return f"waiting for the agent on {names} to answer, for {ANSWER_LIMIT:g} s at most" if names else ""
 
     def _unended(self) -> str:
@@ -184,7 +174,7 @@ class AgentPool:
         def let_go() -> None:
             self._copied.get()
             while not over.is_set():  # repeatedly: a host may have been about to reconnect
-                everywhere(lambda connection: connection.host.close(), self._connections.values())
+                everywhere(lambda connection: connection.host.close(), self.connections.values())
                 over.wait(_AGAIN)
 
         thread = threading.Thread(target=let_go, name="interrupts", daemon=True)
@@ -207,7 +197,7 @@ class AgentPool:
         digests = {path: FileDigest(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
         host_spec = replace(connection.host_spec, files=digests)
         connection.host.put(f"{host_spec.directory}/agent.json", host_spec.encode())
-        self._begun.add(connection.host.name)
+        self._touched.add(connection.host.name)
         for path, file in files.items():
             if self.interrupted:
                 return
@@ -215,13 +205,13 @@ class AgentPool:
 
     def _beat(self) -> None:
         while not self._closing.wait(_HEARTBEAT):
-            for connection in self._connections.values():
+            for connection in self.connections.values():
                 connection.send({"type": "heartbeat", "seen": connection.seen})
                 if self._started and not connection.seen:  # the connection may have broken under the first "start"
                     connection.send({"type": "start"})
 
 
-def _clean_up(host: Connector, directory: str) -> None:
+def _end_leftovers(host: Connector, directory: str) -> None:
     """End the leftover processes of a killed or hung agent on `host`, and remove its key files and sockets.
     `directory`: the agent's directory on that host.
 
@@ -236,72 +226,3 @@ def _clean_up(host: Connector, directory: str) -> None:
     words = last_line(done.errors.decode(errors="replace"), describe_status(done.status))
     hint = f"see that {host.python} -m geomx_cli.agent works there, then run geomx stop"
     raise DoneInPart(f"could not check {host.name} for leftover processes: {words}", hint)
-
-
-# Detection of lost agents.
-
-STOP_LIMIT = 8.0  # seconds for an agent, beyond the grace of its processes, to end its part after a stop request
-_QUIET = 5.0  # seconds after which a silent agent is reported
-
-
-def lost(host: str, how: str) -> Failure:
-    """The failure of an agent that hangs, died, or breaks the protocol."""
-    hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory, a reboot)"
-    return Failure("", host, how, time.monotonic(), hint)
-
-
-class AgentMonitor:
-    """Finds agents that are silent for longer than --silence, or do not stop in time. Not thread-safe.
-
-    Warns through `view` before that, once for each time. `stop_limit`: seconds for an agent to stop.
-    """
-
-    def __init__(self, plan: Plan, pool: AgentPool, view: View) -> None:
-        self.stop_limit = float(plan.spec.options["grace"]) + STOP_LIMIT
-        self._job = plan.job
-        self._silence = float(plan.spec.options["silence"])
-        self._pool = pool
-        self._view = view
-        self._quiet: set[str] = set()
-        self._awaited: set[str] = set()  # unreachable hosts while the job stops
-
-    def check(self, host: str, awake: float, stopping: float | None) -> Failure | None:
-        """Return a failure if the agent of `host` is lost. `awake`: seconds for which this machine has not been
-        suspended; `stopping`: seconds, of these, since the job was asked to stop, if it was.
-        """
-        absence, quiet = self._pool.absence(host), min(self._pool.silence(host), awake)
-        silent = quiet > self._silence
-        late = stopping is not None and (
-            stopping > self.stop_limit or min(stopping, max(absence, quiet)) > STOP_LIMIT
-        )
-        self._report_silence(host, quiet)
-        if absence:
-            if silent or late:
-                return self.unreachable(host)
-            if stopping is not None and host not in self._awaited:
-                self._awaited.add(host)
-                left = STOP_LIMIT - min(stopping, absence)
-                self._view.warn(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
-        elif silent:
-            return lost(host, f"hangs: it has not answered for {self._silence:g} s")
-        elif late:
-            return replace(lost(host, f"did not stop within {stopping:.0f} s"), fault="agent")
-        return None
-
-    def unreachable(self, host: str) -> Failure:
-        """The failure of an agent whose connection is broken; it may still run."""
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._pool.absence(host)))
-        cause = f"cannot be reached since {since}: its connection broke"
-        hint = "its agent ends its processes when the lease expires"
-        hint += f"; geomx stop {self._job} cleans up later, geomx doctor checks the machine"
-        return Failure("", host, cause, time.monotonic(), hint, fault="host")
-
-    def _report_silence(self, host: str, quiet: float) -> None:
-        """Report once that an agent does not answer, and once that it answers again."""
-        if quiet > _QUIET and host not in self._quiet:
-            self._quiet.add(host)
-            limit = f"waiting for it, for {self._silence:g} s at most (--silence)"
-            self._view.warn(f"the agent on host {host} has not answered for {quiet:.0f} s; {limit}")
-        elif quiet < _QUIET and host in self._quiet:
-            self._quiet.discard(host)
-            self._view.warn(f"the agent on host {host} answers again")

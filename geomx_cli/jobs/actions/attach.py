@@ -16,16 +16,15 @@ from geomx_cli.core.errors import (
 )
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
-from geomx_cli.jobs.actions.agent_connection import Gone
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
+from geomx_cli.jobs.actions.inbox import Gone, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.follow import View, view_for
 from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude
+from geomx_cli.jobs.view.result import Conclusion, Outcome, record_conclusion
 
 __all__ = ["attach"]
 
@@ -53,7 +52,7 @@ def attach(job: KnownJob, view: View | None = None) -> Conclusion:
         for _ in range(_ATTEMPTS):
             job_view = JobView.of(job, hosts)
             if job_view.over:
-                return job_view.conclude()
+                return job_view.conclusion()
             end = _follow(job, hosts, job_view, view or view_for(), handlers, detaches=detaches)
             if end is not None:
                 return end
@@ -88,7 +87,7 @@ def _follow(
             pool.leave()
             pool.close()
             return None
-        job_state.begin(job.directory)
+        job_state.follow(job.directory)
         how = "Ctrl-C detaches" if detaches else "Ctrl-C stops it"
         view.note(f"job {job.id}: following again; {how}")
         with suspends_to(pool.inbox):
@@ -105,15 +104,15 @@ def _follow(
         raise
     finally:
         view.close()
-    return _end(job, outcome, progress, pool)
+    return _conclusion(job, outcome, progress, pool)
 
 
-def _end(job: KnownJob, outcome: Outcome, progress: Progress, pool: AgentPool) -> Conclusion:
+def _conclusion(job: KnownJob, outcome: Outcome, progress: Progress, pool: AgentPool) -> Conclusion:
     if outcome.left:
         job_state.detach(job.directory)
         return Conclusion()
     outcome.problems += release(job.inventory, job.plan.job)
-    end = conclude(job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
+    end = record_conclusion(job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
     return end.with_late_interrupt(pool.interrupted, job.id)
 
 

@@ -1,56 +1,44 @@
 """Collect a job's logs from its hosts into one folder, verified, with a manifest."""
 
 import errno
-import hashlib
 import json
-import tarfile
 import threading
 import time
-import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing as closing_one
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import msgspec
 
-from geomx_cli.agent.pack import HELD, MANIFEST
 from geomx_cli.agent.status import FILE_NAME
-from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.core.files import write_atomic
 from geomx_cli.core.units import format_bytes
-from geomx_cli.core.untrusted import decode, first_line, last_line
-from geomx_cli.hosts import Channel, Connector, closing, everywhere
-from geomx_cli.jobs.actions.fetch import FOLDER, PARTIAL, Listed
+from geomx_cli.core.untrusted import decode, first_line
+from geomx_cli.hosts import Connector, closing, everywhere
+from geomx_cli.jobs.actions.fetch import FOLDER, PARTIAL
+from geomx_cli.jobs.actions.streams import Changed, FileStream, Listed, Received, Refused
 from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["MANIFEST_VERSION", "collect"]
 
 MANIFEST_VERSION = 1
-_CHUNK = 1 << 18
+MANIFEST = "manifest.json"
+_AHEAD = 32  # files asked for at a time
 _MOST_BYTES = 4 << 30  # per file
-_MOST_FILES = 10_000  # per host
+_MOST_FILES = 10_000  # per host, in the manifest
 _MOST_NAMED = 4
-_MANIFEST_BYTES = 16 << 20
-_HEADER_BYTES = 1 << 20  # tar overhead: before each file and after the last
 _HERE = "free disk space or fix permissions here, or choose another folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_TOO_LARGE = "its data exceed the log limits: check what that host runs as geomx"
 
 
-class _Sent(msgspec.Struct):
-    """A file in the host's manifest; see agent/pack.py."""
+class _Listing(msgspec.Struct):
+    """What a host has: logs, event logs and the agent's files; and what its processes have saved."""
 
-    file: str
-    process: str
-    size: int
-    sha256: str
-
-
-class _HostManifest(msgspec.Struct):
-    files: list[_Sent]
+    files: list[Listed]
     left_out: list[str] = []
     outputs: list[Listed] = []
 
@@ -90,9 +78,9 @@ def collect(job: KnownJob, folder: Path, say: Callable[[str], None] = lambda tex
 
     def fetch(host: Connector) -> list[_Entry]:
         try:
-            entries, manifest = _fetch(job, host, folder, kept, status.received)
-            problems.extend({"host": host.name, "problem": what} for what in manifest.left_out[:_MOST_FILES])
-            outputs.extend({"host": host.name, **msgspec.to_builtins(one)} for one in manifest.outputs[:_MOST_FILES])
+            entries, listing = _fetch(job, host, folder, status.received)
+            problems.extend({"host": host.name, "problem": what} for what in listing.left_out[:_MOST_FILES])
+            outputs.extend({"host": host.name, **msgspec.to_builtins(one)} for one in listing.outputs[:_MOST_FILES])
             return entries
         except (GeomxError, OSError, ValueError) as error:
             if isinstance(error, OSError) and _is_here(error, folder):
@@ -100,7 +88,7 @@ def collect(job: KnownJob, folder: Path, say: Callable[[str], None] = lambda tex
             problems.append({"host": host.name, "problem": first_line(error, host.name)})
             return [entry for entry in kept if entry.host == host.name]
         finally:
-            status.end(host.name)
+            status.finish(host.name)
 
     with closing(job.open_hosts()) as hosts:
         entries = [entry for found in everywhere(fetch, hosts.values()) for entry in found]
@@ -121,7 +109,7 @@ class _Status:
             self._bytes += count
             self._show()
 
-    def end(self, host: str) -> None:
+    def finish(self, host: str) -> None:
         with self._lock:
             self._hosts.pop(host, None)
             self._show()
@@ -176,63 +164,39 @@ def _write(
 
 
 def _fetch(
-    job: KnownJob, host: Connector, folder: Path, kept: Sequence[_Entry], received_bytes: Callable[[int], None]
-) -> tuple[list[_Entry], _HostManifest]:
-    """Fetch one host's files, verify and place them; return them and the host's manifest."""
-    channel = host.open(module_command(host.python, "geomx_cli.agent", "pack", job.directory_on(host.name)))
+    job: KnownJob, host: Connector, folder: Path, received_bytes: Callable[[int], None]
+) -> tuple[list[_Entry], _Listing]:
+    """Fetch one host's files, verify and place them; return them and the host's list."""
     expected = _expected(job, host.name)
-    held = {entry.file: (entry.size, entry.sha256) for entry in kept if _is_held(entry, host.name, folder)}
-    try:
-        with suppress(OSError):  # it ended early; stderr says why
-            channel.send(json.dumps(held).encode() + b"\n")
+    with closing_one(FileStream(host, job.directory_on(host.name), "records", received_bytes, _MOST_BYTES)) as stream:
         try:
-            received, manifest = _unpack(_Stream(channel, received_bytes), expected, held, folder)
-        except (tarfile.TarError, EOFError, zlib.error) as error:
-            raise CheckFailed(last_line(channel.errors(), f"incomplete: {error}").removeprefix("error: ")) from None
-        if manifest is None:
-            raise CheckFailed("the connection broke before the end")
-        return _settle(folder, host.name, received, manifest), manifest
-    finally:
-        channel.close()
-        for name in expected:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                _part(folder, name).unlink()
-
-
-def _unpack(
-    stream: "_Stream", expected: Collection[str], held: Mapping[str, tuple[int, str]], folder: Path
-) -> tuple[dict[str, tuple[int, str]], _HostManifest | None]:
-    """Return the size and hash of each file received, and the manifest received with them."""
-    received: dict[str, tuple[int, str]] = {}
-    manifest: _HostManifest | None = None
-    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar:
-        for member in tar:
-            stream.room = member.size + _HEADER_BYTES
-            source = tar.extractfile(member) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
-            is_manifest = member.name == MANIFEST and manifest is None
-            if member.size > (_MANIFEST_BYTES if is_manifest else _MOST_BYTES) or len(received) >= _MOST_FILES:
-                raise CheckFailed(_TOO_LARGE)
-            if source is not None and is_manifest:
-                manifest = decode(source.read(), _HostManifest)
-            elif source is not None and member.name in expected and member.name not in received:
-                begins = int(member.pax_headers.get(HELD, 0))
-                if begins not in (0, held.get(member.name, (0,))[0]):
-                    raise CheckFailed(f"it sent {member.name!r} from byte {begins} on")
-                place, part = folder / member.name, _part(folder, member.name)
-                received[member.name] = _receive(source, part, place if begins else None)
-            else:
-                raise CheckFailed(f"it sent {member.name!r}, which is no file of this job")
-    return received, manifest
-
-
-def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], manifest: _HostManifest) -> list[_Entry]:
-    """Compare received files with the manifest and move them into place."""
-    if {entry.file: (entry.size, entry.sha256) for entry in manifest.files} != received:
-        raise CheckFailed("checksum mismatch")
-    when = time.time()
-    for name in received:
-        _part(folder, name).replace(folder / name)
-    return [_Entry(entry.file, host, entry.process, entry.size, entry.sha256, when) for entry in manifest.files]
+            found = stream.listing(_Listing, packed=True)
+            if wrong := next((one for one in found.files if one.name not in expected), None):
+                raise CheckFailed(f"it sent {wrong.name!r}, which is no file of this job")
+            received: list[tuple[Listed, Received]] = []
+            asked = 0
+            for place, listed in enumerate(found.files):
+                for ahead in found.files[asked : place + _AHEAD]:  # a round trip for each file would take long
+                    stream.ask(ahead, folder / ahead.name)
+                    asked += 1
+                try:
+                    received.append((listed, stream.receive(_part(folder, listed.name))))
+                except Changed:
+                    raise CheckFailed(f"checksum mismatch of {listed.name}") from None
+                except Refused as error:  # it has been removed in the meantime
+                    found.left_out.append(f"{listed.name}: {error}")
+            when = time.time()
+            for listed, one in received:
+                if one.is_new:
+                    _part(folder, listed.name).replace(folder / listed.name)
+            entries = [
+                _Entry(listed.name, host.name, listed.process, one.size, one.sha256, when) for listed, one in received
+            ]
+            return entries, found
+        finally:
+            for name in expected:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    _part(folder, name).unlink()
 
 
 def _expected(job: KnownJob, host: str) -> set[str]:
@@ -243,58 +207,5 @@ def _expected(job: KnownJob, host: str) -> set[str]:
     return logs | {f"hosts/{host}/agent.log", f"hosts/{host}/{FILE_NAME}"}
 
 
-def _is_held(entry: _Entry, host: str, folder: Path) -> bool:
-    """Whether a file of the host is here as it was collected."""
-    with suppress(OSError), (folder / entry.file).open("rb") as file:
-        return entry.host == host and hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
-    return False
-
-
 def _part(folder: Path, name: str) -> Path:
     return folder / f"{name}.part"
-
-
-def _receive(source: IO[bytes], path: Path, before: Path | None) -> tuple[int, str]:
-    """Write the bytes of `before` and those received; return their size and SHA-256."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    size, digest = 0, hashlib.sha256()
-    with ExitStack() as stack:
-        parts = [source] if before is None else [stack.enter_context(before.open("rb")), source]
-        file = stack.enter_context(path.open("wb"))
-        for part in parts:
-            while data := part.read(_CHUNK):
-                size += len(data)
-                digest.update(data)
-                file.write(data)
-    return size, digest.hexdigest()
-
-
-class _Stream:
-    """The decompressed bytes of a channel, as a file for tarfile. Raises CheckFailed after more than `room` bytes: tar
-    headers may claim any length, and a small archive may decompress to any size.
-    """
-
-    def __init__(self, channel: Channel, received: Callable[[int], None]) -> None:
-        self.room = _HEADER_BYTES
-        self._channel = channel
-        self._received = received
-        self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        """Return at most `size` bytes; b"" at EOF. Raises zlib.error, or EOFError for a truncated stream."""
-        while not self._inflate.eof:
-            packed = self._rest
-            if not packed:
-                packed = self._channel.receive()
-                self._received(len(packed))
-            if not packed:
-                raise EOFError("its end is missing")
-            data = self._inflate.decompress(packed, size)
-            self._rest = self._inflate.unconsumed_tail
-            if data:
-                self.room -= len(data)
-                if self.room < 0:
-                    raise CheckFailed(_TOO_LARGE)
-                return data
-        return b""

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import msgspec
+
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, TimedOut
-from geomx_cli.core.untrusted import plain
+from geomx_cli.core.untrusted import decode, plain
 from geomx_cli.hosts import Connector, everywhere, merged
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import Plan
@@ -77,6 +79,12 @@ def provide(
         raise merged(pushed.errors)
 
 
+class _Received(msgspec.Struct):
+    """The answer of `geomx data receive`."""
+
+    directory: str
+
+
 @dataclass
 class Pushed:
     """directories: where the data set is now, by host; present: those hosts that had it before; errors: of the others.
@@ -127,8 +135,15 @@ def push(
 def _present(host: Connector, argv: Sequence[str]) -> str:
     """Return the directory of the host's own verified copy, "" if it has none."""
     done = host.run([*argv, "--check"], limit=_LIMIT)
-    answer = plain(done.output.decode(errors="replace")).strip()
-    return answer.removeprefix("present in ") if done.status == 0 and answer.startswith("present in ") else ""
+    return _directory_in(done.output) if done.status == 0 else ""
+
+
+def _directory_in(output: bytes) -> str:
+    """The directory that `geomx data receive` names, "" if it has ended before."""
+    try:
+        return decode(output, _Received).directory
+    except ValueError:
+        return ""
 
 
 def error_of(output: str) -> str:
@@ -163,11 +178,10 @@ def _send(name: str, archive: IO[bytes], host: Connector, argv: Sequence[str], o
         while len(output) < _PIECE and (data := channel.receive()):
             output += data
             moved()
-    answer = plain(output.decode(errors="replace")).strip()
-    if not answer.startswith("received in "):
-        why = error_of(channel.errors()) or "the connection broke"
-        raise CheckFailed(f"host {host.name} could not receive {name}: {why}", "launch again, or put it there")
-    return answer.removeprefix("received in ")
+    if directory := _directory_in(output):
+        return directory
+    why = error_of(channel.errors()) or "the connection broke"
+    raise CheckFailed(f"host {host.name} could not receive {name}: {why}", "launch again, or put it there")
 
 
 @contextmanager

@@ -17,18 +17,17 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.data import provide
-from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
-from geomx_cli.jobs.actions.observer import Observer
-from geomx_cli.jobs.actions.tee import TeeView, rank_zero
+from geomx_cli.jobs.actions.inbox import interrupts_raised, interrupts_to, suspends_to
+from geomx_cli.jobs.actions.tee import Tee, rank_zero
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.user_files import UserFiles
-from geomx_cli.jobs.view.follow import View, view_for
+from geomx_cli.jobs.view.follow import Observer, View, view_for
 from geomx_cli.jobs.view.outputs import log_paths
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude, detached
+from geomx_cli.jobs.view.result import Conclusion, Outcome, detached, record_conclusion
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import topology_line
 from geomx_cli.plan.job_spec import complete
@@ -44,11 +43,13 @@ __all__ = ["LaunchOptions", "launch", "prepared", "working_dirs"]
 class LaunchOptions:
     """How a job is started, as opposed to what it runs.
 
-    `lease`: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
-    other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
-    paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
-    when processes write them. `view`: in place of the table, or of lines where there is no terminal. `tee`: show the
-    output of the worker of global rank 0.
+    detach: the lease is unlimited, and launch returns once all processes run.
+    lease: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
+        other process of the job.
+    sync: paths copied to hosts behind SSH in addition to the script.
+    warned: warnings already shown, which are not repeated when processes write them.
+    view: in place of the table, or of lines where there is no terminal.
+    tee: show the output of the worker of global rank 0.
     """
 
     detach: bool = False
@@ -84,10 +85,12 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
         with view.waiting("reading the script and the files of --sync"):
             spec, packed = prepared(spec, options.sync)
         directory = JobDirectory(spec.job, Path(spec.job_dir))
-        lease = _lease(options, float(spec.options["silence"]))
+        lease = float(spec.options["silence"]) if options.lease is None else options.lease
+        lease = 0.0 if options.detach else lease  # unlimited
         plan(choose(inventory, None), spec)  # reject what needs no host before waiting for any
         with directory.claimed(), ExitStack() as stack:
-            with view.waiting(_preparing(inventory)):
+            machines = f"waiting for machines from {inventory.allocator}"
+            with view.waiting(machines if inventory.allocator else "preparing the hosts"):
                 allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.warn))
             inventory = allocation.inventory
             connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
@@ -106,10 +109,10 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             _announce(planned, view, tee=options.tee)
             dirs = working_dirs(inventory, planned)
             pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease), view.warn)
-            teed = _teed(view, directory, planned, stack) if options.tee else view
+            tee = _tee(view, directory, planned, stack) if options.tee else None
             watch = Watch(
-                planned, pool, progress, teed, observer=observer, on_listening=until_listening.close,
-                warned=options.warned,
+                planned, pool, progress, view, observer=observer, on_listening=until_listening.close,
+                on_turn=tee.print_new if tee is not None else lambda: None, warned=options.warned,
             )
             handlers.enter_context(interrupts_to(pool.inbox, pool.interrupt))
             outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
@@ -122,22 +125,19 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {spec.job} shows how it goes")
     outcome.problems += allocation.problems
-    end = conclude(planned, outcome, progress.totals(), time.monotonic() - began)
+    end = record_conclusion(planned, outcome, progress.totals(), time.monotonic() - began)
     return end.with_late_interrupt(pool.interrupted, spec.job)
 
 
 def _announce(planned: Plan, view: View, *, tee: bool) -> None:
-    view.note(f"job {planned.job}: {_count(planned)}; {log_paths(planned)}")
+    count = f"{counted(len(planned.processes), 'process')} on {planned.where} ({', '.join(planned.hosts)})"
+    view.note(f"job {planned.job}: {count}; {log_paths(planned)}")
     if planned.topology_reason:
         view.note(topology_line(planned))
     if planned.network:
         view.note(planned.network)
     if planned.spec.script and not tee:
         view.note(f"what the script prints: geomx logs {planned.job} -f")
-
-
-def _preparing(inventory: Inventory) -> str:
-    return f"waiting for machines from {inventory.allocator}" if inventory.allocator else "preparing the hosts"
 
 
 def _progress(note: Callable[[str], None], set_status: Callable[[str], None]) -> "OnDownload":
@@ -151,12 +151,12 @@ def _progress(note: Callable[[str], None], set_status: Callable[[str], None]) ->
     return on_progress
 
 
-def _teed(view: View, directory: JobDirectory, planned: Plan, stack: ExitStack) -> TeeView:
+def _tee(view: View, directory: JobDirectory, planned: Plan, stack: ExitStack) -> Tee:
     job = KnownJob.at(directory.path)
     assert job is not None  # its plan has been written
-    teed = TeeView(view, job, rank_zero(planned))
-    stack.callback(teed.finish)
-    return teed
+    tee = Tee(view, job, rank_zero(planned))
+    stack.callback(tee.finish)
+    return tee
 
 
 def prepared(spec: JobSpec, sync: Sequence[Path]) -> tuple[JobSpec, UserFiles]:
@@ -168,13 +168,6 @@ def prepared(spec: JobSpec, sync: Sequence[Path]) -> tuple[JobSpec, UserFiles]:
     env = {**spec.env, "PYTHONPATH": path} if path else spec.env
     spec = replace(spec, env=env, carried=packed.words, script_digest=packed.digest)
     return complete(spec), packed
-
-
-def _lease(options: LaunchOptions, default: float) -> float:
-    """The lease as in HostSpec: 0 means unlimited."""
-    if options.detach:
-        return 0.0
-    return default if options.lease is None else options.lease
 
 
 def _checked(
@@ -230,12 +223,8 @@ def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
     """Return each host's working directory: the inventory's, else the current one, or that of the user's files on
     hosts that do not share ours.
     """
-    return {name: inventory.host(name).workdir or _start_dir(inventory, planned, name) for name in planned.hosts}
-
-
-def _start_dir(inventory: Inventory, planned: Plan, name: str) -> str:
-    return str(Path.cwd()) if inventory.host(name).shares_files else planned.files_dir(name)
-
-
-def _count(planned: Plan) -> str:
-    return f"{counted(len(planned.processes), 'process')} on {planned.where} ({', '.join(planned.hosts)})"
+    hosts = {name: inventory.host(name) for name in planned.hosts}
+    return {
+        name: host.workdir or (str(Path.cwd()) if host.shares_files else planned.files_dir(name))
+        for name, host in hosts.items()
+    }

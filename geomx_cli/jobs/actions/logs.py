@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Queue
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from geomx_cli.core.conventions import module_command
+from geomx_cli.core.agent_protocol import HostUsage
 from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
-from geomx_cli.core.host_usage import HostUsage
-from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.nearest import nearest
-from geomx_cli.core.untrusted import convert, decode, first_line, last_line
-from geomx_cli.hosts import Channel, Connector, everywhere
+from geomx_cli.core.untrusted import convert, decode, first_line
+from geomx_cli.hosts import Connector, everywhere
+from geomx_cli.jobs.actions.streams import HostStream
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.plan import Plan, Process
@@ -29,13 +29,13 @@ _AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # retry backoff in seconds; the last value r
 
 
 class _TailMessage(msgspec.Struct):
-    """A message of agent/tail.py: a line, the log offset of the following lines, why a log is left out, the use of the
-    host, or the end, and whether the agent had started.
+    """A message of agent/tail.py: a line, the place of the following lines in the log, why a log is left out, the use
+    of the host, or the end, and whether the agent had started.
     """
 
     process: str = ""
     line: str = ""
-    next: int | None = None
+    next: Annotated[str, Meta(pattern="^([0-9]{1,18}:[0-9a-f]{0,16})?$")] = ""
     problem: str = ""
     usage: Any = None
     end: bool = False
@@ -76,10 +76,12 @@ def select(
 class LogReader:
     """Reads from the hosts of the given processes. After reading, `problems` has the failed hosts and the reasons.
 
-    One thread reads; any thread may call `close`, which ends it. `notify` is called, from any thread, when a followed
-    host is lost and when it is back. With `events` the lines are those of the event logs, except events of single
-    rounds, and `on_usage` is called, by any thread, with a host's name and its CPU, memory and GPU use. `hosts`: by
-    name, to be used and left open; else it opens and closes its own.
+    One thread reads; any thread may call `close`, which ends it.
+
+    notify: called, from any thread, when a followed host is lost and when it is back.
+    events: the lines are those of the event logs, except events of single rounds.
+    on_usage: with `events`, called by any thread with a host's name and its CPU, memory and GPU use.
+    hosts: by name, to be used and left open; else it opens and closes its own.
     """
 
     def __init__(
@@ -167,18 +169,18 @@ class _Source:
         notify: Callable[[str], None], on_usage: Callable[[str, HostUsage], None],
     ) -> None:  # fmt: skip
         self.host = host
-        self._argv = module_command(host.python, "geomx_cli.agent", "tail", directory)
+        self._directory = directory
         self._names = names
         self._notify = notify
         self._on_usage = on_usage
-        self._channel: Channel | None = None
+        self._stream: HostStream | None = None
         self._over = False  # ended, or sent malformed data
         self._started = True  # the agent, when its lines ended
         self._lost = ""  # why the stream is lost
         self._reported = ""  # the loss already reported
         self._left_out: list[str] = []
-        self._next: dict[str, int] = {}  # process -> offset in its log at the start of a line,
-        self._since: Counter[str] = Counter()  # lines received since that offset,
+        self._next: dict[str, str] = {}  # process -> place in its log at the start of a line,
+        self._since: Counter[str] = Counter()  # lines received since then,
         self._known: Counter[str] = Counter()  # and how many of the next lines are repeats
 
     @property
@@ -194,7 +196,7 @@ class _Source:
         self.close()
         begin = [f"--begin={name}={place}" for name, place in self._next.items()]
         try:
-            self._channel = self.host.open([*self._argv, *options, *begin, *self._names])
+            self._stream = HostStream(self.host, "tail", self._directory, *options, *begin, *self._names)
         except (GeomxError, OSError) as error:
             self._lost = first_line(error, self.host.name)
             return False
@@ -205,9 +207,9 @@ class _Source:
         self._over, self._lost = True, problem
 
     def close(self) -> None:
-        """Close the channel and its reader."""
-        if self._channel is not None:
-            self._channel.close()
+        """Close the stream and its reader."""
+        if self._stream is not None:
+            self._stream.close()
 
     def follow(
         self, options: Sequence[str], runs: Callable[[], bool], closing: threading.Event
@@ -231,29 +233,29 @@ class _Source:
 
     def receive(self) -> Iterator[Line]:
         """Yield lines until the connection ends."""
-        assert self._channel is not None
+        assert self._stream is not None
         try:
-            for data in object_lines(self._channel.receive, "it"):
-                yield from self._take(decode(data, _TailMessage))
+            for data in self._stream.objects("it"):
+                yield from self._handle(decode(data, _TailMessage))
         except (CheckFailed, ValueError) as error:
             self.fail(f"what it sends is damaged: {first_line(error)}")
-            self._channel.close()
+            self._stream.close()
             return
         if not self._over:
-            self._lost = last_line(self._channel.errors(), "the connection broke")
+            self._lost = self._stream.errors("the connection broke")
 
-    def _take(self, message: _TailMessage) -> Iterator[Line]:
+    def _handle(self, message: _TailMessage) -> Iterator[Line]:
         """Process one message; yield its line if it is new. Raises ValueError for a process of another host."""
         name, problem = message.process, message.problem.replace("\n", " ")
         self._over |= message.end
         self._started = message.started
         if message.usage is not None:
-            self._take_usage(message.usage)
+            self._report_usage(message.usage)
         elif message.problem or message.end:
             self._left_out += [problem] if problem and problem not in self._left_out else []
-        elif name not in self._names or (message.next or 0) < 0:
+        elif name not in self._names:
             raise ValueError("a line of another host's process")
-        elif message.next is not None:
+        elif message.next:
             self._next[name] = message.next
             del self._since[name]
         else:
@@ -266,7 +268,7 @@ class _Source:
             self._reported = ""
             self._notify(f"host {self.host.name} is connected again; resuming its log")
 
-    def _take_usage(self, found: Any) -> None:
+    def _report_usage(self, found: Any) -> None:
         """Pass it on, unless it makes no sense; its lines are read nevertheless."""
         try:
             usage = convert(found, HostUsage)

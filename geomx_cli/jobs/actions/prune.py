@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from geomx_cli.agent.prune import ENTRIES, remove, size_of
-from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.units import some_of
-from geomx_cli.core.untrusted import decode, first_line, last_line
+from geomx_cli.core.untrusted import first_line
 from geomx_cli.hosts import Connector, closing, everywhere
+from geomx_cli.jobs.actions.streams import ask_agent
 from geomx_cli.jobs.store.job_state import OWN, JobState
 from geomx_cli.jobs.store.registry import KnownJob, all_jobs, find
 from geomx_cli.jobs.view.job_view import JobView
@@ -181,7 +181,7 @@ class Pruner:
                 return None
             if self._dry_run:
                 return job.started + job_view.seconds()
-            job_view.conclude()
+            job_view.conclusion()
             state = JobState.read(job.directory)
         return job.started if state is None else state.ended or state.started
 
@@ -210,7 +210,8 @@ class Pruner:
             try:
                 if connector in self._lost:  # another job has waited for it
                     raise self._lost[connector]
-                return connector.name, _ask(connector, [*directories, *arguments])
+                answer = ask_agent(connector, "prune", *directories, *arguments, limit=_LIMIT, kind=_Answer)
+                return connector.name, answer
             except (GeomxError, OSError) as error:
                 if isinstance(error, HostUnreachable):
                     self._lost[connector] = error
@@ -233,13 +234,3 @@ def _other_files(directory: Path) -> str:
     found = directory.iterdir() if directory.is_dir() else ()
     others = sorted(path.name for path in found if path.name not in OWN)
     return f"move other files out of {directory}: {some_of(others, _NAMED)[:_SHOWN]}" if others else ""
-
-
-def _ask(host: Connector, words: list[str]) -> _Answer:
-    done = host.run(module_command(host.python, "geomx_cli.agent", "prune", *words), limit=_LIMIT)
-    try:
-        return decode(last_line(done.output.decode(errors="replace"), ""), _Answer)
-    except ValueError:
-        otherwise = f"its answer is invalid (exit status {done.status})"
-        what = last_line(done.errors.decode(errors="replace"), otherwise).removeprefix("error: ")
-        raise InvalidSettings(what) from None

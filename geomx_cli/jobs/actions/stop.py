@@ -11,16 +11,16 @@ import msgspec
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import ProcessId
-from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.core.nearest import nearest
-from geomx_cli.core.untrusted import decode, first_line, last_line
+from geomx_cli.core.untrusted import first_line
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
+from geomx_cli.jobs.actions.streams import ask_agent
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.job_view import JobView
-from geomx_cli.jobs.view.result import Outcome, conclude
+from geomx_cli.jobs.view.result import Outcome, record_conclusion
 
 __all__ = ["HostStop", "StopReport", "end_launch", "stop"]
 
@@ -61,8 +61,11 @@ class HostStop:
 
 @dataclass(frozen=True)
 class StopReport:
-    """One entry per host, in the plan's order. `problems`: other errors. `party`: the only one that was stopped.
-    `ended`: how the job had ended before, with nothing left; "" for others. No host was contacted then.
+    """One entry per host, in the plan's order.
+
+    problems: other errors.
+    party: the only one that was stopped.
+    ended: how the job had ended before, with nothing left; "" for others. No host was contacted then.
     """
 
     job: str
@@ -119,10 +122,10 @@ def stop(job: KnownJob, *, party: str = "", grace: float | None = None) -> StopR
         report = replace(report, hosts=tuple(_with_first(one, first.get(one.host)) for one in report.hosts))
         if party:
             return report
-        if _end(_follower(job) or follower) and any(one.agent == "was not running" for one in report.hosts):
+        if _end_follower(_follower(job) or follower) and any(one.agent == "was not running" for one in report.hosts):
             report = _stop_all(job, hosts, party, grace)  # the launch may have continued to start processes
         if report.error() is None:
-            _mark(job, hosts, report)
+            _record(job, hosts, report)
     return replace(report, problems=release(job.inventory, job.plan.job))
 
 
@@ -168,7 +171,7 @@ def _follower(job: KnownJob) -> ProcessId | None:
     return ProcessId(state.pid, state.pid_started) if state is not None and state.followed else None
 
 
-def _end(who: ProcessId | None) -> bool:
+def _end_follower(who: ProcessId | None) -> bool:
     """Return whether a process followed the job. A launch with agents ends when they do; one that is still starting
     is signalled.
     """
@@ -181,28 +184,18 @@ def _end(who: ProcessId | None) -> bool:
 
 
 def _stop(job: KnownJob, host: Connector, party: str, grace: float, *, workers_first: bool) -> HostStop:
-    argv = module_command(
-        host.python, "geomx_cli.agent", "stop", job.directory_on(host.name), "--grace", f"{grace:g}"
-    )
-    if party:
-        argv += ["--party", party]
-    if workers_first:
-        argv.append("--workers-first")
+    words = [job.directory_on(host.name), "--grace", f"{grace:g}", *(["--party", party] if party else [])]
+    words += ["--workers-first"] if workers_first else []
     try:
-        done = host.run(argv, limit=grace + _MARGIN)
+        report = ask_agent(host, "stop", *words, limit=grace + _MARGIN, kind=_AgentReport)
     except (GeomxError, OSError) as error:
         return HostStop(host.name, problem=first_line(error, host.name))
-    try:
-        report = decode(last_line(done.output.decode(errors="replace"), ""), _AgentReport)
-    except ValueError:
-        otherwise = f"its answer is invalid (exit status {done.status})"
-        return HostStop(host.name, problem=last_line(done.errors.decode(errors="replace"), otherwise))
     left = ", ".join(f"pid {pid}" for pid in report.left)
     problem = f"{left} cannot be ended" if left else ""
     return HostStop(host.name, report.agent, report.processes, report.others, report.note, problem)
 
 
-def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> None:
+def _record(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> None:
     """Record how the job ended, unless that is recorded or left to the process that follows it."""
     state = job_state.JobState.read(job.directory)
     if state is None or state.over or state.followed:
@@ -210,7 +203,7 @@ def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> 
     job_view = JobView.of(job, hosts, cleared=True)
     failed_before = job_view.failure is not None and not job_view.stopped_by
     if failed_before or (job_view.over and not any(one.did for one in report.hosts)):
-        job_view.conclude()
+        job_view.conclusion()
         return
     outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
-    conclude(job.plan, outcome, job_view.progress.totals(), seconds)
+    record_conclusion(job.plan, outcome, job_view.progress.totals(), seconds)

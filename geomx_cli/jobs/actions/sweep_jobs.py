@@ -17,18 +17,20 @@ from geomx_cli.core.files import write_atomic
 from geomx_cli.core.options import Value
 from geomx_cli.core.plugins import algorithms as known_algorithms
 from geomx_cli.core.plugins import table
+from geomx_cli.hosts import ports
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.actions.attach import attach
-from geomx_cli.jobs.store import rank_scope, script_fit, user_files
+from geomx_cli.jobs.store import rank_scope, script_sources, user_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.script import check_script, check_user_modules, with_interpreter
 from geomx_cli.jobs.view.follow import LineView
 from geomx_cli.jobs.view.result import Conclusion
-from geomx_cli.plan import JobSpec, plan, ports
+from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.automatic_topology import with_topology
 from geomx_cli.plan.job_spec import complete
+from geomx_cli.plan.ports import choose
 
 __all__ = ["Cell", "FILE_NAME", "Machines", "State", "SweepJobs", "SweepManifest", "SweepSettings"]
 
@@ -169,11 +171,11 @@ class SweepJobs:
             inventory = with_topology(structs.replace(inventory, rank_scope=ranks.scope))
             framework = {"framework": ranks.framework} if ranks.framework else {}
             options = {**options, **framework, "topology": inventory.topology}
-            self._warnings[name] = script_fit.warning_of(script, options, inventory)
+            self._warnings[name] = script_sources.warning_of(script, options, inventory)
             if self._warnings[name]:
                 self.note(f"warning: {self._warnings[name]}")
             try:
-                plan(ports.choose(inventory, None), complete(replace(self.base, options=options)))
+                plan(choose(inventory, None), complete(replace(self.base, options=options)))
             except InvalidSettings as error:
                 raise InvalidSettings(f"--algo {name}: {error.message}", error.hint) from None
             self._prepared[name] = inventory, options

@@ -3,18 +3,15 @@
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager
 
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.untrusted import first_line
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.follow import View
-from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.waiting import SetStatus
 from geomx_cli.plan import Plan, Process
 
-__all__ = ["TeeView", "rank_zero"]
+__all__ = ["Tee", "rank_zero"]
 
 _MOST = 200  # lines per update; further ones are counted
 _ENDING = 5.0  # seconds for the last lines to arrive
@@ -25,11 +22,11 @@ def rank_zero(plan: Plan) -> Process:
     return next(process for process in plan.processes if process.global_rank == 0)
 
 
-class TeeView:
-    """A view that also prints the output of `process`, each line after its name, as `geomx logs` does.
+class Tee:
+    """Prints the output of `process` in a view, each line after its name, as `geomx logs` does.
 
-    The first `show` starts to read, as agents run by then. A host that is lost is reported, and read again as long as
-    the job runs; errors never end the job. See View.
+    The first `print_new` starts to read, as agents run by then. A host that is lost is reported, and read again as long
+    as the job runs; errors never end the job.
     """
 
     def __init__(self, view: View, job: KnownJob, process: Process) -> None:
@@ -40,29 +37,18 @@ class TeeView:
         self._reader: LogReader | None = None
         self._thread: threading.Thread | None = None
 
-    def note(self, text: str) -> None:
-        """See View.note."""
-        self._view.note(text)
-
-    def warn(self, text: str) -> None:
-        """See View.warn."""
-        self._view.warn(text)
-
-    def show(self, progress: Progress) -> None:
-        """See View.show."""
+    def print_new(self) -> None:
+        """Print the lines that have come since the last call; of more than 200 the first and the last ones."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._read, name="tee", daemon=True)
             self._thread.start()
-        self._print(_MOST)
-        self._view.show(progress)
-
-    def waiting(self, text: str) -> AbstractContextManager[SetStatus]:
-        """See View.waiting."""
-        return self._view.waiting(text)
-
-    def suspended(self) -> AbstractContextManager[None]:
-        """See View.suspended."""
-        return self._view.suspended()
+        count = len(self._lines)
+        for number in range(count):
+            line = self._lines.popleft()
+            if number < _MOST // 2 or number >= count - _MOST // 2:
+                self._view.note(line)
+            elif number == _MOST // 2:
+                self._view.note(f"{self._process.name} | ... {count - 2 * (_MOST // 2)} lines are in its log ...")
 
     def finish(self) -> None:
         """Print the last lines, within _ENDING seconds. The job has ended on the host of the process, its host was
@@ -75,11 +61,7 @@ class TeeView:
                 closing = threading.Thread(target=self._reader.close, name="tee end", daemon=True)
                 closing.start()
                 closing.join(max(0.0, end - time.monotonic()))
-            self._print(_MOST)
-
-    def close(self) -> None:
-        """See View.close."""
-        self._view.close()
+            self.print_new()
 
     def _read(self) -> None:
         try:
@@ -88,12 +70,3 @@ class TeeView:
                 self._lines.append(f"{line.process} | {line.text}")
         except (GeomxError, OSError) as error:
             self._lines.append(f"the output of {self._process.name} cannot be read: {first_line(error)}")
-
-    def _print(self, most: int) -> None:
-        count = len(self._lines)
-        for number in range(count):
-            line = self._lines.popleft()
-            if number < most // 2 or number >= count - most // 2:
-                self._view.note(line)
-            elif number == most // 2:
-                self._view.note(f"{self._process.name} | ... {count - 2 * (most // 2)} lines are in its log ...")

@@ -24,15 +24,13 @@ from geomx_cli.core.agent_protocol import (
     parse,
 )
 from geomx_cli.core.agent_status import AgentStatus
-from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import ProcessFailed, StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.core.units import format_duration, some_of
-from geomx_cli.jobs.actions.agent_connection import Broken, Gone, InboxMessage, Interrupt, Mended, Notice, Suspend
-from geomx_cli.jobs.actions.agent_pool import STOP_LIMIT, AgentMonitor, AgentPool, JsonObject, lost
-from geomx_cli.jobs.actions.linger import Linger
-from geomx_cli.jobs.actions.observer import Observer
-from geomx_cli.jobs.view.follow import View
+from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.deadlines import STOP_LIMIT, AgentMonitor, Linger, lost
+from geomx_cli.jobs.actions.inbox import Broken, Gone, InboxMessage, Interrupt, JsonObject, Mended, Notice, Suspend
+from geomx_cli.jobs.view.follow import Observer, View
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Outcome
 from geomx_cli.plan import Plan
@@ -56,16 +54,20 @@ class Watch:
     The first failure ends the job: after a grace period in which processes may end by themselves, all agents stop them.
     A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended on its behalf. An
     Interrupt in the pool's inbox stops the job, a second one kills it; with `detaches`, or if another geomx takes the
-    job over, the job is released instead. A Suspend stops this process until it is continued. `observer` is open;
-    `on_listening` is called once the job has bound its ports. A warning about a variable is shown once; `warned`: not.
+    job over, the job is released instead. A Suspend stops this process until it is continued.
+
+    observer: is open.
+    on_listening: called once the job has bound its ports.
+    on_turn: called several times a second, before the view is updated.
+    warned: warnings that are not shown again.
     """
 
     def __init__(
         self, plan: Plan, pool: AgentPool, progress: Progress, view: View, *, detaches: bool = False,
         observer: Observer | None = None, on_listening: Callable[[], None] = lambda: None,
-        warned: Collection[str] = (),
+        on_turn: Callable[[], None] = lambda: None, warned: Collection[str] = (),
     ) -> None:  # fmt: skip
-        self._on_listening = on_listening
+        self._on_listening, self._on_turn = on_listening, on_turn
         self._observer = observer
         self._detaches = detaches
         self._plan = plan
@@ -112,21 +114,22 @@ class Watch:
         done = [name for name, row in self._progress.rows.items() if row.status == 0]
         return first_cause(self._failures, self._hosts, done)
 
-    def _warn(self, process: str, message: str, late: float) -> None:
-        """Show a warning, `late` seconds old; one about a shared variable is shown once for all processes."""
+    def _warn(self, process: str, message: str, late: float, *, common: bool) -> None:
+        """Show a warning, `late` seconds old; a common one is shown once for all processes."""
         if message in self._warned:
             return
-        if NO_EFFECT in message:
+        if common:
             self._warned.add(message)
         ago = f" ({format_duration(late)} ago)" if late > _LATE else ""
         self._view.warn(f"{process}: {message}{ago}")
 
     def _turn(self) -> None:
         for host, message in self._messages():
-            self._take(host, message)
+            self._handle(host, message)
         if self._progress.listening:
             self._on_listening()
         self._check(time.monotonic())
+        self._on_turn()
         self._view.show(self._progress)
 
     def _messages(self) -> list[tuple[str, JsonObject | InboxMessage]]:
@@ -140,19 +143,19 @@ class Watch:
             messages.append(inbox.get_nowait())
         return messages
 
-    def _take(self, host: str, message: JsonObject | InboxMessage) -> None:
+    def _handle(self, host: str, message: JsonObject | InboxMessage) -> None:
         if isinstance(message, InboxMessage):
-            self._take_local(host, message)
+            self._handle_local(host, message)
             return
         try:
             known = parse(message, host, self._hosts)
         except ValueError as error:
             if host in self._running:
-                self._lose(lost(host, f"sent an invalid message: {error}"))
+                self._give_up(lost(host, f"sent an invalid message: {error}"))
             return
         match known:
             case Logged(process, fields, age):
-                self._take_event(host, process, fields, age)
+                self._handle_event(host, process, fields, age)
             case Warned(text):
                 self._view.warn(f"warning: host {host}: {text}")
             case Hello(status, late):
@@ -160,7 +163,7 @@ class Watch:
             case Started(process):
                 self._started.add(process)
             case Ended(process, status, asked):
-                self._progress.end(process, status, asked=asked)
+                self._progress.record_end(process, status, asked=asked)
             case Failed(fields, age):
                 self._fail(failure_of(fields, host, time.monotonic() - age))
             case Stopping(who, grace):
@@ -168,11 +171,11 @@ class Watch:
             case Done(why, asked, left):
                 if asked:
                     self._on_stopped_elsewhere(asked, self._grace)
-                self._end(host, why, left)
+                self._finish_host(host, why, left)
             case Replaced():
-                self._let_go("another geomx is attached to the job now")
+                self._release_job("another geomx is attached to the job now")
 
-    def _take_event(self, host: str, process: str, fields: Mapping[str, Any], age: float) -> None:
+    def _handle_event(self, host: str, process: str, fields: Mapping[str, Any], age: float) -> None:
         try:
             event = events.parse(fields)
         except ValueError:  # a script may write anything to its event log
@@ -181,7 +184,7 @@ class Watch:
             return
         # Events that are sent again, as after attach, have the age of their first sending.
         when = min(time.monotonic() - age, event.time + self._clocks.get(host, math.inf))
-        self._progress.take(process, event, max(self._progress.began, when))
+        self._progress.apply(process, event, max(self._progress.began, when))
         if self._observer is not None:
             self._observer.on_event(process, event)
         if isinstance(event, StateChanged) and event.state == "failing":
@@ -189,21 +192,21 @@ class Watch:
         if isinstance(event, ProcessFailed):  # it is to end now, and its agent sees that it does
             self._failing.discard(process)
         if isinstance(event, WarningRaised):
-            self._warn(process, event.message, time.monotonic() - when)
+            self._warn(process, event.message, time.monotonic() - when, common=event.common)
 
-    def _take_local(self, host: str, message: InboxMessage) -> None:
+    def _handle_local(self, host: str, message: InboxMessage) -> None:
         match message:
             case Notice(text):
                 self._view.warn(f"warning: host {host}: {text}")
             case Gone(how, reachable) if host in self._running:
-                self._lose(lost(host, how) if reachable else self._monitor.unreachable(host))
+                self._give_up(lost(host, how) if reachable else self._monitor.unreachable(host))
             case Broken(why, limit):
                 how = f"{f': {why}' if why else ''}; trying again{f', for {limit:g} s at most' if limit else ''}"
                 self._view.warn(f"the connection to host {host} broke{how}")
             case Mended():
                 self._view.warn(f"host {host} is connected again")
             case Interrupt() if self._detaches:
-                self._let_go(f"detached; job {self._plan.job} keeps running; see geomx attach and geomx stop")
+                self._release_job(f"detached; job {self._plan.job} keeps running; see geomx attach and geomx stop")
             case Interrupt(by):
                 self._interrupt(by)
             case Suspend():
@@ -216,7 +219,7 @@ class Watch:
         stopping = None if self._stopping_since is None else min(now - self._stopping_since, awake)
         for host in sorted(self._running):
             if (failure := self._monitor.check(host, awake, stopping)) is not None:
-                self._lose(failure)
+                self._give_up(failure)
         if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
             self._pool.broadcast({**self._pass_on, "hold": self._holding})
             self._pass_on = {}
@@ -246,7 +249,7 @@ class Watch:
         self._stopping_since, self._holding = time.monotonic(), True
         self._pass_on = {"type": "stop", "grace": grace, "who": who}
 
-    def _let_go(self, why: str) -> None:
+    def _release_job(self, why: str) -> None:
         self._outcome.left = why
         self._running.clear()
 
@@ -274,7 +277,7 @@ class Watch:
         hint = known.get(str(self._plan.spec.options["framework"])) or "; in MXNet ".join(known.values())
         self._fail(Failure(worker.name, worker.host, cause, time.monotonic(), hint))
 
-    def _end(self, host: str, why: str, left: Sequence[str]) -> None:
+    def _finish_host(self, host: str, why: str, left: Sequence[str]) -> None:
         """Record the end of an agent's part."""
         self._running.discard(host)
         self._outcome.problems += [f"{what} on {host} could not be ended" for what in left]
@@ -282,7 +285,7 @@ class Watch:
             cause = f"ended its processes: {why}"
             self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
 
-    def _lose(self, failure: Failure) -> None:
+    def _give_up(self, failure: Failure) -> None:
         """Give up a lost agent: end its processes on its behalf, as far as its host can be reached."""
         self._running.discard(failure.host)
         self._fail(failure)

@@ -53,7 +53,7 @@ class JobDirectory:
             make_private(self.path)
         self._remember()
         try:
-            job_state.begin(self.path)
+            job_state.follow(self.path)
             yield
         except GeomxError as error:
             job_state.fail(self.path, error)

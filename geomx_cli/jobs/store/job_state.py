@@ -17,8 +17,8 @@ from geomx_cli.core.files import write_atomic
 from geomx_cli.core.untrusted import decode
 
 __all__ = [
-    "DASHBOARD", "FILE_NAME", "JobState", "OWN", "REDIRECT_PAGE", "STATE_VERSION", "UNDECIDED", "begin", "detach",
-    "fail", "finish",
+    "DASHBOARD", "FILE_NAME", "JobState", "OWN", "REDIRECT_PAGE", "STATE_VERSION", "UNDECIDED", "detach", "fail",
+    "finish", "follow",
 ]  # fmt: skip
 
 STATE_VERSION = 1
@@ -97,7 +97,7 @@ class JobState:
         write_atomic(directory / FILE_NAME, json.dumps({"schema_version": STATE_VERSION, **asdict(self)}).encode())
 
 
-def begin(directory: Path) -> None:
+def follow(directory: Path) -> None:
     """Record this process as the job's follower; a job that was followed before keeps its start time.
 
     Raises CheckFailed if the state of a new job cannot be written; a job that runs already is not ended for that.

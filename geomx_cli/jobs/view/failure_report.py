@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,28 +99,26 @@ def _news(failure: Failure) -> list[str]:
 
 def _repeats(line: str, failure: Failure) -> bool:
     """Whether the line is geomx's own error, in which its traceback ends: message and hint are shown already."""
-    text = line.partition(": ")[2]
-    message = text.removesuffix(f" ({failure.hint})") if failure.hint else text
-    return message != text and failure.cause.endswith(message)
+    return bool(failure.message and failure.hint) and line.endswith(f": {failure.message} ({failure.hint})")
 
 
 def _usual(failure: Failure) -> str:
     """The default hint, for failures without a specific one."""
-    if "out of memory" in failure.cause:
+    if failure.ending == "out of memory" or "out of memory" in failure.message:  # as CUDA's
         return "put fewer workers on that host, or make batches smaller"
     if any(_LOCAL_RANK.search(line) for line in failure.tail):
         how = "write it behind the script's name, as --local_rank {local_rank}"
         return f"it awaits --local_rank, which torch.distributed.launch used to give: {how}, or read LOCAL_RANK instead"
-    if failure.cause.startswith("was killed"):
+    if failure.ending == "killed":
         return "find out who killed it (a user, or the system: dmesg) and launch again"
-    if failure.cause.startswith("could not be started"):
+    if failure.ending == "unstarted":
         return "see that it is there on that host and may be executed, and launch again"
-    if failure.cause.startswith(("exited", "failed")) and not failure.tail:
+    if failure.ending in ("exited", "reported") and not failure.tail:
         return "its log is empty: run it by itself to see why it ends"
     return "correct what the log shows and launch again"
 
 
 def failure_fields(failure: Failure) -> dict[str, Any]:
     """The failure's fields for JSON output."""
-    fields: Mapping[str, object] = failure.to_message()
-    return {name: fields[name] for name in ("process", "host", "cause", "hint", "tail")}
+    fields = {name: getattr(failure, name) for name in ("process", "host", "cause", "hint")}
+    return {**fields, "tail": list(failure.tail)}

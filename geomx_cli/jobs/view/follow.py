@@ -3,18 +3,34 @@
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TextIO
 
+from geomx_cli.core.events import Event
+from geomx_cli.core.options import Value
 from geomx_cli.core.untrusted import plain
-from geomx_cli.jobs.view.awaited import awaited
 from geomx_cli.jobs.view.parties import PartyTable
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.table import ProcessTable, sentence
+from geomx_cli.jobs.view.table import ProcessTable, awaited, sentence
 from geomx_cli.jobs.view.waiting import SetStatus, ticking
 
-__all__ = ["LineView", "PlainView", "TableView", "View", "view_for"]
+__all__ = ["Observer", "LineView", "PlainView", "TableView", "View", "view_for"]
+
+
+class Observer(Protocol):
+    """Sees a job's events until the job ends or is detached. Called in the main thread; must not block."""
+
+    def open(self, progress: Progress, options: Mapping[str, Value]) -> None:
+        """Begin; `progress` is up to date whenever `on_event` is called, `options` has all of the job's. Raises
+        GeomxError.
+        """
+
+    def on_event(self, process: str, event: Event) -> None:
+        """Take an event of a process."""
+
+    def close(self, status: str) -> None:
+        """End; called also if `open` failed. status: see Outcome; "" for a job that did not start or was detached."""
 
 _REFRESH = 0.25
 _LINE_EVERY = 3.0

@@ -17,7 +17,7 @@ from geomx_cli.jobs.view.outputs import model_of, summary_line
 from geomx_cli.jobs.view.parties import party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.jobs.view.result import Conclusion, Outcome, conclude
+from geomx_cli.jobs.view.result import Conclusion, Outcome, record_conclusion
 
 __all__ = ["JobView"]
 
@@ -50,9 +50,9 @@ class JobView:
         places = {process.name: process.host for process in job.plan.processes}
         failures = []
         for name, status in statuses.items():
-            failures += _take(progress, status, places, cleared=cleared)
+            failures += _merge_status(progress, status, places, cleared=cleared)
             if status.agent != "running":
-                _mark(progress, name, status)
+                _mark_unknown(progress, name, status)
         if _unstarted(statuses):
             cause = f"was never started: there is nothing in {job.directory_on(job.plan.hosts[0])}"
             failures.append(Failure("", job.plan.hosts[0], cause, time.monotonic(), "launch again"))
@@ -125,7 +125,7 @@ class JobView:
         """The outcome; only for a job that has ended."""
         return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
 
-    def conclude(self) -> Conclusion:
+    def conclusion(self) -> Conclusion:
         """Return the conclusion of an ended job; record it in state.json if missing, and release its machines."""
         plan, outcome, state = self.job.plan, self.outcome(), JobState.read(self.job.directory)
         if state is None or state.over or state.followed:
@@ -135,7 +135,7 @@ class JobView:
                 left = status.content["left"] if status.content is not None else []
                 outcome.problems += [f"{what} on {host} could not be ended" for what in left]
         outcome.problems += release(self.job.inventory, plan.job)
-        return conclude(plan, outcome, self.progress.totals(), self.seconds())
+        return record_conclusion(plan, outcome, self.progress.totals(), self.seconds())
 
     def to_json(self, *, by_party: bool = False) -> dict[str, Any]:
         """The snapshot as one JSON object, with "processes", or "parties" in place of them."""
@@ -187,7 +187,7 @@ def _unreachable(hosts: Mapping[str, HostStatus]) -> list[Failure]:
     return [Failure("", one.host, f"cannot be reached: {one.problem}", now, hint, fault="host") for one in lost]
 
 
-def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, cleared: bool) -> list[Failure]:
+def _merge_status(progress: Progress, status: HostStatus, places: Mapping[str, str], *, cleared: bool) -> list[Failure]:
     """Merge a host's status into `progress`; return the failures it reports. `cleared`: see JobView.of."""
     content, host = status.content, status.host
     if content is None:
@@ -203,7 +203,7 @@ def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, 
     return failures
 
 
-def _mark(progress: Progress, host: str, status: HostStatus) -> None:
+def _mark_unknown(progress: Progress, host: str, status: HostStatus) -> None:
     """Mark the processes of a host without a running agent as unknown."""
     for row in progress.rows.values():
         if row.process.host == host and row.status is None:

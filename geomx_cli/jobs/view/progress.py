@@ -12,9 +12,8 @@ from geomx_cli.core import events
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.events import VALIDATION_LOSS, Evaluated, Event
 from geomx_cli.core.root_cause import Failure
-from geomx_cli.jobs.view.contributions import result_warnings
 from geomx_cli.jobs.view.outputs import outputs_of
-from geomx_cli.jobs.view.reducer import ProcessState
+from geomx_cli.jobs.view.reducer import ProcessState, result_warnings
 from geomx_cli.plan import Plan, Process
 
 __all__ = ["Progress", "Totals", "evaluator", "precedence"]
@@ -41,9 +40,11 @@ _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 class Totals:
     """Totals over the job; None if unknown.
 
-    `samples_per_s`: samples of all training workers divided by the longest training time of one. `encoded`,
-    `encoded_lan`: see Traffic. datagrams, relayed: see Telemetry. `outputs`: see outputs.py. warnings: why the figures
-    may not be those of the algorithm.
+    samples_per_s: samples of all training workers divided by the longest training time of one.
+    encoded, encoded_lan: see Traffic.
+    datagrams, relayed: see Telemetry.
+    outputs: see outputs.py.
+    warnings: why the figures may not be those of the algorithm.
     """
 
     accuracy: float | None
@@ -74,9 +75,11 @@ class Progress:
     """One row per process of the plan, in its order. All times are of one caller-supplied clock: launch and status use
     this machine's monotonic clock, as hosts' clocks may be wrong.
 
-    evaluations: with their times, in order of arrival. failed_first: the processes whose failure ended the job, as far
-    as known. ended: the phase of a job that is known to have ended, though hosts may not be reachable; "" of others.
-    script_warning: see JobSpec. interrupted: the user has ended the job, and it is being stopped.
+    evaluations: with their times, in order of arrival.
+    failed_first: the processes whose failure ended the job, as far as known.
+    ended: the phase of a job that is known to have ended, though hosts may not be reachable; "" of others.
+    script_warning: see JobSpec.
+    interrupted: the user has ended the job, and it is being stopped.
     """
 
     job: str
@@ -183,16 +186,16 @@ class Progress:
         """When the first training worker completed a round."""
         return min((row.first_round for row in self.training_rows if row.first_round is not None), default=None)
 
-    def take(self, process: str, event: Event, when: float) -> None:
+    def apply(self, process: str, event: Event, when: float) -> None:
         """Apply an event that a process wrote at `when`."""
         if (row := self.rows.get(process)) is not None:
-            row.take(event, when)
+            row.apply(event, when)
             if isinstance(event, Evaluated):
                 self.evaluations.append((when, event))
 
-    def end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
+    def record_end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
         """Record that a process ended `age` seconds ago."""
-        self.rows[process].end(status, time.monotonic() - age, asked=asked)
+        self.rows[process].record_end(status, time.monotonic() - age, asked=asked)
 
     def apply_snapshot(self, host: str, status: AgentStatus, late: float = 0.0) -> None:
         """Merge an agent's status of the processes on its `host`, `late` seconds old. Malformed events are ignored;
@@ -205,10 +208,10 @@ class Progress:
             for fields in known["newest"].values():
                 with suppress(ValueError):
                     if (event := events.parse(fields)) is not None:
-                        row.take(event, now - (status["time"] - event.time))
+                        row.apply(event, now - (status["time"] - event.time))
             if known["status"] is not None:
                 age = late + status["time"] - (known["ended"] or status["time"])
-                self.end(name, known["status"], asked=known["asked"], age=age)
+                self.record_end(name, known["status"], asked=known["asked"], age=age)
             elif known["state"] == "not started" and status["stage"] == "over":
                 row.state = "not started"
 

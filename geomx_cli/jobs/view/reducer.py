@@ -4,7 +4,7 @@ Additional data (curves, columns of rounds) is kept by each reader, from the sam
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.agent_status import MAX_METRICS
@@ -22,9 +22,10 @@ from geomx_cli.core.events import (
     Traffic,
     WarningRaised,
 )
+from geomx_cli.core.units import some_of
 from geomx_cli.plan import Process
 
-__all__ = ["ProcessState"]
+__all__ = ["result_warnings", "ProcessState"]
 
 _TELEMETRY_LIVES, _REPORTS_LIVE = 10.0, 30.0
 """Seconds for which a rate is current: telemetry comes once a second, reports as often as a script makes them."""
@@ -102,7 +103,7 @@ class ProcessState:
         """When it wrote its newest telemetry, by the job's clock; 0 before the first."""
         return self._newest.get("telemetry", (0, 0.0))[1]
 
-    def take(self, event: Event, when: float) -> None:
+    def apply(self, event: Event, when: float) -> None:
         """Apply an event written at `when`, by the caller's clock."""
         match event:
             case StateChanged(state=state):
@@ -110,13 +111,13 @@ class ProcessState:
                 if state == "training":
                     self.trains_since = min(event.time, self.trains_since or event.time)
             case Telemetry():
-                self._take_telemetry(event, when)
+                self._apply_telemetry(event, when)
             case RoundCompleted():
-                self._take_round(event, when)
+                self._apply_round(event, when)
             case Reported():
-                self._take_report(event, when)
+                self._apply_report(event, when)
             case Evaluated():
-                self._take_evaluation(event)
+                self._apply_evaluation(event)
             case ProcessFailed():
                 self.failure = event if self.failure is None or event.order < self.failure.order else self.failure
             case WarningRaised(affects_result=True):
@@ -130,12 +131,12 @@ class ProcessState:
                 self._enter("finished", event)
                 self.finished = event
 
-    def end(self, status: int, when: float, *, asked: bool) -> None:
+    def record_end(self, status: int, when: float, *, asked: bool) -> None:
         """Record the end of the process."""
         self.status, self.ended, self.asked = status, when, asked
         self.state = "finished" if status == 0 else "stopped" if asked else "ended"
 
-    def _take_telemetry(self, event: Telemetry, when: float) -> None:
+    def _apply_telemetry(self, event: Telemetry, when: float) -> None:
         self.round = max(self.round, event.round)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
@@ -154,7 +155,7 @@ class ProcessState:
         if event.relayed and self._is_newest("relayed", event):
             self.relayed = event.relayed
 
-    def _take_round(self, event: RoundCompleted, when: float) -> None:
+    def _apply_round(self, event: RoundCompleted, when: float) -> None:
         self.round = max(self.round, event.num_iters)
         self.samples = max(self.samples, event.samples)
         self.training_s = max(self.training_s, event.total_time)
@@ -164,7 +165,7 @@ class ProcessState:
         if self._is_newest("recorded", event):
             self.recorded = event.recorded
 
-    def _take_report(self, event: Reported, when: float) -> None:
+    def _apply_report(self, event: Reported, when: float) -> None:
         self.samples = max(self.samples, event.samples)
         self.training_s = max(self.training_s, event.total_time)
         self._note_loss(event.loss, event)
@@ -175,7 +176,7 @@ class ProcessState:
         for name, value in event.metrics.items():
             self._note_metric(name, value, event)
 
-    def _take_evaluation(self, event: Evaluated) -> None:
+    def _apply_evaluation(self, event: Evaluated) -> None:
         if event.accuracy is not None:
             self.evaluations[event.round] = event.accuracy
             self._note_accuracy(event.accuracy, event)
@@ -212,3 +213,40 @@ class ProcessState:
         if is_newest:
             self._newest[what] = event.order
         return is_newest
+
+
+# Which workers of a script have contributed to no round of the job, or to none between parties.
+
+_MOST = 3  # names in a warning
+_KEYLESS = (
+    "no worker gave its parameters to geomx, as Trainer(..., kvstore=kv) does in MXNet and geomx.wrap in PyTorch"
+)
+
+
+def result_warnings(rows: Iterable[ProcessState]) -> list[str]:
+    """Return why a job may not have trained one model on all its data, by its processes' ends and own warnings."""
+    known = list(rows)
+    return list(dict.fromkeys(filter(None, (_no_contribution(known), *(row.result_warning for row in known)))))
+
+
+def _no_contribution(rows: Iterable[ProcessState]) -> str:
+    """Return the warning of training workers whose script has ended without a contribution, or with contributions to
+    rounds of their party only; "" for none.
+
+    A script that only reads is no case: none of its workers contributes, and none reports training. A worker that
+    pulls repeatedly beside others that train may evaluate.
+    """
+    training = [row for row in rows if row.trains]
+    ends = {row.process.name: row.finished.contribution for row in training if row.finished is not None}
+    apart = [name for name, end in ends.items() if end == "party"]
+    if apart and len(apart) == len(training):
+        return "nothing was exchanged between parties: the scripts ended before that (in hfa: after K1 x K2 steps)"
+    if ends and len(ends) == len(training) and all(end == "keyless" for end in ends.values()):
+        return f"no gradients were exchanged: {_KEYLESS}"
+    others = any(end in ("rounds", "party") for end in ends.values())
+    idle = [name for name, end in ends.items() if end == "alone" or (others and end in ("none", "keyless"))]
+    if not idle:
+        return f"{some_of(apart, _MOST)} exchanged with their own party only" if apart else ""
+    if len(ends) == len(training) and all(end in ("alone", "keyless", "none") for end in ends.values()):
+        return "no gradients were exchanged: each worker trained alone"
+    return f"{some_of(idle, _MOST)} contributed to no round"

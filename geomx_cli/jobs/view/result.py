@@ -14,16 +14,19 @@ from geomx_cli.jobs.view.outputs import is_here, model_of, on_hosts, summary_lin
 from geomx_cli.jobs.view.progress import Totals
 from geomx_cli.plan import Plan
 
-__all__ = ["Conclusion", "Outcome", "RESULT_VERSION", "conclude", "detached", "in_words", "result"]
+__all__ = ["Conclusion", "Outcome", "RESULT_VERSION", "detached", "record_conclusion", "in_words", "result"]
 
 # How a job ended, or why it is no longer followed.
 
 @dataclass
 class Outcome:
-    """The outcome. `failure`: the first one; `lingering`: processes that did not end after the training.
+    """The outcome.
 
-    `stopped_by`: who requested the stop, other than the user at this terminal ("geomx stop"). `left`: why a job that
-    still runs was released.
+    failure: the first one.
+    stopped_by: who requested the stop, other than the user at this terminal ("geomx stop").
+    left: why a job that still runs was released.
+    lingering: processes that did not end after the training.
+    problems: what may still run, or was not released.
     """
 
     failure: Failure | None = None
@@ -63,7 +66,7 @@ class Conclusion:
         return self
 
 
-def conclude(plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> Conclusion:
+def record_conclusion(plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> Conclusion:
     """Build the conclusion for `outcome` and record it in state.json."""
     end = Conclusion.of(plan, outcome, totals, total_s)
     job_state.finish(Path(plan.spec.job_dir), end.result)

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 
 from geomx_cli.core import events
+from geomx_cli.core.agent_protocol import HostUsage
 from geomx_cli.core.events import Event
-from geomx_cli.core.host_usage import HostUsage
 from geomx_cli.core.jsonlines import decode
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from geomx_cli.core.agent_protocol import HostUsage
 from geomx_cli.core.events import (
     VALIDATION_LOSS,
     Evaluated,
@@ -20,7 +21,6 @@ from geomx_cli.core.events import (
     Traffic,
     WarningRaised,
 )
-from geomx_cli.core.host_usage import HostUsage
 from geomx_cli.core.untrusted import plain
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
@@ -90,7 +90,7 @@ class JobModel:
             self._senders[process].heard = time.monotonic()
             self._last = max(self._last, seconds)
             before = known.traffic
-            self.progress.take(process, event, event.time)
+            self.progress.apply(process, event, event.time)
             self._extend(known, event, seconds, before)
 
     def use(self, host: str, usage: HostUsage) -> None:

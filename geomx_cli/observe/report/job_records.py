@@ -13,8 +13,8 @@ from typing import Any
 from geomx_cli.core import plugins
 from geomx_cli.core.conventions import file_name
 from geomx_cli.jobs.store.job_state import UNDECIDED
-from geomx_cli.jobs.view.contributions import result_warnings
 from geomx_cli.jobs.view.progress import evaluator
+from geomx_cli.jobs.view.reducer import result_warnings
 from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.process_log import ProcessLog

@@ -37,7 +37,7 @@ class ProcessLog:
         """Read everything but the rounds."""
         log = cls(path, ProcessState(process))
         for event in log._events(log._complain):
-            log.state.take(event, event.time)
+            log.state.apply(event, event.time)
             if isinstance(event, Sent):
                 log._note_sent(event.time, event.wan)
             elif isinstance(event, Telemetry) and event.bytes is not None:

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from geomx_cli.core.errors import Blame, Missed
 from geomx_cli.core.typed import to_type
 from geomx_cli.ps.net.wire import EVERY, BadMessage
 
 __all__ = [
     "MAX_AWAITED", "MAX_COMPARED", "MAX_DECLARED", "MAX_PATIENCE", "MAX_SETTINGS", "MAX_TEXT", "TOPICS", "Body",
-    "Count", "Rate", "Topic", "checked_answer", "checked_request",
+    "Count", "Rate", "Topic", "blame_in", "checked_answer", "checked_request",
 ]  # fmt: skip
 
 MAX_PATIENCE = 1e9
@@ -86,6 +87,9 @@ class _Fail(TypedDict):
     process: _Name
     message: _Text
     hint: NotRequired[_Text]
+    observer: NotRequired[_Name]
+    missed: NotRequired[Missed]
+    seconds: NotRequired[Rate]
 
 
 class _Awaited(TypedDict):
@@ -268,6 +272,12 @@ TOPICS: Mapping[str, Topic] = {
     "store": Topic(_Store, _Stored),
 }  # fmt: skip
 """Those that every process may know. A delivery adds its own (Rpc.add_topics)."""
+
+
+def blame_in(failure: Body) -> Blame:
+    """The fields of PeerLost in the body of a "fail" request."""
+    observer, missed, seconds = failure.get("observer", ""), failure.get("missed", ""), failure.get("seconds", 0.0)
+    return {"peer": failure["process"], "observer": observer, "missed": missed, "seconds": seconds}
 
 
 def checked_request(topic: str, body: Body, topics: Mapping[str, Topic] = TOPICS) -> Body:

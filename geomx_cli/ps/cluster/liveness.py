@@ -240,14 +240,16 @@ class Liveness:
         where = f"on link {self._process} - {name}"
         if silent > self._silence:
             hint = "see its log, whether its machine runs, and the link; a link that is cut for longer needs a longer"
-            return PeerLost(f"{name} has been silent for {silent:.0f} s {where}", f"{hint} --silence", peer=name)
+            what = f"{name} has been silent for {silent:.0f} s {where}"
+            return PeerLost(what, f"{hint} --silence", peer=name, missed="silent", seconds=silent)
         if link.health.heard > link.health.closed + REST:
             # It was an older connection: the system may reuse its descriptor before the close is reported.
             link.health.closed = 0.0
         limit = LEAVE if link in self._leaving else self._silence if self._supervised else RETURN
         if link.health.closed and now - link.health.closed > limit:
-            what = f"{name} has been gone for {now - link.health.closed:.0f} s {where}: it closed the connection"
-            return PeerLost(what, "it has died, or was ended; see its log", peer=name)
+            gone = now - link.health.closed
+            what = f"{name} has been gone for {gone:.0f} s {where}: it closed the connection"
+            return PeerLost(what, "it has died, or was ended; see its log", peer=name, missed="gone", seconds=gone)
         return None
 
     def _warn(self, message: str) -> None:

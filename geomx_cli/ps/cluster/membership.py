@@ -9,6 +9,7 @@ from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOu
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import StateChanged, Telemetry, WarningRaised
 from geomx_cli.core.units import counted
+from geomx_cli.ps.cluster.bodies import blame_in
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.rpc import Request, Rpc
@@ -131,7 +132,7 @@ class Membership:
         elif topic == "fail":
             self.over = True
             request.answer()
-            self._node.fail(PeerLost(body["message"], body.get("hint", ""), peer=body["process"]))
+            self._node.fail(PeerLost(body["message"], body.get("hint", ""), **blame_in(body)))
         else:
             raise BadMessage(f"unknown topic {topic!r} from a scheduler")
 

@@ -182,8 +182,12 @@ class Node:
         if self.error is not None:
             return
         self.error = error
-        origin = error.peer if isinstance(error, PeerLost) and error.peer else self.process
-        body = {"process": origin, "message": error.message[:MAX_TEXT], "hint": error.hint[:MAX_TEXT]}
+        blame = error.blame if isinstance(error, PeerLost) else PeerLost("").blame
+        origin, observer = blame["peer"] or self.process, blame["observer"] or self.process
+        body = {
+            "process": origin, "message": error.message[:MAX_TEXT], "hint": error.hint[:MAX_TEXT],
+            "observer": observer, "missed": blame["missed"], "seconds": blame["seconds"],
+        }  # fmt: skip
         links = [*self._members(), *(membership.link for membership in self.memberships if not membership.over)]
         limit = INTERRUPTED if isinstance(error, Interrupted) else LAST_WORDS
         self.shutdown.fail(body, [link for link in links if link.name != origin], limit)

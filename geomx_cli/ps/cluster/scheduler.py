@@ -16,7 +16,7 @@ from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import RosterComplete
 from geomx_cli.core.units import counted
-from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.bodies import Body, blame_in
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.membership import RosterEntry
 from geomx_cli.ps.cluster.node import Node
@@ -127,13 +127,14 @@ class Scheduler:
         counts as its own failure. A server is told of others by its other plane.
         """
         peer, message, hint = body["process"], body["message"], body.get("hint", "")
+        blame = blame_in(body)
         if by is None:
-            return PeerLost(message, hint, peer=peer)
+            return PeerLost(message, hint, **blame)
         of_party = party_of(peer) == party_of(by.process)
         if peer == by.process or by.role == "server" or (of_party and self._global):
-            return PeerLost(message, hint, peer=peer)
+            return PeerLost(message, hint, **blame)
         if peer in (*self._joined(), self.node.process) or "/" not in peer or of_party:
-            return PeerLost(f"{message} (reported by {by.process})", hint, peer=peer)
+            return PeerLost(f"{message} (reported by {by.process})", hint, **blame)
         what = f"{by.process} reported that {peer} failed, of which it cannot know: {message}"
         return PeerLost(what, f"see the log of {by.process}: another program may have its key", peer=by.process)
 
@@ -278,7 +279,7 @@ class Scheduler:
         what = f"host {host.name} of {link.name} has been silent for {silence:g} s"
         what += f", and {counted(len(host.awaited), 'process')} there had not joined"
         hint = f"see whether it runs, and its link to host {self.node.settings.host}"
-        return PeerLost(what, hint, peer=link.name)
+        return PeerLost(what, hint, peer=link.name, missed="silent", seconds=silence)
 
     def _joined(self) -> set[str]:
         return {item.member.process for item in self._entries.values()}

@@ -10,7 +10,7 @@ from mxnet_scripts import SCRIPTS
 from geomx_cli.core import starter
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.core.plugins import algorithms, table
-from geomx_cli.jobs.store.script_fit import warning_of
+from geomx_cli.jobs.store.script_sources import warning_of
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 

@@ -1,13 +1,66 @@
-"""Convert terminating signals to exceptions or messages, so that cleanup runs."""
+"""What reaches who follows a job: messages of agents, news of the connections to them, and signals of the user."""
 
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
 from types import FrameType
+from typing import Any
 
-from geomx_cli.jobs.actions.agent_connection import Inbox, Interrupt, Suspend
+__all__ = [
+    "Broken", "Gone", "Inbox", "InboxMessage", "Interrupt", "JsonObject", "Mended", "Notice", "Suspend",
+    "interrupts_raised", "interrupts_to", "suspends_to",
+]  # fmt: skip
 
-__all__ = ["interrupts_raised", "interrupts_to", "suspends_to"]
+
+class InboxMessage:
+    """Base class of the messages in the inbox that no host has sent."""
+
+
+@dataclass(frozen=True)
+class Gone(InboxMessage):
+    """The agent no longer exists or is unreachable."""
+
+    how: str
+    reachable: bool = True
+
+
+@dataclass(frozen=True)
+class Broken(InboxMessage):
+    """The connection broke; reconnection is attempted for `limit` seconds (0: without limit)."""
+
+    why: str
+    limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mended(InboxMessage):
+    """The connection is restored."""
+
+
+@dataclass(frozen=True)
+class Notice(InboxMessage):
+    """A warning about the connection."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Interrupt(InboxMessage):
+    """The user asks for the job's end, `by` Ctrl-C or the signal of this name."""
+
+    by: str
+
+
+@dataclass(frozen=True)
+class Suspend(InboxMessage):
+    """The user suspends this process (Ctrl-Z), not the job."""
+
+
+JsonObject = dict[str, Any]
+Inbox = SimpleQueue[tuple[str, JsonObject | InboxMessage]]
+"""Messages from hosts, by host name, and local events."""
 
 
 @contextmanager
