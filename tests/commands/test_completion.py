@@ -17,7 +17,7 @@ from geomx_cli import cli
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Option
 from geomx_cli.runtime import frontends
-from geomx_cli.runtime.training.catalog import DATA_SETS
+from geomx_cli.runtime.data.catalog import DATA_SETS
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from geomx_cli.agent import outputs
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.runtime.training import checkpoint, networks
-from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints, save, save_at_last, save_optimizer
+from geomx_cli.runtime.bundled import checkpoint, networks
+from geomx_cli.runtime.bundled.checkpoint import Checkpoint, Checkpoints, save, save_at_last, save_optimizer
 from geomx_cli.runtime.training.model import ModelAdapter
 
 

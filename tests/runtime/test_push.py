@@ -12,8 +12,8 @@ import pytest
 from geomx_cli.core.errors import CheckFailed, InvalidSettings, TimedOut
 from geomx_cli.hosts.interface import Completed
 from geomx_cli.jobs.actions import data as actions
-from geomx_cli.runtime.training import push
-from geomx_cli.runtime.training.sources import SOURCES, Source
+from geomx_cli.runtime.data import push
+from geomx_cli.runtime.data.sources import SOURCES, Source
 
 FILES = {"train": b"a" * 3_000_000, "test": b"b"}
 

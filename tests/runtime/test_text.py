@@ -17,11 +17,11 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
 from geomx_cli.ps.optim import schedules
-from geomx_cli.runtime.training import catalog, data, networks, sources
-from geomx_cli.runtime.training.evaluation import Score
-from geomx_cli.runtime.training.evaluation_schedule import divergence_warning
-from geomx_cli.runtime.training.samples import TextSamples, text_shard
-from geomx_cli.runtime.training.sources import Source, SourceError, text_of_package
+from geomx_cli.runtime.bundled import networks
+from geomx_cli.runtime.bundled.evaluation import Score, divergence_warning
+from geomx_cli.runtime.data import catalog, reader, sources
+from geomx_cli.runtime.data.samples import TextSamples, text_shard
+from geomx_cli.runtime.data.sources import Source, SourceError, text_of_package
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 NOVELS = [["EMMA", "", "Emma Woodhouse, handsome, clever, and rich"], ["THE END"]]
@@ -87,13 +87,13 @@ def test_workers_have_contiguous_parts() -> None:
 
 def test_the_end_of_a_text_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "austen.txt").write_bytes(TEXT.tobytes())
-    train, test = (data.load_text("austen", split, 7, tmp_path) for split in ("train", "test"))
+    train, test = (reader.load_text("austen", split, 7, tmp_path) for split in ("train", "test"))
     assert train.text is not None and len(train.text) == 953 and len(test) == 6
     np.testing.assert_array_equal(test.images[0, 0, 0], TEXT[953:960])
     with pytest.raises(InvalidSettings, match="austen is a text"):
-        data.load("austen", "train", tmp_path)
+        reader.load("austen", "train", tmp_path)
     with pytest.raises(InvalidSettings, match="mnist is no text"):
-        data.read_text("mnist", "train", tmp_path)
+        reader.read_text("mnist", "train", tmp_path)
 
 
 def test_a_users_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +102,10 @@ def test_a_users_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "def odd(split, folder): return 3"
     )
     monkeypatch.chdir(tmp_path)
-    assert len(data.load_text("own_text:text", "train", 4)) == 24
-    assert data.train_size("own_text:text", of_text=True) == 100
+    assert len(reader.load_text("own_text:text", "train", 4)) == 24
+    assert reader.train_size("own_text:text", of_text=True) == 100
     with pytest.raises(InvalidSettings, match="it gives int, no text"):
-        data.load_text("own_text:odd", "train", 4)
+        reader.load_text("own_text:odd", "train", 4)
 
 
 def test_the_architecture() -> None:

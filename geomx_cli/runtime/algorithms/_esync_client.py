@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,16 @@ class EsyncClient:
             self._reports.append(self._asked)
             self._asked = self._request("query", **report)
         return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
+
+    def state(self) -> dict[str, Any]:
+        """Return what numbers this worker's reports. Durations are measured anew, a pending query is asked again."""
+        return {"rounds": self.rounds, "steps": self._steps, "left": self._left, "epsilon": self.epsilon}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`, in place of the first `begin`: the state server knows the round already."""
+        self.rounds, self._steps = state["rounds"], state["steps"]
+        self._left, self.epsilon = state["left"], state["epsilon"]
+        self._ended = time.monotonic()
 
     def awaited(self) -> "Future[bool]":
         """Ask whether another worker of this round has been told to synchronize: this one waits for something else

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from geomx_cli.runtime.training.state import State
+
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
@@ -30,6 +32,21 @@ class PseudoGradient:
         self._pushed: dict[int, Array] = {}
         self._rounding: dict[int, Array] = {}
         self.origin: list[Array] = []
+
+    def state(self) -> State:
+        """Return what is kept while no exchange is pending."""
+        state = State()
+        state.add("steps", self.steps.state())
+        state.add("origin", State({}, {str(index): origin for index, origin in enumerate(self.origin)}))
+        state.add("rounding", State({}, {str(index): lost for index, lost in self._rounding.items()}))
+        return state
+
+    def load(self, state: State) -> None:
+        """Continue from a `state`, once the model has its weights."""
+        self.steps.load(state.part("steps"))
+        origin, rounding = state.named("origin"), state.named("rounding")
+        self.origin = [origin[str(index)].copy() for index in self.tensors]
+        self._rounding = {int(index): lost.copy() for index, lost in rounding.items()}
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""

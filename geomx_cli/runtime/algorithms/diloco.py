@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from geomx_cli.core.options import Option
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.fsa import FsaServer
+from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 name = "diloco"
 title = "DiLoCo"
@@ -125,7 +126,6 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     """Inner steps with periodic exchanges of a fragment; plain DiLoCo has a single fragment.
 
     One exchange is pending at most; the end of training waits for it, and drops what mixing would have kept.
-    `_wait`: inner steps until the result of the pending exchange is taken; -1 if there is none.
     """
 
     def __init__(self, pseudo_gradient: PseudoGradient, config: "TrainConfig") -> None:
@@ -139,9 +139,9 @@ class DilocoWorker(FiniteWorkerAlgorithm):
         inner_steps = int(config.number("inner_steps"))
         self.steps_per_round = inner_steps // self._fragments
         self._usual = inner_steps * config.batch_size
-        self._samples = [0] * self._fragments
-        self._turn = 0
-        self._wait = -1
+        self._samples = [0] * self._fragments  # since each fragment's last exchange
+        self._turn = 0  # the fragment of the next exchange, or of the pending one
+        self._wait = -1  # inner steps until the pending exchange's result is taken; -1 if none is pending
 
     @property
     def must_wait(self) -> bool:
@@ -181,6 +181,20 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     def unfinished(self, steps_left: int) -> bool:
         """Return whether batches are left, or steps that some fragment has not exchanged."""
         return steps_left > 0 or any(self._samples)
+
+    def state(self) -> State:
+        """See WorkerAlgorithm; no exchange is pending."""
+        state = super().state()
+        state.values |= {"samples": self._samples, "turn": self._turn, "mix": self._mix}
+        state.add("pseudo_gradient", self._pseudo_gradient.state())
+        return state
+
+    def load(self, state: State) -> None:
+        """See WorkerAlgorithm."""
+        super().load(state)
+        self._samples, self._turn = list(state.values["samples"]), state.values["turn"]
+        self._mix = state.values["mix"]
+        self._pseudo_gradient.load(state.part("pseudo_gradient"))
 
     def end(self) -> None:
         """Discard this worker's part that mixing has left in the weights."""

@@ -21,6 +21,7 @@ from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.algorithms._esync_state import StateServer
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.diloco import MeanServer
+from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import PacedWorkerAlgorithm
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 name = "esync"
 title = "ESync"
@@ -200,6 +201,20 @@ class EsyncWorker(PacedWorkerAlgorithm):
         """Pull the initial weights from the servers."""
         self._pseudo_gradient.start()
         self._esync.begin()
+
+    def state(self) -> State:
+        """See WorkerAlgorithm."""
+        state = super().state()
+        state.values |= {"behind": self._is_behind, "esync": self._esync.state()}
+        state.add("pseudo_gradient", self._pseudo_gradient.state())
+        return state
+
+    def load(self, state: State) -> None:
+        """See WorkerAlgorithm."""
+        super().load(state)
+        self._is_behind = state.values["behind"]
+        self._pseudo_gradient.load(state.part("pseudo_gradient"))
+        self._esync.load(state.values["esync"])
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Take a step and ask whether to synchronize."""

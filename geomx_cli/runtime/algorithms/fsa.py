@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option
+from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.net.payload import Content, Rows
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 name = "fsa"
 title = "FSA"
@@ -174,6 +175,21 @@ class FsaWorker(FiniteWorkerAlgorithm):
         self._model.write_weights(self._rounds.vector)
         if self._optimizer is not None:
             self._weights = self._rounds.vector.copy()
+
+    def state(self) -> State:
+        """See WorkerAlgorithm."""
+        state = super().state()
+        if self._optimizer is not None:
+            state.arrays["weights"] = self._weights
+            state.add("optimizer", State({}, self._optimizer.export_state()))
+        return state
+
+    def load(self, state: State) -> None:
+        """See WorkerAlgorithm."""
+        super().load(state)
+        if self._optimizer is not None:
+            self._weights = state.arrays["weights"].copy()
+            self._optimizer.import_state(state.named("optimizer"))
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Begin each tensor's exchange as soon as its gradient is ready, from the output to the input."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option
+from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 name = "hfa"
 title = "HFA"
@@ -204,6 +205,17 @@ class HfaWorker(FiniteWorkerAlgorithm):
         self._rounds.pull()
         self._model.write_weights(self._rounds.vector)
         self._steps.begin()
+
+    def state(self) -> State:
+        """See WorkerAlgorithm."""
+        state = super().state()
+        state.add("steps", self._steps.state())
+        return state
+
+    def load(self, state: State) -> None:
+        """See WorkerAlgorithm."""
+        super().load(state)
+        self._steps.load(state.part("steps"))
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Take a step; the K1-th begins a round."""

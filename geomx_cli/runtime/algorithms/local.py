@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING
 
 from geomx_cli.runtime.algorithms.fsa import refuses, server
+from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 __all__ = [
     "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "standalone", "title",
@@ -39,7 +40,6 @@ class LocalWorker(FiniteWorkerAlgorithm):
     """Local steps; each is a round that exchanges nothing but the stop vote."""
 
     def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
-
         self._client = client
         self._model = model
         self._steps = model.local_steps(config)
@@ -55,6 +55,17 @@ class LocalWorker(FiniteWorkerAlgorithm):
 
         pull_weights(self._client, self._model)
         self._steps.begin()
+
+    def state(self) -> State:
+        """See WorkerAlgorithm."""
+        state = super().state()
+        state.add("steps", self._steps.state())
+        return state
+
+    def load(self, state: State) -> None:
+        """See WorkerAlgorithm."""
+        super().load(state)
+        self._steps.load(state.part("steps"))
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Take a local step."""

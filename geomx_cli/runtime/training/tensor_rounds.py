@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.runtime.training.flat_views import flat_views
+from geomx_cli.runtime.training.model import flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

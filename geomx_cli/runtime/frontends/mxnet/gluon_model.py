@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from geomx_cli.ps.arrays import Floats
+from geomx_cli.runtime.data.samples import Batch
 from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
 from geomx_cli.runtime.frontends.mxnet.load import device_context, load_mxnet
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
-from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.network import Network
-from geomx_cli.runtime.training.samples import Batch
+from geomx_cli.runtime.training.model import ModelAdapter, Network
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.ps.arrays import Array
-from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
 from geomx_cli.runtime.frontends.mxnet.engine import Engine
 from geomx_cli.runtime.frontends.mxnet.exchanges import Exchanges
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
-from geomx_cli.runtime.keys import Key, pairs, plain
-from geomx_cli.runtime.kvstore import Store
+from geomx_cli.runtime.script.base_store import BaseStore, Key, pairs, plain
+from geomx_cli.runtime.script.store import Store
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

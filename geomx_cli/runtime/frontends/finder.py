@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["has_run", "install", "installed"]
 
-_PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
+_PACKAGE = os.path.realpath(f"{os.path.dirname(__file__)}/../..")  # noqa: PTH120
 
 
 _prepared = False

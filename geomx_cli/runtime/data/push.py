@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.runtime.training import catalog, sources
-from geomx_cli.runtime.training.fetch import require_directory
-from geomx_cli.runtime.training.sources import SOURCES
+from geomx_cli.runtime.data import catalog, sources
+from geomx_cli.runtime.data.fetch import require_directory
+from geomx_cli.runtime.data.sources import SOURCES
 
 __all__ = ["pack", "receive"]
 

@@ -21,8 +21,7 @@ from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.core.files import is_own_folder, open_atomic, write_atomic
 from geomx_cli.core.units import format_duration
 from geomx_cli.ps.arrays import Floats
-from geomx_cli.runtime.training.flat_views import flat_views
-from geomx_cli.runtime.training.model import ModelAdapter
+from geomx_cli.runtime.training.model import ModelAdapter, flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -182,29 +181,26 @@ class Checkpoints:
     """Writes `FOLDER/checkpoints/step-N.npz` periodically. Files are written atomically.
 
     Each is a plain npz file: the weights by name and, as scalars, `seconds`, `samples` and `rounds`. For the training
-    thread only. `warn` is called if one cannot be written. Raises InvalidSettings without a folder.
+    thread only. Raises InvalidSettings without a folder.
+
+    every: steps between two.
+    warn: called if one cannot be written.
     """
 
     def __init__(self, folder: str, every: int, warn: Callable[[str], object]) -> None:
         if not folder:
             raise InvalidSettings("there is no folder for the checkpoints", "set GEOMX_OUTPUT_DIR to one")
+        self.every = every
         self._folder = Path(folder)
-        self._every = every
         self._warn = warn
-        self._written = 0
-
-    def due(self, steps: int) -> bool:
-        """Return whether enough steps have passed since the last checkpoint."""
-        return steps - self._written >= self._every
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, replacing an earlier one of this step; on failure only warn."""
-        self._written = checkpoint.steps
         try:
             _write(self._folder, checkpoint)
         except OSError as error:
             what = f"no checkpoint of step {checkpoint.steps} in {self._folder}: {error.strerror}"
-            self._warn(f"{what}; the next one is due {self._every} steps later")
+            self._warn(f"{what}; the next one is due {self.every} steps later")
 
     def write_last(self, checkpoint: Checkpoint) -> None:
         """Write the last one; see save_at_last for a disk that is full, and the errors."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime import frontends
+from geomx_cli.runtime.data.catalog import is_own
 from geomx_cli.runtime.frontends import Frontend
-from geomx_cli.runtime.training.catalog import is_own
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.architecture import Shape
-    from geomx_cli.runtime.training.network import Network
+    from geomx_cli.runtime.training.model import Network
 
 __all__ = ["check", "find", "framework_for", "names", "needs"]
 

@@ -2,20 +2,32 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, SupportsFloat
 
 from geomx_cli.core.events import Evaluated, RoundCompleted, StateChanged, WarningRaised
-from geomx_cli.runtime.training.evaluation import Score
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
-__all__ = ["Record"]
+__all__ = ["Record", "Score"]
 
 COMPUTING = ("forward and backward", "local update")
 _SMOOTHING = 0.05
 _REPORT_EVERY = 1.0
+
+
+@dataclass(frozen=True)
+class Score:
+    """The quality of a model on the test set.
+
+    accuracy: the fraction of images classified correctly.
+    validation_loss: of a text, for which an accuracy says little: the mean loss of a character.
+    """
+
+    accuracy: float | None = None
+    validation_loss: float | None = None
 
 
 class Record:
@@ -29,6 +41,10 @@ class Record:
         self._recent = [0.0, 0.0, 0.0]
         self._bytes = self._count_bytes()
         client.events.write(StateChanged(state="training"))
+
+    def continue_from(self, seconds: float) -> None:
+        """Count `elapsed` from so many seconds: those of training in earlier processes."""
+        self._started = self._last - seconds
 
     @property
     def elapsed(self) -> float:

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.training import catalog, sources
-from geomx_cli.runtime.training.catalog import CLASSES, DATA_SETS, Split
-from geomx_cli.runtime.training.samples import CHARACTERS, Samples, TextSamples, part_of, split_text
-from geomx_cli.runtime.training.user_module import call
+from geomx_cli.runtime.data import catalog, sources
+from geomx_cli.runtime.data.catalog import CLASSES, DATA_SETS, Split
+from geomx_cli.runtime.data.samples import CHARACTERS, Samples, TextSamples, part_of, split_text
+from geomx_cli.runtime.user_module import call
 
 __all__ = [
     "damaged", "load", "load_text", "read_bytes", "read_idx", "read_text", "shape_of", "text_shape", "train_size",

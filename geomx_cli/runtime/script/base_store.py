@@ -1,10 +1,8 @@
-"""What a worker's store reports about the worker and the job, for every framework."""
+"""What a worker's store reports about the worker and the job, for every framework, and the keys that it takes."""
 
-import signal
-import threading
-from collections.abc import Callable
-from types import FrameType
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
@@ -12,59 +10,33 @@ from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.options import Value
 
 if TYPE_CHECKING:
-    from geomx_cli.core.errors import GeomxError
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
-__all__ = ["BaseStore", "FailureNotice", "option_of"]
+__all__ = ["BaseStore", "Key", "ScriptStore", "option_of", "pairs", "plain"]
 
-# Brings the job's failure to a script that does not exchange anything at the time, as while it evaluates.
+Key = int | str
 
-_SOON = 1.0  # seconds for the script to meet the failure by itself; its agent's SIGTERM comes after two
-_SIGNAL = signal.SIGRTMAX - 5  # none that scripts, launchers or batch systems use
+T = TypeVar("T")
 
 
-class FailureNotice:
-    """Tells the agent of a failure with `tell`, so that the script has the job's grace to handle it.
+class ScriptStore(Protocol):
+    """The interface of a store as used by the script's session."""
 
-    If the script has not met the failure a second later, it is raised in its main thread, by a signal, once that thread
-    executes Python; it may then be anywhere in the script. A script that has met it, and may be saving, is left alone.
-    For the main thread; elsewhere, and where a script uses the signal, the failure is only told. `ended`: whether the
-    script has reported an error already.
-    """
+    @property
+    def failure(self) -> BaseException | None:
+        """The background failure, if any."""
 
-    def __init__(
-        self, client: "Client", tell: "Callable[[GeomxError], object]", ended: Callable[[], bool]
-    ) -> None:
-        self._client = client
-        self._tell = tell
-        self._ended = ended
-        self._main = threading.main_thread()
-        self._handles = threading.current_thread() is self._main and signal.getsignal(_SIGNAL) == signal.SIG_DFL
-        if self._handles:
-            signal.signal(_SIGNAL, self._raise)
-        client.when_failed(self._on_failure)
+    def cause(self, error: BaseException) -> BaseException | None:
+        """The failure of the job of which an error that the script raised is a consequence, as far as is known."""
 
-    def _on_failure(self, failure: "GeomxError") -> None:
-        if self._ended():
-            return
-        self._tell(failure)
-        if self._handles:
-            timer = threading.Timer(_SOON, self._notify)
-            timer.daemon = True
-            timer.start()
+    @property
+    def calls(self) -> int:
+        """The number of calls by the script."""
 
-    def _notify(self) -> None:
-        if not self._met() and self._main.is_alive() and self._main.ident is not None:
-            signal.pthread_kill(self._main.ident, _SIGNAL)
-
-    def _raise(self, number: int, frame: FrameType | None) -> None:
-        if self._client.failure is not None and not self._met():
-            raise self._client.failure
-
-    def _met(self) -> bool:
-        return self._ended() or self._client.is_failure_raised
+    def settle(self) -> None:
+        """Wait for all operations begun by the script. Raises their failure, as an error of the framework."""
 
 
 class BaseStore:
@@ -144,3 +116,33 @@ def option_of(settings: "NodeSettings", name: str) -> Value:
         close = did_you_mean(name, settings.options) or "geomx launch --help names them, with - for _"
         raise InvalidSettings(f"there is no option {name!r}", close)
     return value
+
+
+def pairs(keys: Key | Sequence[Key], values: T | Sequence[T] | Sequence[Sequence[T]]) -> list[tuple[Key, list[T]]]:
+    """Return each distinct key with its values, in the order of the keys.
+
+    A single key takes a value or a list of values (one per device); a list of keys takes a list of equal length of
+    either. The values of a repeated key are merged. Raises InvalidSettings if the lengths differ.
+    """
+    many = isinstance(keys, (list, tuple))
+    listed: Sequence[Key] = keys if many else [keys]  # type: ignore[assignment, list-item]
+    given = values if many else [values]
+    if not isinstance(given, (list, tuple)) or len(given) != len(listed):
+        count = len(given) if isinstance(given, (list, tuple)) else 1
+        raise InvalidSettings(f"{len(listed)} keys come with {count} values", "give one value, or list, for each key")
+    grouped: dict[Key, list[T]] = {}
+    for key, value in zip(listed, given, strict=True):
+        found = grouped.setdefault(key, [])
+        found += value if isinstance(value, (list, tuple)) else [value]
+        if not found:
+            raise InvalidSettings(f"key {key!r} comes with an empty list of values", "give one for each device")
+    return list(grouped.items())
+
+
+def plain(key: Key) -> Key:
+    """Return the key as int or str; numpy integers become int. Raises InvalidSettings for other types."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, Integral) and not isinstance(key, bool):
+        return int(key)
+    raise InvalidSettings(f"{key!r} is no key", "a key is an int or a str")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from geomx_cli.core.event_log import EventLog
     from geomx_cli.core.events import Contribution
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.frontends import ScriptStore
     from geomx_cli.runtime.presence import Pulse
+    from geomx_cli.runtime.script.base_store import ScriptStore
     from geomx_cli.runtime.settings import Settings
     from geomx_cli.runtime.signals import Signals
 
@@ -81,11 +81,12 @@ class Session:
                 raise self._cause(error) from error
             if self.store.failure is not None:
                 raise self._cause(self.store.failure)
-        from geomx_cli.runtime import contribution, reports
+        from geomx_cli.runtime.script import reports
+        from geomx_cli.runtime.script.ending import contribution_of
 
         reports.close()  # before the last telemetry, which has their last loss
         if client is not None:
-            self.contribution = contribution.of(client, trained=reports.trained())
+            self.contribution = contribution_of(client, trained=reports.trained())
             client.leave()
             client.close()
         elif self._pulse is not None:
@@ -100,7 +101,7 @@ class Session:
             return
         self._aborted = True
         from geomx_cli.core.events import ProcessFailed
-        from geomx_cli.runtime import reports
+        from geomx_cli.runtime.script import reports
 
         cause = self._cause(error)
         try:
@@ -171,9 +172,9 @@ class Session:
     def _join(self, settings: "Settings") -> "Client | None":
         from geomx_cli.core.events import StateChanged
         from geomx_cli.ps.client import Client
-        from geomx_cli.runtime import reports
-        from geomx_cli.runtime.base_store import FailureNotice
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
+        from geomx_cli.runtime.script import reports
+        from geomx_cli.runtime.script.ending import FailureNotice
 
         warn_of_variables(self._log(), settings)
         if settings.local is not None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends import prepare_imports
 
 __all__ = ["call", "new_each_time"]
 
 
 def call(name: str, option: str, *arguments: Any) -> Any:
-    """Return the result of MODULE:FUNCTION; the module is also searched in the working directory.
+    """Return the result of MODULE:FUNCTION; the module is also searched in the working directory. It may import a
+    framework, so the caller's process has prepared for that (frontends.prepare_imports).
 
     Raises InvalidSettings, which names `option`, if it does not exist or raises; its traceback is printed.
     """
@@ -22,7 +22,6 @@ def call(name: str, option: str, *arguments: Any) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    prepare_imports()  # it may import a framework
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

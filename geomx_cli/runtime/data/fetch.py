@@ -9,8 +9,8 @@ from pathlib import Path
 
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.core.nearest import nearest
-from geomx_cli.runtime.training import catalog, sources
-from geomx_cli.runtime.training.sources import SOURCES, Progress, SourceError
+from geomx_cli.runtime.data import catalog, sources
+from geomx_cli.runtime.data.sources import SOURCES, Progress, SourceError
 
 __all__ = ["LIMIT", "Progress", "ensure", "fetch", "require_directory", "verified"]
 

@@ -1,4 +1,4 @@
-"""Images with their labels: a whole split of a data set, or the shard of one worker."""
+"""Images with their labels, or a text: a whole split of a data set, or the part of one worker."""
 
 import contextlib
 import queue
@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array, Floats
+from geomx_cli.runtime.data.catalog import BY_CLASS, BY_PARTY, DIRICHLET, IID, check_split
 
-__all__ = ["Batch", "CHARACTERS", "Prefetch", "Samples", "TextSamples", "part_of", "split_text", "text_shard"]
+__all__ = [
+    "Batch", "CHARACTERS", "Prefetch", "Samples", "TextSamples", "choose", "part_of", "shard", "split_text",
+    "text_shard",
+]  # fmt: skip
 
 Batch = tuple[Floats, Floats]
 
@@ -38,8 +43,9 @@ class Samples:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
-    def batches(self, size: int, *, seed: int, epoch: int, rank: int) -> Iterator[Batch]:
-        """Yield batches of every sample once, in an order that depends only on (seed, epoch, rank).
+    def batches(self, size: int, *, seed: int, epoch: int, rank: int, start: int = 0) -> Iterator[Batch]:
+        """Yield batches of every sample once, in an order that depends only on (seed, epoch, rank), from number `start`
+        on.
 
         The arrays are new, float32: images of shape (b, channels, height, width), bytes scaled to [0, 1], and labels of
         shape (b,); the last batch may be smaller.
@@ -50,8 +56,8 @@ class Samples:
             # Unlike Generator's, RandomState's streams never change: hosts with different numpy versions agree.
             sequence = np.random.SeedSequence([seed, epoch, rank])
             order = np.random.RandomState(np.random.MT19937(sequence)).permutation(len(self))
-        for start in range(0, len(order), size):
-            yield self.take(order[start : start + size])
+        for first in range(start * size, len(order), size):
+            yield self.take(order[first : first + size])
 
     def take(self, which: Array | slice) -> Batch:
         """Return these samples as a batch; see `batches`."""
@@ -60,6 +66,67 @@ class Samples:
         if chosen.dtype == np.uint8:
             images /= 255
         return images, self.labels[which].astype(np.float32)
+
+
+# The part of one worker: evenly mixed, by class, by party, or unevenly at random.
+
+_TRIES = 100
+Indices = npt.NDArray[np.int64]
+
+
+def shard(
+    samples: Samples, rank: int, count: int, split: str = IID, seed: int = 1, party: range | None = None
+) -> Samples:
+    """Return a copy of the training data of worker `rank` of `count`. The remainder of the division is dropped.
+    `party`: the ranks of its party, None in a flat cluster.
+
+    "iid": a contiguous part of the file, which is in random order. "by-class": a contiguous part of the samples sorted
+    by label, in that order in each epoch, so that batches have one or two classes. "by-party": the "by-class" part of
+    its party, evenly mixed among the party's workers: parties have different classes. "dirichlet:ALPHA": a fraction of
+    each class drawn from a Dirichlet distribution, with `seed`; shards differ in size. Hsu, Qi and Brown, "Measuring
+    the effects of non-identical data distribution for federated visual classification", 2019, arXiv:1909.06335.
+
+    Raises InvalidSettings if there are fewer samples than workers, or a worker would get none.
+    """
+    which = choose(samples.labels, samples.classes, rank, count, split, seed, party)
+    return Samples(samples.images[which].copy(), samples.labels[which].copy(), samples.classes, split == BY_CLASS)
+
+
+def choose(
+    labels: npt.NDArray[Any], classes: int, rank: int, count: int, split: str, seed: int, party: range | None
+) -> Indices | slice:
+    """Return the indices of the samples that `shard` gives to a worker; see there. labels: 1-D, each below `classes`;
+    for "iid" only their number counts.
+    """
+    alpha = check_split(split, flat=party is None)
+    size = len(labels) // count
+    if size == 0:
+        hint = "start fewer workers or give more data"
+        raise InvalidSettings(f"{count} workers cannot share {len(labels)} samples", hint)
+    if split == IID:
+        return slice(rank * size, (rank + 1) * size)
+    if split == BY_CLASS:
+        return np.argsort(labels, kind="stable")[rank * size : (rank + 1) * size]
+    if split == BY_PARTY:
+        assert party is not None
+        ordered = np.argsort(labels, kind="stable")[party.start * size : party.stop * size]
+        return np.sort(ordered[rank - party.start :: len(party)])
+    return _dirichlet_split(labels, classes, alpha, count, seed)[rank]
+
+
+def _dirichlet_split(labels: npt.NDArray[Any], classes: int, alpha: float, count: int, seed: int) -> list[Indices]:
+    """Return the sample indices of each worker, in file order; redrawn while a worker would get none."""
+    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, count])))
+    for _ in range(_TRIES):
+        owners = np.empty(len(labels), np.int64)
+        for label in range(classes):
+            of_class = np.flatnonzero(labels == label)
+            cuts = np.cumsum(random.dirichlet(np.full(count, alpha)))[:-1] * len(of_class)
+            owners[of_class] = np.searchsorted(np.round(cuts), np.arange(len(of_class)), side="right")
+        if np.bincount(owners, minlength=count).all():
+            return [np.flatnonzero(owners == rank) for rank in range(count)]
+    hint = "give a larger ALPHA, another --seed, fewer workers or more data"
+    raise InvalidSettings(f"--split {DIRICHLET}:{alpha:g}: of {count} workers one always gets no samples", hint)
 
 
 # A text as training data: characters, of which a network predicts each from those before it.
@@ -90,16 +157,16 @@ class TextSamples(Samples):
         windows = text[: count * context].reshape(-1, 1, 1, context)
         return cls(windows, text[1 : count * context + 1].reshape(-1, context), CHARACTERS, text=text)
 
-    def batches(self, size: int, *, seed: int, epoch: int, rank: int) -> Iterator[Batch]:
+    def batches(self, size: int, *, seed: int, epoch: int, rank: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches of all windows, in an order and with an offset that depend only on (seed, epoch, rank)."""
         assert self.text is not None
         context = self.images.shape[-1]
         sequence = np.random.SeedSequence([seed, epoch, rank])
-        start = np.random.RandomState(np.random.MT19937(sequence)).randint(context)
-        moved = self.text[start : start + len(self) * context + 1]
+        offset = np.random.RandomState(np.random.MT19937(sequence)).randint(context)
+        moved = self.text[offset : offset + len(self) * context + 1]
         images, labels = moved[:-1].reshape(self.images.shape), moved[1:].reshape(self.labels.shape)
         yield from Samples.batches(
-            TextSamples(images, labels, self.classes), size, seed=seed, epoch=epoch, rank=rank
+            TextSamples(images, labels, self.classes), size, seed=seed, epoch=epoch, rank=rank, start=start
         )
 
     def take(self, which: Array | slice) -> Batch:

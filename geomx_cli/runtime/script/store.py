@@ -17,11 +17,9 @@ from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.wire import FLOAT_NAMES
 from geomx_cli.ps.operation_queue import PendingExchange
-from geomx_cli.runtime.base_store import BaseStore
-from geomx_cli.runtime.keys import Key, pairs, plain
-from geomx_cli.runtime.momentum_check import MomentumCheck
-from geomx_cli.runtime.pushed_hyper import Hyper
-from geomx_cli.runtime.remote_optimizer import RemoteOptimizer
+from geomx_cli.runtime.script.base_store import BaseStore, Key, pairs, plain
+from geomx_cli.runtime.script.momentum_check import MomentumCheck
+from geomx_cli.runtime.script.remote_optimizer import Hyper, RemoteOptimizer
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
