@@ -69,7 +69,7 @@ OFFERED: Mapping[str, str] = {
     "geomx launch --hosts h": "file,h",
     "geomx launch -- python tr": "file,tr",
     "geomx data fetch mn": "plain,mnist",
-    "geomx init --template cnn-h": "plain,cnn-hfa",
+    "geomx init --template cnn-s": "plain,cnn-sweep",
     "geomx man st": "plain,status plain,stop",
     "geomx man logs ": "plain,collect",
     "geomx status ": "plain,20260102 plain,20260101",

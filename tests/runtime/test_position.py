@@ -18,8 +18,8 @@ from geomx_cli.runtime.bundled.evaluation import Evaluation
 from geomx_cli.runtime.bundled.loop import Loop
 from geomx_cli.runtime.bundled.position import Position, RoundProgress
 from geomx_cli.runtime.data import reader
-from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.script.store import Store
+from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.stop_vote import STOP
