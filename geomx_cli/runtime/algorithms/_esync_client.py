@@ -3,11 +3,11 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.futures import after
+from geomx_cli.runtime.training.state import State
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -75,14 +75,15 @@ class EsyncClient:
             self._asked = self._request("query", **report)
         return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Return what numbers this worker's reports. Durations are measured anew, a pending query is asked again."""
-        return {"rounds": self.rounds, "steps": self._steps, "left": self._left, "epsilon": self.epsilon}
+        return State({"rounds": self.rounds, "steps": self._steps, "left": self._left, "epsilon": self.epsilon})
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: State) -> None:
         """Continue from a `state`, in place of the first `begin`: the state server knows the round already."""
-        self.rounds, self._steps = state["rounds"], state["steps"]
-        self._left, self.epsilon = state["left"], state["epsilon"]
+        self.rounds, self._steps, self._left, self.epsilon = (
+            state.values[name] for name in ("rounds", "steps", "left", "epsilon")
+        )
         self._ended = time.monotonic()
 
     def awaited(self) -> "Future[bool]":

@@ -51,7 +51,6 @@ class PseudoGradient:
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._rounds.pull()
-        self._model.write_weights(self._rounds.vector)
         self.steps.begin()
         self.origin = [weight.copy() for weight in self.steps.weights]
 

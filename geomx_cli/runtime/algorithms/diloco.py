@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from geomx_cli.core.options import Option
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.fsa import FsaServer
-from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
@@ -128,9 +127,13 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     One exchange is pending at most; the end of training waits for it, and drops what mixing would have kept.
     """
 
+    kept = (*FiniteWorkerAlgorithm.kept, "_samples", "_turn", "_mix")
+    parts = ("_pseudo_gradient",)
+
     def __init__(self, pseudo_gradient: PseudoGradient, config: "TrainConfig") -> None:
         self.separate_comm_phase = True
         self._pseudo_gradient = pseudo_gradient
+        self.optimizer = pseudo_gradient.steps.optimizer
         self._fragments = int(config.number("fragments"))
         self._overlap = int(config.number("overlap"))
         self._mix = config.number("mix")
@@ -152,11 +155,6 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     def global_weights(self) -> "Sequence[Array] | None":
         """The fragments as of their last exchanges; the model additionally has this worker's local steps."""
         return self._pseudo_gradient.origin if self.partial_rounds else None
-
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._pseudo_gradient.steps.optimizer
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""
@@ -181,20 +179,6 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     def unfinished(self, steps_left: int) -> bool:
         """Return whether batches are left, or steps that some fragment has not exchanged."""
         return steps_left > 0 or any(self._samples)
-
-    def state(self) -> State:
-        """See WorkerAlgorithm; no exchange is pending."""
-        state = super().state()
-        state.values |= {"samples": self._samples, "turn": self._turn, "mix": self._mix}
-        state.add("pseudo_gradient", self._pseudo_gradient.state())
-        return state
-
-    def load(self, state: State) -> None:
-        """See WorkerAlgorithm."""
-        super().load(state)
-        self._samples, self._turn = list(state.values["samples"]), state.values["turn"]
-        self._mix = state.values["mix"]
-        self._pseudo_gradient.load(state.part("pseudo_gradient"))
 
     def end(self) -> None:
         """Discard this worker's part that mixing has left in the weights."""

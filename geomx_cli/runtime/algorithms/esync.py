@@ -21,7 +21,6 @@ from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.algorithms._esync_state import StateServer
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.diloco import MeanServer
-from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import PacedWorkerAlgorithm
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
-    from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.train_config import TrainConfig
     from geomx_cli.runtime.training.worker_algorithm import Stopwatch
@@ -184,37 +182,21 @@ class EsyncWorker(PacedWorkerAlgorithm):
     """
 
     steps_per_round = 10  # an estimate: unknown in advance
+    kept = (*PacedWorkerAlgorithm.kept, "_is_behind")
+    parts = ("_pseudo_gradient", "_esync")
 
     def __init__(self, client: "Client", pseudo_gradient: PseudoGradient) -> None:
         self.separate_comm_phase = True
         self._esync = EsyncClient(client)
         self._pseudo_gradient = pseudo_gradient
+        self.optimizer = pseudo_gradient.steps.optimizer
         self._tensors = pseudo_gradient.tensors
         self._is_behind = False  # the model has older weights than the last round gave
-
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._pseudo_gradient.steps.optimizer
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._pseudo_gradient.start()
         self._esync.begin()
-
-    def state(self) -> State:
-        """See WorkerAlgorithm."""
-        state = super().state()
-        state.values |= {"behind": self._is_behind, "esync": self._esync.state()}
-        state.add("pseudo_gradient", self._pseudo_gradient.state())
-        return state
-
-    def load(self, state: State) -> None:
-        """See WorkerAlgorithm."""
-        super().load(state)
-        self._is_behind = state.values["behind"]
-        self._pseudo_gradient.load(state.part("pseudo_gradient"))
-        self._esync.load(state.values["esync"])
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Take a step and ask whether to synchronize."""

@@ -158,38 +158,32 @@ class FsaWorker(FiniteWorkerAlgorithm):
         self.gradient_scale = share / workers
         self._rounds = TensorRounds(client, model)
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._weights: Array = self._rounds.vector  # the results are the weights, unless this worker runs an optimizer
         # An optimizer here updates all weights at once; parties that do not wait for each other wait for the newest.
         self._p3 = bool(client.settings.options["p3"]) and optimizer is None and not self.asynchronous
         self._tensors = range(len(model.names))
 
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._optimizer
-
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._rounds.pull()
-        self._model.write_weights(self._rounds.vector)
-        if self._optimizer is not None:
+        if self.optimizer is not None:
             self._weights = self._rounds.vector.copy()
 
     def state(self) -> State:
         """See WorkerAlgorithm."""
         state = super().state()
-        if self._optimizer is not None:
+        if self.optimizer is not None:
             state.arrays["weights"] = self._weights
-            state.add("optimizer", State({}, self._optimizer.export_state()))
+            state.add("optimizer", State({}, self.optimizer.export_state()))
         return state
 
     def load(self, state: State) -> None:
         """See WorkerAlgorithm."""
         super().load(state)
-        if self._optimizer is not None:
+        if self.optimizer is not None:
             self._weights = state.arrays["weights"].copy()
-            self._optimizer.import_state(state.named("optimizer"))
+            self.optimizer.import_state(state.named("optimizer"))
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Begin each tensor's exchange as soon as its gradient is ready, from the output to the input."""
@@ -221,8 +215,8 @@ class FsaWorker(FiniteWorkerAlgorithm):
                 self._model.write_late(index, pending[index])
             return
         self._rounds.wait()
-        if self._optimizer is not None:
-            self._weights[...] = self._optimizer.update((0, 0), self._weights, self._rounds.vector)
+        if self.optimizer is not None:
+            self._weights[...] = self.optimizer.update((0, 0), self._weights, self._rounds.vector)
         self._model.write_weights(self._weights)
 
     def _on_result(self, _: object) -> None:

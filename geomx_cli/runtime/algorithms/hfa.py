@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option
-from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
@@ -174,6 +173,8 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "H
 class HfaWorker(FiniteWorkerAlgorithm):
     """Every K1 local steps: push weights, pull the party's mean or the next milestone."""
 
+    parts = ("_steps",)
+
     def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
@@ -186,6 +187,7 @@ class HfaWorker(FiniteWorkerAlgorithm):
         self._client = client
         self._model = model
         self._steps = model.local_steps(config)
+        self.optimizer = self._steps.optimizer
         self._rounds = TensorRounds(client, model)
         self._shares_statistics = bool(config.options["sync_stats"])
         self._statistics: dict[str, tuple[Array, PendingExchange]] = {}
@@ -195,27 +197,10 @@ class HfaWorker(FiniteWorkerAlgorithm):
         """Whether the last round produced a milestone."""
         return self.rounds % self._k2 == 0
 
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._steps.optimizer
-
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._rounds.pull()
-        self._model.write_weights(self._rounds.vector)
         self._steps.begin()
-
-    def state(self) -> State:
-        """See WorkerAlgorithm."""
-        state = super().state()
-        state.add("steps", self._steps.state())
-        return state
-
-    def load(self, state: State) -> None:
-        """See WorkerAlgorithm."""
-        super().load(state)
-        self._steps.load(state.part("steps"))
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Take a step; the K1-th begins a round."""

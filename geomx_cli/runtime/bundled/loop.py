@@ -15,7 +15,7 @@ from geomx_cli.runtime.data.samples import Batch, Prefetch, Samples
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.stop_vote import StopVote
-from geomx_cli.runtime.training.tensor_rounds import pull_weights
+from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 from geomx_cli.runtime.training.train_config import TrainConfig
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm, Stopwatch, WorkerAlgorithm
 
@@ -248,7 +248,7 @@ class Loop:
         """Pull the newest weights. Recorded as a round, so that their accuracy has the correct time."""
         waiting = time.monotonic()
         with self._watch("global aggregate"):
-            pull_weights(self._client, self._model)
+            TensorRounds(self._client, self._model).pull()
             self._part.rounds += 1
         seconds = time.monotonic() - waiting
         self._record.round(

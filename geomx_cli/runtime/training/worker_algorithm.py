@@ -69,7 +69,13 @@ class WorkerAlgorithm(ABC):
     recorded: fields of the last round's record that only this algorithm has.
     arrived: when (monotonic) the newest result has come, if `synchronise` does not wait for all: then uses of the model
         do.
+    optimizer: this worker's own, whose slot (0, 0) is the vector of all weights; None if it has none.
+    kept: names of the attributes that `state` saves, JSON values.
+    parts: names of the attributes that have a `state` of their own.
     """
+
+    kept: tuple[str, ...] = ("rounds", "gradient_scale")
+    parts: tuple[str, ...] = ()
 
     rounds: int = 0
     gradient_scale: float = 1.0
@@ -79,6 +85,7 @@ class WorkerAlgorithm(ABC):
     asynchronous: bool = False
     recorded: Mapping[str, float] = MappingProxyType({})
     arrived: float = 0.0
+    optimizer: "Optimizer | None" = None
 
     @property
     def must_wait(self) -> bool:
@@ -95,11 +102,6 @@ class WorkerAlgorithm(ABC):
         """The global model after the last round, if that included all workers: 1-D arrays in the order of the
         model's tensors, which change with the next round. None if the model itself holds it.
         """
-        return None
-
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """This worker's own optimizer, whose slot (0, 0) is the vector of all weights; None if it has none."""
         return None
 
     @abstractmethod
@@ -129,12 +131,18 @@ class WorkerAlgorithm(ABC):
         """Leave the final global weights in the model; no round follows."""
 
     def state(self) -> State:
-        """Return what this part keeps while no exchange is pending, besides the model. A derived class adds its own."""
-        return State({"rounds": self.rounds, "gradient_scale": self.gradient_scale})
+        """Return what this part keeps while no exchange is pending, besides the model."""
+        state = State({name: getattr(self, name) for name in self.kept})
+        for name in self.parts:
+            state.add(name, getattr(self, name).state())
+        return state
 
     def load(self, state: State) -> None:
         """Continue from a `state` instead of `start`, once the model has its weights."""
-        self.rounds, self.gradient_scale = state.values["rounds"], state.values["gradient_scale"]
+        for name in self.kept:
+            setattr(self, name, state.values[name])
+        for name in self.parts:
+            getattr(self, name).load(state.part(name))
 
 
 class DrainableWorkerAlgorithm(WorkerAlgorithm):
