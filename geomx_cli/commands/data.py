@@ -92,7 +92,7 @@ def push(
 @click.option("--check", is_flag=True, help="Receive nothing; tell where the data set is, exit code 5: nowhere.")
 def receive(name: str, data_dir: str, existing: bool, check: bool) -> None:
     """Receive a data set from `push`, on stdin."""
-    from geomx_cli.runtime.data.push import receive as receiving
+    from geomx_cli.runtime.data.fetch import receive as receiving
 
     if check:
         from geomx_cli.runtime.data.fetch import verified

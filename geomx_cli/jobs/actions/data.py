@@ -97,7 +97,7 @@ def push(
     The files are verified here and there; a broken transfer leaves nothing. A host that fails does not stop the others.
     Raises CheckFailed for damaged files here, or if there is no room to pack them, unless all hosts have copies.
     """
-    from geomx_cli.runtime.data.push import pack
+    from geomx_cli.runtime.data.fetch import pack
 
     pushed = Pushed()
     where = [*(["--data-dir", data_dir] if data_dir else []), *(["--existing"] if existing else [])]

@@ -56,7 +56,7 @@ class PseudoGradient:
 
     def push(self, tensors: Iterable[int], weight: float = 1.0, *, continues: bool = False) -> None:
         """Begin a round of these tensors; the differences have this weight in the mean. continues: steps follow before
-        `take`, which keeps them.
+        `adopt`, which keeps them.
         """
         import numpy as np
 
@@ -76,10 +76,10 @@ class PseudoGradient:
         for index in tensors:
             self._rounds.abstain(index)
 
-    def end(self) -> None:
+    def return_to_origin(self) -> None:
         """Replace this worker's weights by the global ones."""
         for index, origin in enumerate(self.origin):
-            self._put(index, origin)
+            self._set(index, origin)
 
     def receive(self, tensors: Iterable[int]) -> None:
         """Wait for the round's new weights, and leave this worker's as they are."""
@@ -87,7 +87,7 @@ class PseudoGradient:
             self._rounds.wait([index])
             self.origin[index][:] = self._rounds.buffers[index]
 
-    def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
+    def adopt(self, tensors: Iterable[int], mix: float = 0.0) -> None:
         """Wait for the round's new weights and continue from them, with the steps since a `push` that continues.
         mix: the fraction of what that has pushed that is kept.
         """
@@ -96,9 +96,9 @@ class PseudoGradient:
             origin, own = self.origin[index], self.steps.weights[index]
             pushed = self._pushed.pop(index, None)
             new = origin if pushed is None else origin + mix * (pushed - origin) + (own - pushed)
-            self._put(index, new)
+            self._set(index, new)
 
-    def _put(self, index: int, new: "Array") -> None:
+    def _set(self, index: int, new: "Array") -> None:
         held = self.steps.put(index, new)
         if held is not new:
             self._rounding[index] = held - new

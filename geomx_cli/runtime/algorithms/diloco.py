@@ -183,7 +183,7 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     def end(self) -> None:
         """Discard this worker's part that mixing has left in the weights."""
         if self._overlap:
-            self._pseudo_gradient.end()
+            self._pseudo_gradient.return_to_origin()
 
     def _exchange(self) -> bool:
         weight = max(1, self._samples[self._turn]) / self._usual if self._by_samples else 1.0
@@ -198,7 +198,7 @@ class DilocoWorker(FiniteWorkerAlgorithm):
 
     def synchronise(self) -> None:
         """Receive the result, to which the local steps since the push are added."""
-        self._pseudo_gradient.take(self._fragment(), self._mix)
+        self._pseudo_gradient.adopt(self._fragment(), self._mix)
         self._turn = (self._turn + 1) % self._fragments
         self._wait = -1
         self.rounds += 1

@@ -237,14 +237,14 @@ class EsyncWorker(PacedWorkerAlgorithm):
         """See PacedWorkerAlgorithm."""
         if self._is_behind:
             self._is_behind = False
-            self._pseudo_gradient.end()
+            self._pseudo_gradient.return_to_origin()
 
     def synchronise(self) -> None:
         """Receive the new weights and begin the next round."""
         if self._is_behind:
             self._pseudo_gradient.receive(self._tensors)
         else:
-            self._pseudo_gradient.take(self._tensors)
+            self._pseudo_gradient.adopt(self._tensors)
         self.recorded = {"epsilon": self._esync.epsilon}
         self._pseudo_gradient.steps.count = 0
         self.rounds += 1
