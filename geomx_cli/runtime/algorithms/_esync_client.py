@@ -21,13 +21,13 @@ class EsyncClient:
     """Queries the job's state server over the existing connections. For the training thread only.
 
     It reports the worker's steps in this round (k), the duration of one (c, in seconds, including any work before it in
-    that step), and the age of the last step's end. c is the median of the last steps: a single step delayed by the
-    system would make a fast worker appear the slowest, or distort the estimated end of the slowest. No worker is ready
-    before the `--min-local-steps`-th step of a round, so answers are not awaited before that: otherwise a worker far
-    from the state server would become the slowest. With `--esync-query overlapped` the answer to one step's query may
-    be taken after the next step; the slowest worker waits for it, as its next step would delay all others. epsilon:
-    from the last answer, in seconds. Raises the client's error after the job has failed. Errors from the state server
-    are raised at this worker's next wait: for an answer, or at the start of a round.
+    that step), and the age of the last step's end. With `--esync-query overlapped` the answer to one step's query may
+    come after the next step; the slowest worker waits for it, as its next step would delay all others. Raises the
+    client's error after the job has failed. Errors from the state server are raised at this worker's next wait: for an
+    answer, or at the start of a round.
+
+    rounds: begun.
+    epsilon: seconds, from the last answer.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -67,12 +67,14 @@ class EsyncClient:
         self._ended, self._steps = now, self._steps + 1
         if self._ready(wait=False):
             return True
+        # The median: one step that the system delays would make a fast worker appear the slowest.
         report = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
         if self._asked is None:
             self._asked = self._request("query", **report)
         elif self._steps == self._least:  # the pending answer concerns a step that could not be the last
             self._reports.append(self._asked)
             self._asked = self._request("query", **report)
+        # No worker is ready earlier: if it waited for those answers, one far from the server would be the slowest.
         return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
 
     def state(self) -> State:

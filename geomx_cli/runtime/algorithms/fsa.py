@@ -141,7 +141,9 @@ class FsaWorker(FiniteWorkerAlgorithm):
     Gradients are divided by the number of workers that contribute to the round, so that their sum is the mean. Workers
     use the same optimizer implementation as servers, so weights are identical bit for bit wherever it runs.
 
-    workers: number of workers in the same rounds. share: weight of their mean in the sum of all.
+    workers: in the same rounds.
+    share: weight of their mean in the sum of all.
+    optimizer: this worker's own; None if the servers run one.
     """
 
     def __init__(

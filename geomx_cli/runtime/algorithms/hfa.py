@@ -94,7 +94,10 @@ class HfaServer:
     """Keeps for each slice at a party the milestone (the slice's shape, fp32 or fp64), the number of means, and the
     total weight since the milestone.
 
-    workers: number of workers of the party, by which they have divided. is_flat: the members of this root are workers.
+    k2: means of the party between two differences that it sends up.
+    workers: of the party, by which they have divided.
+    by_samples: whether parties weigh as much as their samples, and not all the same.
+    is_flat: whether the members of this root are workers.
     """
 
     asynchronous = False

@@ -73,11 +73,14 @@ def save_at_last(folder: Path, write: Callable[[Path], None], warn: Warn, what: 
     raise TrainingFailed(f"cannot save {what} in {folder}: {first}", _HINT)
 
 
-# The trained model and the optimizers' state, as files that other programs read. The worker of global rank 0 writes
-# model.safetensors the weights, and the statistics of batch normalization, by name optimizer.safetensors its own
-# optimizer's state as TENSOR/ARRAY, and `step`, if it runs one manifest.json what they are, and where the roots keep
-# the slices of each tensor; it is written last and each root optimizer.safetensors its optimizer's state as
-# KEY/SLICE/ARRAY, which does not cross the links between parties
+# The trained model and the optimizers' state, as files that other programs read.
+#
+#   worker of global rank 0
+#     model.safetensors      the weights, and the statistics of batch normalization, by name
+#     optimizer.safetensors  its own optimizer's state as TENSOR/ARRAY, and `step`, if it runs one
+#     manifest.json          what they are, and where the roots keep the slices of each tensor; written last
+#   each root
+#     optimizer.safetensors  its optimizer's state as KEY/SLICE/ARRAY, which does not cross the links between parties
 
 MANIFEST_VERSION = 1
 _OPTIMIZER = "optimizer.safetensors"
@@ -156,7 +159,8 @@ _ABOUT = ("seconds", "samples", "rounds")
 class Checkpoint:
     """A global model, float32 arrays by name, with the steps, samples and rounds of the worker that writes it.
 
-    steps: rounds without data count as a usual round's steps. seconds: since its training began.
+    steps: rounds without data count as a usual round's steps.
+    seconds: since its training began.
     """
 
     steps: int

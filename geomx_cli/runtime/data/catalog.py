@@ -39,8 +39,11 @@ def is_own(name: str) -> bool:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of files. `files`: file names by split; of a text, one file for both. shape: of an image; None for
-    a text. train_size: images, or characters, to train on.
+    """A data set of files.
+
+    shape: of an image: channels, height, width; None for a text.
+    files: file names by split; of a text, one file for both.
+    train_size: images, or characters, to train on.
     """
 
     shape: tuple[int, int, int] | None

@@ -24,8 +24,10 @@ Batch = tuple[Floats, Floats]
 
 @dataclass(frozen=True)
 class Samples:
-    """Images, uint8 or float32 of shape (n, channels, height, width), and labels, of shape (n,), each below `classes`.
+    """Images with their labels.
 
+    images: uint8 or float32 of shape (n, channels, height, width).
+    labels: of shape (n,), each below `classes`.
     in_order: do not shuffle batches.
     """
 
@@ -139,10 +141,11 @@ _MOST_WINDOWS = 256  # windows that are evaluated, evenly spread: enough for a l
 
 @dataclass(frozen=True)
 class TextSamples(Samples):
-    """Windows of a text. images: uint8 of shape (n, 1, 1, context), the characters; labels: uint8 of shape
-    (n, context), for each the one that follows it. text: what they are cut from.
+    """Windows of a text. Each epoch begins them at another character, so that their borders vary.
 
-    Each epoch begins its windows at another character, so that their borders vary.
+    images: the characters, uint8 of shape (n, 1, 1, context).
+    labels: for each character the one that follows it, uint8 of shape (n, context).
+    text: what they are cut from.
     """
 
     text: Array | None = None

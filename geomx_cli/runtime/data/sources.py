@@ -101,9 +101,12 @@ _MOST_BYTES = 256 << 20  # per file, compressed and decompressed
 
 @dataclass(frozen=True)
 class Source:
-    """The source of a data set. `packed`: the files below `url`; NAME.gz contains NAME, an archive contains all in
-    `folder`. digests: SHA-256 of each decompressed file, as sources may compress the same bytes differently. package:
-    Debian's, "" for none. unpack: returns the only file of a package; then the package itself is below `url`.
+    """The source of a data set.
+
+    packed: the files below `url`; NAME.gz contains NAME, an archive contains all in `folder`.
+    digests: SHA-256 of each decompressed file, as sources may compress the same bytes differently.
+    package: Debian's, "" for none.
+    unpack: returns the only file of a package; then the package itself is below `url`.
     """
 
     url: str

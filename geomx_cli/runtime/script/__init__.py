@@ -39,9 +39,9 @@ class Session:
     """The script's membership of the job. For the main thread of the process that created it; inactive in forked
     children.
 
-    attached: whether the script is joining the job, or may, having imported a framework with our store. store: the
-    store that the front end has created for the script, None before. contribution: see ProcessFinished; set by
-    `finish`.
+    attached: whether the script is joining the job, or may, having imported a framework with our store.
+    store: the store that the front end has created for the script, None before.
+    contribution: see ProcessFinished; set by `finish`.
     """
 
     def __init__(self) -> None:

@@ -37,9 +37,10 @@ _ABOUT = "geomx"
 class SavedState:
     """An optimizer's name, hyper-parameters and state.
 
-    dtypes: by key. slices: by key, the arrays of each cut by name, {} before its first update: `step`, int64 of
-    shape (1,), and arrays with as many elements as the cut. counts: a worker's own update counts by key, if the
-    hyper-parameters are to be restored with the state; else None.
+    dtypes: by key.
+    slices: by key, the arrays of each cut by name, {} before its first update: `step`, int64 of shape (1,), and arrays
+        with as many elements as the cut.
+    counts: a worker's own update counts by key, if the hyper-parameters are to be restored with the state; else None.
     """
 
     optimizer: str

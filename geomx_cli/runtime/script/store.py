@@ -32,11 +32,14 @@ _MASTER_ENDS = (
 
 
 class Store(BaseStore):
-    """One worker's key-value store. optimizer: that of the global servers. momentum: compared with the codec's.
+    """One worker's key-value store.
 
     `init` and `barrier` block; everything else returns at once, with futures. Callers of `start` and
     `fetch` from several threads must keep the order of calls per key; different keys need no order. After the job has
     failed, every call and future raises the client's error: PeerLost, TimedOut.
+
+    optimizer: that of the global servers.
+    momentum: of the script's optimizer, compared with the codec's.
     """
 
     def __init__(self, client: "Client", kind: str = "dist_sync") -> None:

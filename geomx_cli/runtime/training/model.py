@@ -81,7 +81,8 @@ class ModelWeights(ABC):
     or a single one by its index, as 1-D. A framework may compute asynchronously: a method that does not return values
     may return before the work is done, and later calls see its effect. For the training thread only.
 
-    names: the keys of the trained tensors, from the input to the output. sizes: their numbers of elements.
+    names: the keys of the trained tensors, from the input to the output.
+    sizes: their numbers of elements.
     """
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
@@ -253,9 +254,10 @@ class ModelAdapter(ModelWeights):
 class Network(Architecture):
     """An architecture that a framework can compute.
 
-    adapter: creates the model of `build`. session: a context for building and training on a device ("" is the CPU,
-    "gpuN" the only GPU visible to this process), which seeds the framework's random numbers, used by layers such as
-    dropout; entering it raises InvalidSettings for an unusable device.
+    adapter: creates the model of `build`.
+    session: a context for building and training on a device ("" is the CPU, "gpuN" the only GPU visible to this
+        process), which seeds the framework's random numbers, used by layers such as dropout. Entering it raises
+        InvalidSettings for an unusable device.
     """
 
     adapter: "Callable[[Network], ModelAdapter]"

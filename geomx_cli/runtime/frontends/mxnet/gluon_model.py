@@ -47,8 +47,10 @@ class Built:
 class GluonModel(ModelAdapter):
     """A block on MXNet's current device at construction.
 
-    weights, statistics, gradients: float32 NDArrays, the same objects for the model's lifetime, in the orders of the
-    network's parameters and statistics. MXNet's engine computes asynchronously, in call order.
+    MXNet's engine computes asynchronously, in call order. All arrays are the same objects for the model's lifetime.
+
+    weights, gradients: float32 NDArrays in the order of the network's parameters.
+    statistics: float32 NDArrays by name.
     """
 
     def __init__(self, network: Network, built: Built) -> None:

@@ -42,7 +42,8 @@ class _Known:
 class ScriptOptimizer:
     """For the training thread.
 
-    optimizer: MXNet's, None before `set`. updates: runs the optimizer on this worker, None if the servers run it.
+    optimizer: MXNet's, None before `set`.
+    updates: runs the optimizer on this worker; None if the servers run it.
     """
 
     def __init__(self, mx: Any, store: Store) -> None:
