@@ -18,6 +18,7 @@ from geomx_cli.runtime.bundled.evaluation import Evaluation
 from geomx_cli.runtime.bundled.loop import Loop
 from geomx_cli.runtime.bundled.position import Position, RoundProgress
 from geomx_cli.runtime.data import reader
+from geomx_cli.runtime.data.samples import Samples, TextSamples
 from geomx_cli.runtime.script.store import Store
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training.model import ModelAdapter
@@ -123,6 +124,19 @@ def test_a_worker_that_continues_from_its_state_ends_with_the_same_bits(way: Any
     assert straight["steps"] >= 18 and straight["rounds"] >= 3
     assert way(1) == straight
     assert way(5) == straight
+
+
+@pytest.mark.parametrize("of_text", [False, True])
+def test_batches_from_the_middle_of_an_epoch(of_text: bool) -> None:
+    text = np.random.default_rng(3).integers(0, 256, 350, np.uint8)
+    samples = TextSamples.of(text, 8) if of_text else Samples(text[:42].reshape(-1, 1, 1, 1), text[:42])
+    every = list(samples.batches(4, seed=1, epoch=2, rank=3))
+    assert len(every) == 11
+    for start in (0, 3, 10, 11):
+        found = list(samples.batches(4, seed=1, epoch=2, rank=3, start=start))
+        assert len(found) == 11 - start
+        for batch, wanted in zip(found, every[start:], strict=True):
+            assert all((array == other).all() for array, other in zip(batch, wanted, strict=True))
 
 
 def test_the_state_of_a_round_in_progress() -> None:
