@@ -6,10 +6,7 @@ import hashlib
 import http.server
 import io
 import itertools
-import os
-import re
 import struct
-import subprocess
 import sys
 import tarfile
 import threading
@@ -18,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import packages
 import pytest
 from click.testing import CliRunner
-from cluster import until
 
 from geomx_cli.commands.data import data as command
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
@@ -208,18 +205,18 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A web server that replaces the authors', with the small set; no apt-get."""
+    """A web server that replaces the authors' and Debian's, with the small set, but no package."""
     directory = write(tmp_path / "site", packed=True)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(directory))
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         digests = {name: hashlib.sha256(idx(a)).hexdigest() for name, a in small_set().items()}
-        url, package = f"http://127.0.0.1:{server.server_address[1]}/", "dataset-fashion-mnist"
-        small = Source(url, tuple(f"{name}.gz" for name in digests), digests, package=package)
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        package, unpack = f"{url}dataset-fashion-mnist_1_all.deb", sources.images_of_package
+        small = Source(url, tuple(f"{name}.gz" for name in digests), digests, package=package, unpack=unpack)
         packed = Source(url, ("cifar.tar.gz",), small_cifar_digests(), folder="cifar-10-batches-bin")
         monkeypatch.setattr(fetch, "SOURCES", {**sources.SOURCES, "fashion-mnist": small, "cifar10": packed})
-        monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
         yield directory
         server.shutdown()
 
@@ -254,14 +251,13 @@ def test_fetch_mends_a_damaged_file(site: Path, tmp_path: Path) -> None:
     assert len(reader.load("fashion-mnist", "train", target)) == COUNTS["train"]
 
 
-@pytest.mark.processes
 def test_fetch_names_every_cause_and_leaves_nothing(site: Path, tmp_path: Path) -> None:
     path = site / f"{FILES['test'][0]}.gz"
     path.write_bytes(gzip.compress(b"something else"))
-    with pytest.raises(HostUnreachable, match=r"SHA-256 differs.*no apt-get"):
+    with pytest.raises(HostUnreachable, match=r"SHA-256 differs.*deb: HTTP status 404"):
         fetch.fetch("fashion-mnist", tmp_path / "target")
     path.unlink()
-    with pytest.raises(HostUnreachable, match=r"404.*no apt-get") as caught:
+    with pytest.raises(HostUnreachable, match=r"404.*deb: HTTP status 404") as caught:
         fetch.ensure("fashion-mnist", tmp_path / "target")
     assert path.name in caught.value.hint and "--data-dir" in caught.value.hint
     assert list((tmp_path / "target").iterdir()) == []
@@ -279,40 +275,22 @@ def test_the_command_prints_the_directory(site: Path, tmp_path: Path) -> None:
     assert FILES["train"][0] in result.stderr
 
 
-@pytest.mark.processes
-def test_a_long_wait_for_packages_is_reported(tmp_path: Path) -> None:
-    programs, go = tmp_path / "bin", tmp_path / "go"
-    programs.mkdir()
-    apt = programs / "apt-get"
-    apt.write_text(f'#!/bin/sh\ncase "$*" in *update*) until [ -e {go} ]; do sleep 0.1; done;; esac\nexit 1\n')
-    apt.chmod(0o700)
-    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
-    words = ["data", "fetch", "fashion-mnist", "--data-dir", str(tmp_path / "target")]
-    argv = [sys.executable, "-m", "geomx_cli", *words]
-    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        waits = re.compile(r"apt-get update into a private directory, 45 s at most \(\d+ s\)\n")
-        assert any(waits.fullmatch(line) for line in process.stderr), "it ended without a word"
-        go.touch()
-        assert "cannot be fetched" in process.stderr.read()
-    assert process.returncode == 4
+def test_fetch_takes_the_package_where_the_authors_do_not_answer(site: Path, tmp_path: Path) -> None:
+    paths = {f"./usr/share/datasets/fashion-mnist/{path.name}": path.read_bytes() for path in site.iterdir()}
+    for path in site.iterdir():
+        path.unlink()
+    (site / "dataset-fashion-mnist_1_all.deb").write_bytes(packages.made(paths))
+    told: list[str] = []
+    fetch.fetch("fashion-mnist", tmp_path / "target", lambda what, done, total: told.append(what))
+    assert len(reader.load("fashion-mnist", "train", tmp_path / "target")) == COUNTS["train"]
+    assert "cannot download from http" in told[0] and told[-1] == "dataset-fashion-mnist_1_all.deb"
 
 
-@pytest.mark.processes
-def test_a_fetch_ends_at_its_limit_with_all_that_it_started(tmp_path: Path) -> None:
-    """As without a network, where what apt-get starts looks up names for longer than apt-get lives."""
-    programs, ran = tmp_path / "bin", tmp_path / "ran"
-    programs.mkdir()
-    apt = programs / "apt-get"
-    apt.write_text(f'#!/bin/sh\necho "$$" >> {ran}\nsleep 60 &\necho "$!" >> {ran}\nwait\n')
-    apt.chmod(0o700)
-    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
-    words = ["data", "fetch", "fashion-mnist", "--data-dir", str(tmp_path / "target"), "--limit", "2s"]
-    argv = [sys.executable, "-m", "geomx_cli", *words]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 4 and "apt-get was not done within" in done.stderr, done.stderr
-    assert len(ran.read_text().split()) == 2, "a package list was fetched after the limit"
-    until(lambda: not any(Path("/proc", pid).exists() for pid in ran.read_text().split()))
+def test_a_fetch_ends_at_its_limit(site: Path, tmp_path: Path) -> None:
+    with pytest.raises(HostUnreachable, match=r"not done within the time limit.*not done within the time limit"):
+        (site / "dataset-fashion-mnist_1_all.deb").write_bytes(b"slow")
+        fetch.fetch("fashion-mnist", tmp_path / "target", limit=0)
+    assert list((tmp_path / "target").iterdir()) == []
 
 
 def small_cifar() -> dict[str, bytes]:

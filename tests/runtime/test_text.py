@@ -1,14 +1,13 @@
 """Texts: where they come from, how they are cut and divided, and what is found of a language model."""
 
-import io
 import math
 import struct
-import tarfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import packages
 import pytest
 from click.testing import CliRunner
 
@@ -37,21 +36,12 @@ def vector(lines: list[str]) -> bytes:
 def package(contents: list[bytes]) -> bytes:
     """A package of Debian with such objects in a database of R."""
     objects = b"".join(struct.pack(">I", len(one)) + zlib.compress(one) for one in contents)
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:xz") as tar:
-        entry = tarfile.TarInfo("./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
-        entry.size = len(objects)
-        tar.addfile(entry, io.BytesIO(objects))
-    found = b"!<arch>\n"
-    for name, member in (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), ("data.tar.xz", archive.getvalue())):
-        head = f"{name:<16}{'0':<12}{'0':<6}{'0':<6}{'100644':<8}{len(member):<10}`\n".encode()
-        found += head + member + b"\n" * (len(member) % 2)
-    return found
+    return packages.made({"./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb": objects})
 
 
 def test_a_text_is_taken_out_of_its_package() -> None:
     text = text_of_package(package([vector(lines) for lines in NOVELS]))
-    assert text == b"EMMA\n\nEmma Woodhouse, handsome, clever, and rich\nTHE END\n"
+    assert text == {"austen.txt": b"EMMA\n\nEmma Woodhouse, handsome, clever, and rich\nTHE END\n"}
 
 
 @pytest.mark.parametrize("content", [b"", b"!<arch>\n", package([b"X\n" + bytes(40)]), package([b"odd"])])

@@ -79,15 +79,16 @@ def _require_directory(name: str, data_dir: str | Path) -> None:
 
 def _from_any_source(name: str, scratch: Path, progress: Progress, limit: float) -> None:
     source, causes, deadline = SOURCES[name], [], time.monotonic() + limit
-    for where, way in sources.ways(source):
+    for url, files in source.places:
         try:
-            way(source, scratch, progress, deadline)
+            sources.download(source, url, files, scratch, progress, deadline)
         except SourceError as cause:
-            causes.append(f"{where}: {cause}")
+            causes.append(f"{url}: {cause}")
             progress(f"cannot download from {causes[-1]}", 0, 0)
         else:
             return
-    package = f" or install Debian's {source.package}," if source.package else ""
+    name_of_package = source.package.rpartition("/")[2].partition("_")[0]
+    package = f" or install Debian's {name_of_package}," if name_of_package else ""
     raise HostUnreachable(
         f"{name} cannot be fetched. " + ". ".join(causes),
         f"on a machine with Internet access download {', '.join(source.packed)} from {source.url},{package} and pass"

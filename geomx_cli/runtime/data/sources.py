@@ -1,4 +1,4 @@
-"""Download sources of data sets: their authors' servers, a Debian package.
+"""Download sources of data sets: their authors' servers, packages of Debian.
 
 Every source has time limits, files are verified against known digests, and nothing is installed.
 """
@@ -6,43 +6,53 @@ Every source has time limits, files are verified against known digests, and noth
 import hashlib
 import io
 import lzma
-import os
 import queue
-import signal
 import struct
-import subprocess
 import tarfile
-import tempfile
 import threading
 import time
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-__all__ = ["Progress", "SOURCES", "Source", "SourceError", "other_than", "text_of_package", "ways"]
+__all__ = ["Progress", "SOURCES", "Source", "SourceError", "download", "other_than", "text_of_package"]
 
-# The text of Jane Austen's novels, from the package for R that has them: a .deb with R's serialized strings.
+# Files of Debian's packages, by name. For another file the functions raise ValueError, SourceError, or an exception of
+# tarfile, lzma, zlib or struct.
 
-_DATA = "./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
+_FASHION_DATA = "./usr/share/datasets/fashion-mnist"
+_NOVELS = "./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
 _MAGIC = b"!<arch>\n"
 _STRINGS, _STRING = 16, 9  # R's types of a vector of strings, and of a string
 
 
-def text_of_package(package: bytes) -> bytes:
-    """Return the six novels, one after another, as UTF-8 with a newline at the end of each line.
+def images_of_package(package: bytes) -> dict[str, bytes]:
+    """Return the files of Fashion-MNIST."""
+    paths = [f"{_FASHION_DATA}/{name}.gz" for name in _FASHION]
+    return {
+        name: _inflated(packed, f"{name}.gz")
+        for name, packed in zip(_FASHION, _contents(package, *paths), strict=True)
+    }
 
-    Raises ValueError, or an exception of tarfile, lzma, zlib or struct, for a file that is not that package.
+
+def text_of_package(package: bytes) -> dict[str, bytes]:
+    """Return Jane Austen's six novels as austen.txt, one after another: UTF-8, with a newline at the end of each line.
+    The package is for R, and has R's serialized strings.
     """
+    (content,) = _contents(package, _NOVELS)
+    return {"austen.txt": b"".join(line + b"\n" for novel in _objects(content) for line in _strings(novel))}
+
+
+def _contents(package: bytes, *paths: str) -> list[bytes]:
+    """Return files that a package of Debian would install."""
     with tarfile.open(fileobj=io.BytesIO(_member(package, b"data.tar"))) as archive:
-        member = archive.extractfile(_DATA)
-        content = member.read() if member is not None else b""
-    return b"".join(line + b"\n" for novel in _objects(content) for line in _strings(novel))
+        members = [archive.extractfile(path) for path in paths]
+        return [member.read(_MOST_BYTES) if member is not None else b"" for member in members]
 
 
 def _member(archive: bytes, prefix: bytes) -> bytes:
@@ -91,8 +101,6 @@ Progress = Callable[[str, int, int], None]
 """Called with (activity, bytes done, total bytes); the total is 0 if only the message matters."""
 
 _CONNECT_LIMIT = 5.0
-_APT_LIMIT = 300.0
-_UPDATE_LIMIT = 45.0  # where a mirror answers, the lists come within seconds
 _PIECE = 1 << 18
 _SMALL = 1 << 17
 _UNPACKING = (lzma.LZMAError, zlib.error, struct.error)
@@ -103,10 +111,10 @@ _MOST_BYTES = 256 << 20  # per file, compressed and decompressed
 class Source:
     """The source of a data set.
 
-    packed: the files below `url`; NAME.gz contains NAME, an archive contains all in `folder`.
+    packed: the files below `url`; NAME.gz contains NAME, an archive contains all in `folder`; or a package of Debian.
     digests: SHA-256 of each decompressed file, as sources may compress the same bytes differently.
-    package: Debian's, "" for none.
-    unpack: returns the only file of a package; then the package itself is below `url`.
+    package: the address of a package of Debian that has the files too; "" for none.
+    unpack: returns the files of the package by name.
     """
 
     url: str
@@ -114,7 +122,13 @@ class Source:
     digests: Mapping[str, str]
     folder: str = ""
     package: str = ""
-    unpack: Callable[[bytes], bytes] | None = None
+    unpack: Callable[[bytes], Mapping[str, bytes]] | None = None
+
+    @property
+    def places(self) -> list[tuple[str, Sequence[str]]]:
+        """Where the files are, in the order to try: an address, and the names below it."""
+        folder, slash, file = self.package.rpartition("/")
+        return [(self.url, self.packed), *([(folder + slash, (file,))] if file else [])]
 
 
 _FASHION = {
@@ -137,10 +151,12 @@ _CIFAR10 = {
     "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
+_DEBIAN = "http://deb.debian.org/debian/pool/main/"
 SOURCES: Mapping[str, Source] = {
     "fashion-mnist": Source(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", tuple(f"{name}.gz" for name in _FASHION),
-        _FASHION, package="dataset-fashion-mnist",
+        _FASHION, package=f"{_DEBIAN}d/dataset-fashion-mnist/dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
+        unpack=images_of_package,
     ),
     "mnist": Source(
         "https://storage.googleapis.com/cvdf-datasets/mnist/", tuple(f"{name}.gz" for name in _MNIST), _MNIST
@@ -149,9 +165,8 @@ SOURCES: Mapping[str, Source] = {
         "https://www.cs.toronto.edu/~kriz/", ("cifar-10-binary.tar.gz",), _CIFAR10, folder="cifar-10-batches-bin"
     ),
     "austen": Source(
-        "http://deb.debian.org/debian/pool/main/r/r-cran-janeaustenr/", ("r-cran-janeaustenr_1.0.0-1_all.deb",),
-        {"austen.txt": "65b434d16a8755142bfa95ba19c5f9abd0d30cf3dffe3b6793e834f9f56dcc96"},
-        package="r-cran-janeaustenr", unpack=text_of_package,
+        f"{_DEBIAN}r/r-cran-janeaustenr/", ("r-cran-janeaustenr_1.0.0-1_all.deb",),
+        {"austen.txt": "65b434d16a8755142bfa95ba19c5f9abd0d30cf3dffe3b6793e834f9f56dcc96"}, unpack=text_of_package,
     ),
 }  # fmt: skip
 """Sources by data set name."""
@@ -173,30 +188,26 @@ class SourceError(Exception):
     """A source cannot provide the data; the text says why."""
 
 
-def ways(source: Source) -> Iterator[tuple[str, Callable[[Source, Path, Progress, float], None]]]:
-    """Yield the sources to try, in order: a name, and a function that writes the files to a folder until a deadline in
-    time.monotonic seconds, or raises SourceError.
+def download(
+    source: Source, url: str, files: Sequence[str], scratch: Path, progress: Progress, deadline: float
+) -> None:
+    """Write the data set's files to the folder `scratch`, from `files` below `url`: a package of Debian (.deb), an
+    archive (.tar.gz), or single files (.gz). `deadline`: in time.monotonic seconds. Raises SourceError.
     """
-    yield source.url, _from_authors
-    if source.package:
-        yield f"Debian's package {source.package}", _from_debian
-
-
-def _from_authors(source: Source, scratch: Path, progress: Progress, deadline: float) -> None:
-    for file in source.packed:
+    for file in files:
         try:
-            packed = _download(source.url + file, file, deadline, progress)
+            packed = _download(url + file, file, deadline, progress)
         except HTTPError as error:
             error.close()
             raise SourceError(f"{file}: HTTP status {error.code}") from None
         except (OSError, HTTPException) as error:
             raise SourceError(str(getattr(error, "reason", error)) or type(error).__name__) from None
-        if source.unpack is not None:
+        if file.endswith(".deb"):
             _unpack_package(source, packed, file, scratch)
-        elif source.folder:
+        elif file.endswith(".tar.gz"):
             _unpack_all(source, packed, file, scratch)
         else:
-            _unpack(source, packed, scratch / file.removesuffix(".gz"))
+            _write(source, file, scratch / file.removesuffix(".gz"), _inflated(packed, file))
 
 
 def _download(url: str, what: str, deadline: float, progress: Progress) -> bytes:
@@ -234,86 +245,16 @@ def _open(url: str) -> Any:
     return answer
 
 
-def _from_debian(source: Source, scratch: Path, progress: Progress, deadline: float) -> None:
-    with tempfile.TemporaryDirectory(dir=scratch) as name:
-        work = Path(name)
-        progress(f"apt-get download {source.package}", 0, 0)
-        try:
-            _run(work, deadline, "apt-get", "download", source.package)
-        except SourceError:
-            # Without package lists, as in many containers, apt knows no package: have it download them to a private
-            # directory.
-            limit = min(_UPDATE_LIMIT, deadline - time.monotonic())
-            if limit <= 0:
-                raise
-            progress(f"apt-get update into a private directory, {limit:.0f} s at most", 0, 0)
-            private = _private_apt(work)
-            _run(work, time.monotonic() + limit, "apt-get", *private, "update")
-            _run(work, deadline, "apt-get", *private, "download", source.package)
-        package = next(work.glob(f"{source.package}_*.deb"), None)
-        if package is None:
-            raise SourceError("apt-get download left no file")
-        if source.unpack is not None:
-            _unpack_package(source, package.read_bytes(), package.name, scratch)
-            return
-        _run(work, deadline, "dpkg-deb", "-x", str(package), "content")
-        for file in source.digests:
-            packed = work / "content/usr/share/datasets" / source.package.removeprefix("dataset-") / f"{file}.gz"
-            if not packed.is_file():
-                raise SourceError(f"{package.name} has no {file}.gz")
-            _unpack(source, packed.read_bytes(), scratch / file)
-
-
-def _private_apt(work: Path) -> list[str]:
-    options = ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=", "-o", "Acquire::Retries=0"]
-    options += ["-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10"]
-    for directory, path in (
-        ("State::lists", "lists"),
-        ("Cache", "cache"),
-        ("Cache::archives", "cache/archives"),
-    ):
-        (work / path / "partial").mkdir(parents=True, exist_ok=True)
-        options += ["-o", f"Dir::{directory}={work / path}"]
-    return options
-
-
-def _run(work: Path, deadline: float, *command: str) -> None:
-    limit = min(_APT_LIMIT, max(0.0, deadline - time.monotonic()))
-    try:
-        process = subprocess.Popen(
-            command,
-            cwd=work,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        raise SourceError(f"this machine has no {command[0]}") from None
-    with process:
-        try:
-            output, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            raise SourceError(f"{command[0]} was not done within {limit:.0f} s") from None
-        finally:
-            # The processes that apt-get downloads with outlive it while they look up a name, and hold the pipe open.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode != 0:
-        lines = output.decode(errors="replace").strip().splitlines()
-        problems = [line for line in lines if line.startswith("E:")] or lines[-1:]
-        raise SourceError(f"{command[0]} failed: {' '.join(problems) or f'status {process.returncode}'}")
-
-
-def _unpack(source: Source, packed: bytes, target: Path) -> None:
+def _inflated(packed: bytes, name: str) -> bytes:
+    """Return the content of a .gz file."""
     try:
         inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         content = inflate.decompress(packed, _MOST_BYTES)
     except zlib.error as error:
-        raise SourceError(f"{target.name}.gz is damaged: {error}") from None
+        raise SourceError(f"{name} is damaged: {error}") from None
     if not inflate.eof:
-        raise SourceError(f"{target.name}.gz is damaged: it is cut short, or larger than it should be")
-    _write(source, f"{target.name}.gz", target, content)
+        raise SourceError(f"{name} is damaged: it is cut short, or larger than it should be")
+    return content
 
 
 def _unpack_all(source: Source, packed: bytes, name: str, scratch: Path) -> None:
@@ -330,12 +271,12 @@ def _unpack_all(source: Source, packed: bytes, name: str, scratch: Path) -> None
 
 def _unpack_package(source: Source, package: bytes, name: str, scratch: Path) -> None:
     assert source.unpack is not None
-    (file,) = source.digests
     try:
-        content = source.unpack(package)
+        contents = source.unpack(package)
     except (ValueError, KeyError, OSError, EOFError, tarfile.TarError, *_UNPACKING) as error:
         raise SourceError(f"{name} is damaged: {error}") from None
-    _write(source, f"{name}: {file}", scratch / file, content)
+    for file in source.digests:
+        _write(source, f"{name}: {file}", scratch / file, contents[file])
 
 
 def _write(source: Source, what: str, target: Path, content: bytes) -> None:

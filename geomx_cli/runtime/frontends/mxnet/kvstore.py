@@ -239,7 +239,7 @@ class KVStore(BaseStore):
 
         Any worker may call it between its rounds. It waits for the rounds that the worker has begun. With
         `dump_optimizer`, loading the file also restores the hyper-parameters and this worker's update counts. The
-        format is numpy's .npz (see optimizer_state_file.py).
+        format is numpy's .npz (see optimizer_state.py).
         """
         self._engine.settle()
         self._script_optimizer.save(Path(fname), dump_optimizer)
