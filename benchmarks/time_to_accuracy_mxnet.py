@@ -52,7 +52,7 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
                 store.pull(key, weight, priority=-key)
             _wait(model)
             steps, samples = steps + 1, samples + len(batch[1])
-            if rank == 0 and checkpoints.due(steps):
+            if rank == 0 and steps % checkpoints.every == 0:
                 keep()
     if rank == 0:
         keep()
