@@ -45,7 +45,7 @@ from wan import Wan
 from geomx_cli.core.errors import CheckFailed, UsageError
 from geomx_cli.core.events import ProcessFinished, Reported, RoundCompleted, StateChanged
 from geomx_cli.core.options import Value
-from geomx_cli.runtime.training import data, fetch
+from geomx_cli.runtime.data import fetch, reader
 
 WORKERS = 4
 SKIPPED = 2  # steps of fsa and ddp before the first that counts
@@ -125,7 +125,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, wan: Wan | None) -> None:
         self._given = arguments
         self._wan = wan
-        self._length = len(data.read_text("austen", "train", ""))
+        self._length = len(reader.read_text("austen", "train", ""))
 
     def run(self, name: str, own: Mapping[str, Value]) -> Result:
         """Train a row, with options of its own."""

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NamedTuple, Self
 
-from geomx_cli.runtime.training import data
+from geomx_cli.runtime.data import reader
 
 CHARACTERS = "LANGUAGE_MODEL_CHARACTERS"
 """The variable with the number of characters."""
@@ -14,7 +14,7 @@ CHARACTERS = "LANGUAGE_MODEL_CHARACTERS"
 
 def text(split: str, folder: str) -> bytes:
     """That many characters to train on, or the end of the novels."""
-    whole = data.read_text("austen", "train" if split == "train" else "test", folder)
+    whole = reader.read_text("austen", "train" if split == "train" else "test", folder)
     return whole[: int(os.environ[CHARACTERS])].tobytes() if split == "train" else whole.tobytes()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.runtime.reports import Reporter
+from geomx_cli.runtime.script.reports import Reporter
 
 CALLS, PAUSE = 2000, 0.001
 

@@ -36,7 +36,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, InvalidSettings, UsageError
 from geomx_cli.core.events import RoundCompleted
 from geomx_cli.core.options import Value, decode
-from geomx_cli.runtime.training.checkpoint import Checkpoint
+from geomx_cli.runtime.bundled.checkpoint import Checkpoint
 
 CHECKPOINT_EVERY = 5
 NOTHING = Mark(math.inf, 0, 0, math.inf, 0.0)

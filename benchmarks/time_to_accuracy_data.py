@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from geomx_cli.runtime.training import data
+from geomx_cli.runtime.data import reader
 
 
 def party_a(split: str, folder: str) -> tuple[Any, Any]:
     """Fashion-MNIST's first five classes for training; all ten for testing."""
-    samples = data.load("fashion-mnist", "train" if split == "train" else "test", folder)
+    samples = reader.load("fashion-mnist", "train" if split == "train" else "test", folder)
     chosen = slice(None) if split == "test" else samples.labels < 5
     return samples.images[chosen], samples.labels[chosen]

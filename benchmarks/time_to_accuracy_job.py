@@ -21,7 +21,7 @@ from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.events import Event, RoundCompleted, parse
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.options import Value, defaults
-from geomx_cli.runtime.training.checkpoint import Checkpoint
+from geomx_cli.runtime.bundled.checkpoint import Checkpoint
 
 __all__ = ["Job", "Judge", "Mark"]
 
@@ -156,9 +156,10 @@ class Judge:
     """Evaluates checkpoints on the test set, after the job."""
 
     def __init__(self, network: str = "cnn") -> None:
-        from geomx_cli.runtime.training import data, networks
+        from geomx_cli.runtime.bundled import networks
+        from geomx_cli.runtime.data import reader
 
-        self._test = data.load("fashion-mnist", "test")
+        self._test = reader.load("fashion-mnist", "test")
         self._model = networks.find(network).build()
 
     def marks(self, job: Job, targets: Sequence[float]) -> list[Mark | None]:

@@ -13,12 +13,12 @@ import sys
 import time
 from typing import Any
 
+from geomx_cli.runtime.bundled import networks
+from geomx_cli.runtime.bundled.checkpoint import Checkpoint, Checkpoints
+from geomx_cli.runtime.data import reader
+from geomx_cli.runtime.data.samples import Prefetch, shard
 from geomx_cli.runtime.frontends.mxnet.gluon_model import GluonModel
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
-from geomx_cli.runtime.training import data, networks
-from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
-from geomx_cli.runtime.training.samples import Prefetch
-from geomx_cli.runtime.training.shards import shard
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 
@@ -33,7 +33,7 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
     rank, here = int(os.environ["WORKER_RANK"]), int(options["workers"])
     party = range(rank // here * here, rank // here * here + here)
     own = shard(
-        data.load(config.data, "train", config.data_dir), rank, store.num_workers, config.split, config.seed, party
+        reader.load(config.data, "train", config.data_dir), rank, store.num_workers, config.split, config.seed, party
     )
     model.warm_up(config.batch_size)
     _begin(mx, store, model, config)
@@ -52,7 +52,7 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
                 store.pull(key, weight, priority=-key)
             _wait(model)
             steps, samples = steps + 1, samples + len(batch[1])
-            if rank == 0 and checkpoints.due(steps):
+            if rank == 0 and steps % checkpoints.every == 0:
                 keep()
     if rank == 0:
         keep()

@@ -18,12 +18,14 @@ if __name__ == "mxnet":  # geomx's own folder precedes the real mxnet on sys.pat
     raise ImportError(f"{__file__} is not MXNet: take its folder off sys.path and PYTHONPATH")
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime import finder, script
+from geomx_cli.runtime import script
+from geomx_cli.runtime.data import reader
+from geomx_cli.runtime.data.samples import Samples
+from geomx_cli.runtime.data.samples import shard as shard_of
+from geomx_cli.runtime.frontends import finder
 from geomx_cli.runtime.frontends.mxnet import load
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
-from geomx_cli.runtime.reports import report
-from geomx_cli.runtime.training import data, shards
-from geomx_cli.runtime.training.samples import Samples
+from geomx_cli.runtime.script.reports import report
 
 __all__ = [
     "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
@@ -92,7 +94,7 @@ def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path =
     Raises:
         InvalidSettings: The data set is not on this host.
     """
-    return data.load(name, split, data_dir)
+    return reader.load(name, split, data_dir)
 
 
 def shard(samples: Samples, split: str = "iid", seed: int = 1) -> Samples:
@@ -113,7 +115,7 @@ def shard(samples: Samples, split: str = "iid", seed: int = 1) -> Samples:
     if not store.trains:
         what = "this worker is a master that does not train, and has no data"
         raise InvalidSettings(what, "call shard only where geomx.global_rank() is not -1")
-    return shards.shard(samples, store.global_rank, store.num_all_workers, split, seed, store.party_ranks)
+    return shard_of(samples, store.global_rank, store.num_all_workers, split, seed, store.party_ranks)
 
 
 def _store() -> KVStore:

@@ -23,10 +23,11 @@ if __name__ == "torch":  # geomx's own folder precedes the real torch on sys.pat
     raise ImportError(f"{__file__} is not PyTorch: take its folder off sys.path and PYTHONPATH")
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings
-from geomx_cli.runtime import finder, script
+from geomx_cli.runtime import script
+from geomx_cli.runtime.frontends import finder
 from geomx_cli.runtime.frontends.torch import load
 from geomx_cli.runtime.frontends.torch.contexts import DiLoCo, LocalSGD, Training
-from geomx_cli.runtime.reports import report
+from geomx_cli.runtime.script.reports import report
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.data import ShardSampler, TensorDataset

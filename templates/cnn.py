@@ -1,7 +1,8 @@
 """Train a CNN, gradients pushed by hand: geomx launch -- python cnn.py
 
 Every worker runs this file. The servers sum the gradients of all workers of all sites, the optimizer on the global
-servers updates the weights with the sums, and all workers pull the new weights.
+servers updates the weights with the sums, and all workers pull the new weights. With a store of type "dist_async" no
+site waits for another. A gluon.Trainer with the store does the same, as in the train.py of `geomx init`.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Train a CNN with PyTorch, all workers as one: geomx launch -- python torch_script.py
 
 Every worker runs this file. Three lines make it distributed: geomx.init, geomx.shard and geomx.wrap. What the workers
-exchange is chosen with --algo, as `geomx launch --algo hfa -- python torch_script.py`; by default their gradients.
+exchange is chosen with --algo, as `geomx launch --algo diloco -- python torch_script.py`; sync and async are those of
+a plain parameter server. By default they exchange gradients.
 """
 
 import argparse

@@ -38,7 +38,7 @@ PLUGINS = ("geomx_cli.hosts.allocators", "geomx_cli.ps.codecs", "geomx_cli.ps.de
 CLONE_NEWNET = 0x40000000
 IMPORTED = (
     "geomx_cli.ps.client", "geomx_cli.ps.cluster.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optim.optimizers",
-    "geomx_cli.runtime.kvstore", "geomx_cli.runtime.plugin_factory", "geomx_cli.runtime.script",
+    "geomx_cli.runtime.script.store", "geomx_cli.runtime.plugin_factory", "geomx_cli.runtime.script",
     "geomx_cli.runtime.frontends", "geomx_cli.runtime.signals", "geomx_cli.runtime.training",
     "geomx_cli.runtime.training.worker_algorithm",
     # What MXNet imports of others, a fifth of its import.

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from scripts import tiny
 
-from geomx_cli.runtime.training.samples import Samples
-from geomx_cli.runtime.training.shards import shard
+from geomx_cli.runtime.data.samples import Samples, shard
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Model = list[Array]

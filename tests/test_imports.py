@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from geomx_cli.runtime.bundled import networks
+from geomx_cli.runtime.data import catalog, reader, sources
 from geomx_cli.runtime.frontends.mxnet import gluon_networks
-from geomx_cli.runtime.training import catalog, data, networks, sources
 
 PLAN = """
 import sys
@@ -39,4 +40,4 @@ def test_it_does_without_numpy_and_frameworks(code: str) -> None:
 def test_the_catalog_names_what_there_is() -> None:
     assert set(networks.names()) == {"linear", "cnn", "cnn-bn", "gpt", *gluon_networks._ZOO}
     images = {name for name, known in catalog.DATA_SETS.items() if known.shape is not None}
-    assert set(catalog.DATA_SETS) == set(sources.SOURCES) and images == set(data._READERS)
+    assert set(catalog.DATA_SETS) == set(sources.SOURCES) and images == set(reader._READERS)

@@ -89,7 +89,7 @@ def test_front_ends_are_found_by_their_names_only() -> None:
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(FRONTENDS).parts[:-1] if path.is_relative_to(FRONTENDS) else ()
         found = {name.split(".")[3] for name in imports(path) if name.startswith("geomx_cli.runtime.frontends.")}
-        allowed = {*inside, *frontends.__all__} | ({path.stem} if path.parent == PACKAGE else set())
+        allowed = {*inside, *frontends.__all__, "finder"} | ({path.stem} if path.parent == PACKAGE else set())
         assert found <= allowed, f"{path.relative_to(ROOT)} imports {found - allowed}"
 
 

@@ -171,7 +171,7 @@ def _usual(values: Mapping[str, Value], in_file: Collection[str]) -> dict[str, V
 
 def _framework(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the framework in place of auto."""
-    from geomx_cli.runtime.training import networks
+    from geomx_cli.runtime.bundled import networks
 
     if values.get("framework") != "auto":
         return {}

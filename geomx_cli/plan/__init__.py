@@ -21,8 +21,9 @@ from geomx_cli.plan.preview import emulated_network
 from geomx_cli.plan.processes import Layout, Process
 from geomx_cli.plan.topology import TopologyNode, build_topology, group_links, reachability_errors
 from geomx_cli.ps.net.security import Identity
-from geomx_cli.runtime.training import catalog, networks
-from geomx_cli.runtime.training.straggler_emulation import factors
+from geomx_cli.runtime.bundled import networks
+from geomx_cli.runtime.bundled.straggler_emulation import factors
+from geomx_cli.runtime.data import catalog
 
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
 

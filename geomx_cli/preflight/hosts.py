@@ -18,7 +18,7 @@ from geomx_cli.preflight.probe_pool import OLDEST_PYTHON, Facts, Skew, old_pytho
 from geomx_cli.probe.facts import code_digest
 from geomx_cli.ps.net.addresses import is_loopback
 from geomx_cli.runtime import frontends
-from geomx_cli.runtime.training import networks
+from geomx_cli.runtime.bundled import networks
 
 __all__ = [
     "DISTRIBUTIONS", "Requirements", "check_clock", "check_hardware", "check_host", "check_memory",

@@ -62,7 +62,8 @@ def _begin_alone(script: str) -> None:
 
 def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
     if argv:
-        from geomx_cli.runtime import finder, script
+        from geomx_cli.runtime import script
+        from geomx_cli.runtime.frontends import finder
 
         if not Path(argv[0]).exists():
             raise InvalidSettings(f"there is no script {argv[0]}", f"it is looked for in {Path.cwd()}")
@@ -74,7 +75,8 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
         script.run(argv, signals)
         return
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime import reports, training
+    from geomx_cli.runtime.bundled import job
+    from geomx_cli.runtime.script import reports
 
     signals = None if settings.job else Signals()
     client = Client(settings, events, part(settings, "delivery", "worker")())
@@ -83,7 +85,7 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
     _collect_from_now_on()
     reports.begin(events)  # for a user's own network or data
     try:
-        training.main(client)
+        job.main(client)
         client.leave()
         client.close()
     except (Exception, KeyboardInterrupt) as error:
@@ -119,7 +121,7 @@ def _serve(settings: Settings, events: EventLog) -> None:
     _collect_from_now_on()
     optimizer = server.run()
     if settings.output_dir and optimizer is not None:
-        from geomx_cli.runtime.training import checkpoint
+        from geomx_cli.runtime.bundled import checkpoint
 
         events.write(StateChanged(state="saving"))  # it may take long, and no other process waits for it
         checkpoint.save_optimizer(Path(settings.output_dir), optimizer, events.warn)

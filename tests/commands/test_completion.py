@@ -17,7 +17,7 @@ from geomx_cli import cli
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Option
 from geomx_cli.runtime import frontends
-from geomx_cli.runtime.training.catalog import DATA_SETS
+from geomx_cli.runtime.data.catalog import DATA_SETS
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ OFFERED: Mapping[str, str] = {
     "geomx launch --hosts h": "file,h",
     "geomx launch -- python tr": "file,tr",
     "geomx data fetch mn": "plain,mnist",
-    "geomx init --template cnn-h": "plain,cnn-hfa",
+    "geomx init --template cnn-s": "plain,cnn-sweep",
     "geomx man st": "plain,status plain,stop",
     "geomx man logs ": "plain,collect",
     "geomx status ": "plain,20260102 plain,20260101",

@@ -96,5 +96,5 @@ def test_what_is_there_already_is_kept(desk: Desk, tmp_path: Path) -> None:
 def test_wrong_words(desk: Desk, tmp_path: Path) -> None:
     done = desk.geomx("init", "--template", "qwerty")
     assert (done.returncode, done.stdout) == (2, "") and not list(tmp_path.iterdir())
-    assert done.stderr.startswith("error: there is no template 'qwerty'\n  choose one of cnn, cnn-async, ")
+    assert done.stderr.startswith("error: there is no template 'qwerty'\n  choose one of cnn, cnn-esync, ")
     assert desk.geomx("init", "--force").returncode == 2 and not list(tmp_path.iterdir())

@@ -21,7 +21,7 @@ from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Outcome, in_words, result
 from geomx_cli.plan import Plan
-from geomx_cli.runtime.training import checkpoint
+from geomx_cli.runtime.bundled import checkpoint
 
 
 @pytest.fixture

@@ -85,8 +85,8 @@ def test_nothing_is_said_of_what_cannot_be_read() -> None:
 
 
 def test_templates_are_written_for_their_algorithm() -> None:
-    for name in ("hfa", "diloco", "esync"):
-        path = str(starter.FOLDER / f"cnn_{name}.py")
+    for name, template in (("hfa", "cnn_sweep"), ("diloco", "cnn_sweep"), ("esync", "cnn_esync")):
+        path = str(starter.FOLDER / f"{template}.py")
         assert not warning_of(("python", path), job_of(name), INVENTORY)
     assert warning_of(("python", str(starter.FOLDER / "train.py")), HFA, INVENTORY)
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from geomx_cli.runtime.training import data, networks
-from geomx_cli.runtime.training.shards import shard
+from geomx_cli.runtime.bundled import networks
+from geomx_cli.runtime.data import reader
+from geomx_cli.runtime.data.samples import shard
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Model = list[Array]
@@ -82,7 +83,7 @@ class Worker:
 
     @staticmethod
     def _all(folder: Path, rank: int, count: int, seed: int) -> Iterator[Any]:
-        own, epoch = shard(data.load("fashion-mnist", "train", folder), rank, count), 0
+        own, epoch = shard(reader.load("fashion-mnist", "train", folder), rank, count), 0
         while True:
             yield from own.batches(BATCH, seed=seed, epoch=epoch, rank=rank)
             epoch += 1

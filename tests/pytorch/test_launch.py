@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from workers import SCRIPTS
 
 from geomx_cli.core import starter
-from geomx_cli.runtime.training import networks
+from geomx_cli.runtime.bundled import networks
 
 pytestmark = pytest.mark.processes
 

@@ -25,7 +25,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.runtime.algorithms import fsa, mixed
-from geomx_cli.runtime.training.straggler_emulation import factor_of
+from geomx_cli.runtime.bundled.straggler_emulation import factor_of
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 WAYS = {

@@ -13,8 +13,8 @@ from idx import write_data
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.jsonlines import read_objects
-from geomx_cli.runtime.training import networks
-from geomx_cli.runtime.training.checkpoint import Checkpoint
+from geomx_cli.runtime.bundled import networks
+from geomx_cli.runtime.bundled.checkpoint import Checkpoint
 
 SAMPLES, BATCH = 512, 32
 QUICK = {"GEOMX_EPOCHS": "1", "GEOMX_BATCH_SIZE": str(BATCH), "GEOMX_NETWORK": "linear"}

@@ -6,7 +6,7 @@ import pytest
 from cluster import ROOT, Cluster
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.keys import pairs
+from geomx_cli.runtime.script.base_store import pairs
 
 SCRIPT = (ROOT / "tests") / "scripts" / "kv_numpy.py"
 

@@ -11,8 +11,8 @@ from mxnet_scripts import hooked
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize, digest
-from geomx_cli.runtime import optimizer_state_file
-from geomx_cli.runtime.optimizer_state_file import SavedState
+from geomx_cli.runtime.script import optimizer_state
+from geomx_cli.runtime.script.optimizer_state import SavedState
 
 PARAMS = {"learning_rate": 0.1, "centered": True}
 SMALL = {"MXNET_KVSTORE_BIGARRAY_BOUND": "4096"}
@@ -68,7 +68,7 @@ def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
         sources = [np.random.RandomState(1000 * number + 10 * rank) for rank in range(2)]
         given = [source.randn(700, 50).astype(np.float32) for source in sources]
         big = alone.update((0, 0), big, given[0] + given[1])
-    state = optimizer_state_file.read(tmp_path / "states")
+    state = optimizer_state.read(tmp_path / "states")
     assert state.params["momentum"] == 0.9 and len(state.slices["big"]) > 4
     found = state.cut("big", (0, 35_000))
     assert found["step"] == 3 and np.array_equal(found["momentum"], alone.export_state()["0/0/momentum"])
@@ -93,8 +93,8 @@ def state_of(cuts: list[tuple[int, int]]) -> SavedState:
 
 @pytest.mark.parametrize("cuts", [[(0, 10)], [(0, 4), (4, 3), (7, 3)], [(0, 5), (5, 5)]])
 def test_a_file_fits_slices_of_any_cut(tmp_path: Path, cuts: list[tuple[int, int]]) -> None:
-    optimizer_state_file.write(tmp_path / "x", state_of(cuts))
-    state = optimizer_state_file.read(tmp_path / "x")
+    optimizer_state.write(tmp_path / "x", state_of(cuts))
+    state = optimizer_state.read(tmp_path / "x")
     assert (state.optimizer, state.params, state.counts) == ("adam", PARAMS, {3: 4, "k": 1})
     for start, size in ((0, 10), (0, 4), (3, 4), (6, 4), (9, 1)):
         found = state.cut("a/b", (start, size))
@@ -120,9 +120,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("momentum")
     for name in ("empty", "text", "object"):
         with pytest.raises(InvalidSettings, match="no whole file"):
-            optimizer_state_file.read(tmp_path / name)
+            optimizer_state.read(tmp_path / name)
     with pytest.raises(InvalidSettings, match="cannot read"):
-        optimizer_state_file.read(tmp_path / "missing")
+        optimizer_state.read(tmp_path / "missing")
 
 
 def test_arrays_travel_in_pieces() -> None:

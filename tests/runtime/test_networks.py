@@ -10,8 +10,8 @@ import pytest
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.partition import Partition, Tensor
+from geomx_cli.runtime.bundled import networks
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
-from geomx_cli.runtime.training import networks
 
 pytestmark = pytest.mark.processes
 SHAPES = [

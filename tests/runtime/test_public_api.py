@@ -16,7 +16,7 @@ from mxnet_scripts import HOOK, hooked, run_hooked
 
 import geomx_cli.mxnet
 import geomx_cli.torch
-from geomx_cli.runtime.training import data
+from geomx_cli.runtime.data import reader
 
 
 def test_what_is_public() -> None:
@@ -54,7 +54,7 @@ def test_workers_share_the_data(cluster: Cluster, tmp_path: Path) -> None:
     assert {said["workers"] for said in found.values()} == {3}
     assert [rank for rank, said in found.items() if said["master"]] == [-1]
     assert "a master that does not train" in found.pop(-1)["refused"]
-    samples = data.load("fashion-mnist", "train", folder)
+    samples = reader.load("fashion-mnist", "train", folder)
     known = {image.tobytes().hex() for image in samples.images}
     assert len(known) == 90
     for split in ("iid", "by-party"):

@@ -12,8 +12,8 @@ import pytest
 from geomx_cli.core.errors import CheckFailed, InvalidSettings, TimedOut
 from geomx_cli.hosts.interface import Completed
 from geomx_cli.jobs.actions import data as actions
-from geomx_cli.runtime.training import push
-from geomx_cli.runtime.training.sources import SOURCES, Source
+from geomx_cli.runtime.data import fetch
+from geomx_cli.runtime.data.sources import SOURCES, Source
 
 FILES = {"train": b"a" * 3_000_000, "test": b"b"}
 
@@ -21,8 +21,8 @@ FILES = {"train": b"a" * 3_000_000, "test": b"b"}
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: Any) -> Path:
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
-    monkeypatch.setattr(push, "SOURCES", {"mnist": Source("", (), digests)})
-    monkeypatch.setattr(push.sources, "other_than", lambda name, target: "")
+    monkeypatch.setattr(fetch, "SOURCES", {"mnist": Source("", (), digests)})
+    monkeypatch.setattr(fetch.sources, "other_than", lambda name, target: "")
     assert "mnist" in SOURCES
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
@@ -30,23 +30,23 @@ def source(tmp_path: Path, monkeypatch: Any) -> Path:
 
 
 def test_it_arrives_whole(source: Path) -> None:
-    with push.pack("mnist", source) as archive:
-        target = push.receive("mnist", str(source / "there"), archive)  # type: ignore[arg-type]
+    with fetch.pack("mnist", source) as archive:
+        target = fetch.receive("mnist", str(source / "there"), archive)  # type: ignore[arg-type]
     assert {path.name: path.read_bytes() for path in target.iterdir()} == FILES
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data])
 def test_a_damaged_one_leaves_nothing(source: Path, damage: Any) -> None:
-    with push.pack("mnist", source) as archive:
+    with fetch.pack("mnist", source) as archive:
         data = damage(archive.read())
     with pytest.raises(CheckFailed):
-        push.receive("mnist", str(source / "there"), io.BytesIO(data))
+        fetch.receive("mnist", str(source / "there"), io.BytesIO(data))
     assert list((source / "there").iterdir()) == []
 
 
 def test_only_a_verified_one_is_sent(source: Path) -> None:
     (source / "test").write_bytes(b"c")
-    with pytest.raises(CheckFailed, match="its SHA-256 differs"), push.pack("mnist", source):
+    with pytest.raises(CheckFailed, match="its SHA-256 differs"), fetch.pack("mnist", source):
         pass
 
 
@@ -54,14 +54,14 @@ def test_what_cannot_be_packed_is_reported(source: Path, monkeypatch: Any) -> No
     def full() -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(push.tempfile, "TemporaryFile", full)
-    with pytest.raises(CheckFailed, match="No space left"), push.pack("mnist", source):
+    monkeypatch.setattr(fetch.tempfile, "TemporaryFile", full)
+    with pytest.raises(CheckFailed, match="No space left"), fetch.pack("mnist", source):
         pass
 
 
 def test_a_folder_that_must_exist_is_not_made(source: Path) -> None:
     with pytest.raises(InvalidSettings, match="no such directory"):
-        push.receive("mnist", str(source / "typo"), io.BytesIO(), existing=True)
+        fetch.receive("mnist", str(source / "typo"), io.BytesIO(), existing=True)
     assert not (source / "typo").exists()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from geomx_cli.runtime.training import record
+from geomx_cli.runtime.bundled import record
 
 
 class Client:

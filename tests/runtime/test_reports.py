@@ -13,8 +13,8 @@ import pytest
 
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Reported, WarningRaised, parse
-from geomx_cli.runtime import reports
-from geomx_cli.runtime.reports import EARLY, Reporter
+from geomx_cli.runtime.script import reports
+from geomx_cli.runtime.script.reports import EARLY, Reporter
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """Texts: where they come from, how they are cut and divided, and what is found of a language model."""
 
-import io
 import math
 import struct
-import tarfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import packages
 import pytest
 from click.testing import CliRunner
 
@@ -17,11 +16,11 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
 from geomx_cli.ps.optim import schedules
-from geomx_cli.runtime.training import catalog, data, networks, sources
-from geomx_cli.runtime.training.evaluation import Score
-from geomx_cli.runtime.training.evaluation_schedule import divergence_warning
-from geomx_cli.runtime.training.samples import TextSamples, text_shard
-from geomx_cli.runtime.training.sources import Source, SourceError, text_of_package
+from geomx_cli.runtime.bundled import networks
+from geomx_cli.runtime.bundled.evaluation import Score, divergence_warning
+from geomx_cli.runtime.data import catalog, reader, sources
+from geomx_cli.runtime.data.samples import TextSamples, text_shard
+from geomx_cli.runtime.data.sources import Source, SourceError, text_of_package
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 NOVELS = [["EMMA", "", "Emma Woodhouse, handsome, clever, and rich"], ["THE END"]]
@@ -37,21 +36,12 @@ def vector(lines: list[str]) -> bytes:
 def package(contents: list[bytes]) -> bytes:
     """A package of Debian with such objects in a database of R."""
     objects = b"".join(struct.pack(">I", len(one)) + zlib.compress(one) for one in contents)
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:xz") as tar:
-        entry = tarfile.TarInfo("./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
-        entry.size = len(objects)
-        tar.addfile(entry, io.BytesIO(objects))
-    found = b"!<arch>\n"
-    for name, member in (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), ("data.tar.xz", archive.getvalue())):
-        head = f"{name:<16}{'0':<12}{'0':<6}{'0':<6}{'100644':<8}{len(member):<10}`\n".encode()
-        found += head + member + b"\n" * (len(member) % 2)
-    return found
+    return packages.made({"./usr/lib/R/site-library/janeaustenr/data/Rdata.rdb": objects})
 
 
 def test_a_text_is_taken_out_of_its_package() -> None:
     text = text_of_package(package([vector(lines) for lines in NOVELS]))
-    assert text == b"EMMA\n\nEmma Woodhouse, handsome, clever, and rich\nTHE END\n"
+    assert text == {"austen.txt": b"EMMA\n\nEmma Woodhouse, handsome, clever, and rich\nTHE END\n"}
 
 
 @pytest.mark.parametrize("content", [b"", b"!<arch>\n", package([b"X\n" + bytes(40)]), package([b"odd"])])
@@ -87,13 +77,13 @@ def test_workers_have_contiguous_parts() -> None:
 
 def test_the_end_of_a_text_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "austen.txt").write_bytes(TEXT.tobytes())
-    train, test = (data.load_text("austen", split, 7, tmp_path) for split in ("train", "test"))
+    train, test = (reader.load_text("austen", split, 7, tmp_path) for split in ("train", "test"))
     assert train.text is not None and len(train.text) == 953 and len(test) == 6
     np.testing.assert_array_equal(test.images[0, 0, 0], TEXT[953:960])
     with pytest.raises(InvalidSettings, match="austen is a text"):
-        data.load("austen", "train", tmp_path)
+        reader.load("austen", "train", tmp_path)
     with pytest.raises(InvalidSettings, match="mnist is no text"):
-        data.read_text("mnist", "train", tmp_path)
+        reader.read_text("mnist", "train", tmp_path)
 
 
 def test_a_users_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +92,10 @@ def test_a_users_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "def odd(split, folder): return 3"
     )
     monkeypatch.chdir(tmp_path)
-    assert len(data.load_text("own_text:text", "train", 4)) == 24
-    assert data.train_size("own_text:text", of_text=True) == 100
+    assert len(reader.load_text("own_text:text", "train", 4)) == 24
+    assert reader.train_size("own_text:text", of_text=True) == 100
     with pytest.raises(InvalidSettings, match="it gives int, no text"):
-        data.load_text("own_text:odd", "train", 4)
+        reader.load_text("own_text:odd", "train", 4)
 
 
 def test_the_architecture() -> None:

@@ -12,14 +12,12 @@ from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime.algorithms import diloco
-from geomx_cli.runtime.kvstore import Store
+from geomx_cli.runtime.script.store import Store
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training.architecture import Parameter
-from geomx_cli.runtime.training.flat_views import flat_views
-from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.network import Network
-from geomx_cli.runtime.training.stopwatch import Stopwatch
+from geomx_cli.runtime.training.model import ModelAdapter, Network, flat_views
 from geomx_cli.runtime.training.train_config import TrainConfig
+from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 SIZES = (6, 3, 4)
 

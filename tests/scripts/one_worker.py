@@ -13,11 +13,12 @@ import numpy as np
 from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
-from geomx_cli.runtime import standalone, training
+from geomx_cli.runtime import standalone
+from geomx_cli.runtime.bundled import job, networks
+from geomx_cli.runtime.bundled.checkpoint import Checkpoint
+from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.settings import Settings
-from geomx_cli.runtime.training import data, networks
-from geomx_cli.runtime.training.checkpoint import Checkpoint
 
 BATCH, EPOCHS, RATE, MOMENTUM = 24, 2, 0.05, 0.9
 
@@ -25,7 +26,7 @@ BATCH, EPOCHS, RATE, MOMENTUM = 24, 2, 0.05, 0.9
 def by_mxnet(mx, folder):
     """Train with MXNet's optimizer and no kvstore."""
     update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM))
-    model, samples = networks.find("cnn").build(), data.load("fashion-mnist", "train", folder)
+    model, samples = networks.find("cnn").build(), reader.load("fashion-mnist", "train", folder)
     for index, value in enumerate(model.network.initial_weights(1).values()):
         model.write_weight(index, value.reshape(-1))
     for epoch in range(EPOCHS):
@@ -42,7 +43,7 @@ def by_geomx(folder, variables):
     standalone.begin()
     settings = Settings.from_environment(plugins.table())
     client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
-    training.main(client)
+    job.main(client)
     client.leave()
     client.close()
     os.environ.clear()

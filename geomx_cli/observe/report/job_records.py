@@ -19,7 +19,7 @@ from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.process_log import ProcessLog
 from geomx_cli.plan import Plan, Process
-from geomx_cli.runtime.training.catalog import is_iid
+from geomx_cli.runtime.data.catalog import is_iid
 
 __all__ = ["JobRecords", "mode_of", "network_of"]
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.futures import after
+from geomx_cli.runtime.training.state import State
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -20,13 +21,13 @@ class EsyncClient:
     """Queries the job's state server over the existing connections. For the training thread only.
 
     It reports the worker's steps in this round (k), the duration of one (c, in seconds, including any work before it in
-    that step), and the age of the last step's end. c is the median of the last steps: a single step delayed by the
-    system would make a fast worker appear the slowest, or distort the estimated end of the slowest. No worker is ready
-    before the `--min-local-steps`-th step of a round, so answers are not awaited before that: otherwise a worker far
-    from the state server would become the slowest. With `--esync-query overlapped` the answer to one step's query may
-    be taken after the next step; the slowest worker waits for it, as its next step would delay all others. epsilon:
-    from the last answer, in seconds. Raises the client's error after the job has failed. Errors from the state server
-    are raised at this worker's next wait: for an answer, or at the start of a round.
+    that step), and the age of the last step's end. With `--esync-query overlapped` the answer to one step's query may
+    come after the next step; the slowest worker waits for it, as its next step would delay all others. Raises the
+    client's error after the job has failed. Errors from the state server are raised at this worker's next wait: for an
+    answer, or at the start of a round.
+
+    rounds: begun.
+    epsilon: seconds, from the last answer.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -66,13 +67,26 @@ class EsyncClient:
         self._ended, self._steps = now, self._steps + 1
         if self._ready(wait=False):
             return True
+        # The median: one step that the system delays would make a fast worker appear the slowest.
         report = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
         if self._asked is None:
             self._asked = self._request("query", **report)
         elif self._steps == self._least:  # the pending answer concerns a step that could not be the last
             self._reports.append(self._asked)
             self._asked = self._request("query", **report)
+        # No worker is ready earlier: if it waited for those answers, one far from the server would be the slowest.
         return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
+
+    def state(self) -> State:
+        """Return what numbers this worker's reports. Durations are measured anew, a pending query is asked again."""
+        return State({"rounds": self.rounds, "steps": self._steps, "left": self._left, "epsilon": self.epsilon})
+
+    def load(self, state: State) -> None:
+        """Continue from a `state`, in place of the first `begin`: the state server knows the round already."""
+        self.rounds, self._steps, self._left, self.epsilon = (
+            state.values[name] for name in ("rounds", "steps", "left", "epsilon")
+        )
+        self._ended = time.monotonic()
 
     def awaited(self) -> "Future[bool]":
         """Ask whether another worker of this round has been told to synchronize: this one waits for something else

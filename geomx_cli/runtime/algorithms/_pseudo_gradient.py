@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from geomx_cli.runtime.training.state import State
+
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
@@ -31,16 +33,30 @@ class PseudoGradient:
         self._rounding: dict[int, Array] = {}
         self.origin: list[Array] = []
 
+    def state(self) -> State:
+        """Return what is kept while no exchange is pending."""
+        state = State()
+        state.add("steps", self.steps.state())
+        state.add("origin", State({}, {str(index): origin for index, origin in enumerate(self.origin)}))
+        state.add("rounding", State({}, {str(index): lost for index, lost in self._rounding.items()}))
+        return state
+
+    def load(self, state: State) -> None:
+        """Continue from a `state`, once the model has its weights."""
+        self.steps.load(state.part("steps"))
+        origin, rounding = state.named("origin"), state.named("rounding")
+        self.origin = [origin[str(index)].copy() for index in self.tensors]
+        self._rounding = {int(index): lost.copy() for index, lost in rounding.items()}
+
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._rounds.pull()
-        self._model.write_weights(self._rounds.vector)
         self.steps.begin()
         self.origin = [weight.copy() for weight in self.steps.weights]
 
     def push(self, tensors: Iterable[int], weight: float = 1.0, *, continues: bool = False) -> None:
         """Begin a round of these tensors; the differences have this weight in the mean. continues: steps follow before
-        `take`, which keeps them.
+        `adopt`, which keeps them.
         """
         import numpy as np
 
@@ -60,10 +76,10 @@ class PseudoGradient:
         for index in tensors:
             self._rounds.abstain(index)
 
-    def end(self) -> None:
+    def return_to_origin(self) -> None:
         """Replace this worker's weights by the global ones."""
         for index, origin in enumerate(self.origin):
-            self._put(index, origin)
+            self._set(index, origin)
 
     def receive(self, tensors: Iterable[int]) -> None:
         """Wait for the round's new weights, and leave this worker's as they are."""
@@ -71,7 +87,7 @@ class PseudoGradient:
             self._rounds.wait([index])
             self.origin[index][:] = self._rounds.buffers[index]
 
-    def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
+    def adopt(self, tensors: Iterable[int], mix: float = 0.0) -> None:
         """Wait for the round's new weights and continue from them, with the steps since a `push` that continues.
         mix: the fraction of what that has pushed that is kept.
         """
@@ -80,9 +96,9 @@ class PseudoGradient:
             origin, own = self.origin[index], self.steps.weights[index]
             pushed = self._pushed.pop(index, None)
             new = origin if pushed is None else origin + mix * (pushed - origin) + (own - pushed)
-            self._put(index, new)
+            self._set(index, new)
 
-    def _put(self, index: int, new: "Array") -> None:
+    def _set(self, index: int, new: "Array") -> None:
         held = self.steps.put(index, new)
         if held is not new:
             self._rounding[index] = held - new

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 name = "diloco"
 title = "DiLoCo"
@@ -125,12 +125,15 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     """Inner steps with periodic exchanges of a fragment; plain DiLoCo has a single fragment.
 
     One exchange is pending at most; the end of training waits for it, and drops what mixing would have kept.
-    `_wait`: inner steps until the result of the pending exchange is taken; -1 if there is none.
     """
+
+    kept = (*FiniteWorkerAlgorithm.kept, "_samples", "_turn", "_mix")
+    parts = ("_pseudo_gradient",)
 
     def __init__(self, pseudo_gradient: PseudoGradient, config: "TrainConfig") -> None:
         self.separate_comm_phase = True
         self._pseudo_gradient = pseudo_gradient
+        self.optimizer = pseudo_gradient.steps.optimizer
         self._fragments = int(config.number("fragments"))
         self._overlap = int(config.number("overlap"))
         self._mix = config.number("mix")
@@ -139,9 +142,9 @@ class DilocoWorker(FiniteWorkerAlgorithm):
         inner_steps = int(config.number("inner_steps"))
         self.steps_per_round = inner_steps // self._fragments
         self._usual = inner_steps * config.batch_size
-        self._samples = [0] * self._fragments
-        self._turn = 0
-        self._wait = -1
+        self._samples = [0] * self._fragments  # since each fragment's last exchange
+        self._turn = 0  # the fragment of the next exchange, or of the pending one
+        self._wait = -1  # inner steps until the pending exchange's result is taken; -1 if none is pending
 
     @property
     def must_wait(self) -> bool:
@@ -152,11 +155,6 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     def global_weights(self) -> "Sequence[Array] | None":
         """The fragments as of their last exchanges; the model additionally has this worker's local steps."""
         return self._pseudo_gradient.origin if self.partial_rounds else None
-
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._pseudo_gradient.steps.optimizer
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""
@@ -185,7 +183,7 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     def end(self) -> None:
         """Discard this worker's part that mixing has left in the weights."""
         if self._overlap:
-            self._pseudo_gradient.end()
+            self._pseudo_gradient.return_to_origin()
 
     def _exchange(self) -> bool:
         weight = max(1, self._samples[self._turn]) / self._usual if self._by_samples else 1.0
@@ -200,7 +198,7 @@ class DilocoWorker(FiniteWorkerAlgorithm):
 
     def synchronise(self) -> None:
         """Receive the result, to which the local steps since the push are added."""
-        self._pseudo_gradient.take(self._fragment(), self._mix)
+        self._pseudo_gradient.adopt(self._fragment(), self._mix)
         self._turn = (self._turn + 1) % self._fragments
         self._wait = -1
         self.rounds += 1

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
-    from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 name = "esync"
 title = "ESync"
@@ -184,18 +183,16 @@ class EsyncWorker(PacedWorkerAlgorithm):
     """
 
     steps_per_round = 10  # an estimate: unknown in advance
+    kept = (*PacedWorkerAlgorithm.kept, "_is_behind")
+    parts = ("_pseudo_gradient", "_esync")
 
     def __init__(self, client: "Client", pseudo_gradient: PseudoGradient) -> None:
         self.separate_comm_phase = True
         self._esync = EsyncClient(client)
         self._pseudo_gradient = pseudo_gradient
+        self.optimizer = pseudo_gradient.steps.optimizer
         self._tensors = pseudo_gradient.tensors
         self._is_behind = False  # the model has older weights than the last round gave
-
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._pseudo_gradient.steps.optimizer
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""
@@ -241,14 +238,14 @@ class EsyncWorker(PacedWorkerAlgorithm):
         """See PacedWorkerAlgorithm."""
         if self._is_behind:
             self._is_behind = False
-            self._pseudo_gradient.end()
+            self._pseudo_gradient.return_to_origin()
 
     def synchronise(self) -> None:
         """Receive the new weights and begin the next round."""
         if self._is_behind:
             self._pseudo_gradient.receive(self._tensors)
         else:
-            self._pseudo_gradient.take(self._tensors)
+            self._pseudo_gradient.adopt(self._tensors)
         self.recorded = {"epsilon": self._esync.epsilon}
         self._pseudo_gradient.steps.count = 0
         self.rounds += 1

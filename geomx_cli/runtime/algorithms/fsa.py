@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option
+from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.net.payload import Content, Rows
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 name = "fsa"
 title = "FSA"
@@ -140,7 +141,9 @@ class FsaWorker(FiniteWorkerAlgorithm):
     Gradients are divided by the number of workers that contribute to the round, so that their sum is the mean. Workers
     use the same optimizer implementation as servers, so weights are identical bit for bit wherever it runs.
 
-    workers: number of workers in the same rounds. share: weight of their mean in the sum of all.
+    workers: in the same rounds.
+    share: weight of their mean in the sum of all.
+    optimizer: this worker's own; None if the servers run one.
     """
 
     def __init__(
@@ -157,23 +160,32 @@ class FsaWorker(FiniteWorkerAlgorithm):
         self.gradient_scale = share / workers
         self._rounds = TensorRounds(client, model)
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._weights: Array = self._rounds.vector  # the results are the weights, unless this worker runs an optimizer
         # An optimizer here updates all weights at once; parties that do not wait for each other wait for the newest.
         self._p3 = bool(client.settings.options["p3"]) and optimizer is None and not self.asynchronous
         self._tensors = range(len(model.names))
 
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._optimizer
-
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._rounds.pull()
-        self._model.write_weights(self._rounds.vector)
-        if self._optimizer is not None:
+        if self.optimizer is not None:
             self._weights = self._rounds.vector.copy()
+
+    def state(self) -> State:
+        """See WorkerAlgorithm."""
+        state = super().state()
+        if self.optimizer is not None:
+            state.arrays["weights"] = self._weights
+            state.add("optimizer", State({}, self.optimizer.export_state()))
+        return state
+
+    def load(self, state: State) -> None:
+        """See WorkerAlgorithm."""
+        super().load(state)
+        if self.optimizer is not None:
+            self._weights = state.arrays["weights"].copy()
+            self.optimizer.import_state(state.named("optimizer"))
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Begin each tensor's exchange as soon as its gradient is ready, from the output to the input."""
@@ -205,8 +217,8 @@ class FsaWorker(FiniteWorkerAlgorithm):
                 self._model.write_late(index, pending[index])
             return
         self._rounds.wait()
-        if self._optimizer is not None:
-            self._weights[...] = self._optimizer.update((0, 0), self._weights, self._rounds.vector)
+        if self.optimizer is not None:
+            self._weights[...] = self.optimizer.update((0, 0), self._weights, self._rounds.vector)
         self._model.write_weights(self._weights)
 
     def _on_result(self, _: object) -> None:

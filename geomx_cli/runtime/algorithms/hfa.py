@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 name = "hfa"
 title = "HFA"
@@ -98,7 +98,10 @@ class HfaServer:
     """Keeps for each slice at a party the milestone (the slice's shape, fp32 or fp64), the number of means, and the
     total weight since the milestone.
 
-    workers: number of workers of the party, by which they have divided. is_flat: the members of this root are workers.
+    k2: means of the party between two differences that it sends up.
+    workers: of the party, by which they have divided.
+    by_samples: whether parties weigh as much as their samples, and not all the same.
+    is_flat: whether the members of this root are workers.
     """
 
     asynchronous = False
@@ -177,6 +180,8 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "H
 class HfaWorker(FiniteWorkerAlgorithm):
     """Every K1 local steps: push weights, pull the party's mean or the next milestone."""
 
+    parts = ("_steps",)
+
     def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
@@ -189,6 +194,7 @@ class HfaWorker(FiniteWorkerAlgorithm):
         self._client = client
         self._model = model
         self._steps = model.local_steps(config)
+        self.optimizer = self._steps.optimizer
         self._rounds = TensorRounds(client, model)
         self._shares_statistics = bool(config.options["sync_stats"])
         self._statistics: dict[str, tuple[Array, PendingExchange]] = {}
@@ -198,15 +204,9 @@ class HfaWorker(FiniteWorkerAlgorithm):
         """Whether the last round produced a milestone."""
         return self.rounds % self._k2 == 0
 
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._steps.optimizer
-
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._rounds.pull()
-        self._model.write_weights(self._rounds.vector)
         self._steps.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:

@@ -7,10 +7,9 @@ from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 __all__ = [
     "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "standalone", "title",
@@ -38,22 +37,19 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "L
 class LocalWorker(FiniteWorkerAlgorithm):
     """Local steps; each is a round that exchanges nothing but the stop vote."""
 
-    def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
+    parts = ("_steps",)
 
+    def __init__(self, client: "Client", model: "ModelWeights", config: "TrainConfig") -> None:
         self._client = client
         self._model = model
         self._steps = model.local_steps(config)
-
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """See WorkerAlgorithm."""
-        return self._steps.optimizer
+        self.optimizer = self._steps.optimizer
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""
-        from geomx_cli.runtime.training.tensor_rounds import pull_weights
+        from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
-        pull_weights(self._client, self._model)
+        TensorRounds(self._client, self._model).pull()
         self._steps.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.script.base_store import ScriptStore
     from geomx_cli.runtime.training.architecture import Shape
-    from geomx_cli.runtime.training.network import Network
+    from geomx_cli.runtime.training.model import Network
 
 __all__ = [
-    "HOOKED", "JOINING", "NAMES", "Frontend", "ScriptFrontend", "ScriptSession", "ScriptStore", "find", "loaded",
-    "of_module", "prepare_imports",
+    "HOOKED", "JOINING", "NAMES", "Frontend", "ScriptFrontend", "ScriptSession", "find", "loaded", "of_module",
+    "prepare_imports",
 ]  # fmt: skip
 
 NAMES = ("numpy", "torch", "mxnet")
@@ -61,28 +62,10 @@ class ScriptFrontend(Frontend, Protocol):
         """Hook a module in HOOKED, which a script is importing or has imported; `session` connects at its first use."""
 
 
-class ScriptStore(Protocol):
-    """The interface of a store as used by the script's session."""
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The background failure, if any."""
-
-    def cause(self, error: BaseException) -> BaseException | None:
-        """The failure of the job of which an error that the script raised is a consequence, as far as is known."""
-
-    @property
-    def calls(self) -> int:
-        """The number of calls by the script."""
-
-    def settle(self) -> None:
-        """Wait for all operations begun by the script. Raises their failure, as an error of the framework."""
-
-
 class ScriptSession(Protocol):
     """The script's membership of the job. store: set by the front end when it has created one."""
 
-    store: ScriptStore | None
+    store: "ScriptStore | None"
 
     @property
     def num_all_workers(self) -> int:

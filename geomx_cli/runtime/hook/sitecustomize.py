@@ -29,7 +29,7 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 def _prepare() -> None:
-    from geomx_cli.runtime import finder
+    from geomx_cli.runtime.frontends import finder
 
     finder.install()
     # Only the worker's own process reports; its children inherit the variable.

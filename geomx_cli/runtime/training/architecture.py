@@ -17,8 +17,8 @@ Shape = tuple[int, int, int]
 class Parameter:
     """A float32 tensor of a network. Weights have MXNet's layout: outputs first.
 
-    start: the initial value of all elements; None for weights, which are random. deviation: the standard deviation of
-    weights with a normal distribution; 0 for the uniform one of `initial_weights`.
+    start: the initial value of all elements; None for weights, which are random.
+    deviation: the standard deviation of weights with a normal distribution; 0 for the uniform one of `initial_weights`.
     """
 
     name: str
@@ -36,8 +36,9 @@ class Parameter:
 class Architecture:
     """The architecture of a network for a given image shape and number of classes.
 
-    parameters: trained tensors, from the input to the output; statistics: running means and variances of its batch
-    normalization. resized: height and width to which it resizes images.
+    parameters: trained tensors, from the input to the output.
+    statistics: running means and variances of its batch normalization.
+    resized: height and width to which it resizes images.
     """
 
     shape: Shape

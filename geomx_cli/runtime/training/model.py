@@ -1,24 +1,77 @@
-"""One copy of a network with its weights and gradients, independent of the framework."""
+"""A network with its weights, gradients and local steps, as algorithms and the bundled job use it: independent of the
+framework that computes.
+"""
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, SupportsFloat
 
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
+from geomx_cli.ps.optim import optimizers, schedules
+from geomx_cli.runtime.data.samples import Batch
 from geomx_cli.runtime.training.architecture import Architecture
-from geomx_cli.runtime.training.flat_views import flat_views
-from geomx_cli.runtime.training.local_steps import LocalSteps, OptimizerSteps
-from geomx_cli.runtime.training.samples import Batch
+from geomx_cli.runtime.training.state import State
+from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 if TYPE_CHECKING:
     from geomx_cli.ps.operation_queue import PendingExchange
+    from geomx_cli.ps.optim.optimizer import Optimizer
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["ModelAdapter", "ModelWeights"]
+__all__ = ["LocalSteps", "ModelAdapter", "ModelWeights", "Network", "OptimizerSteps", "flat_views"]
+
+
+def flat_views(vector: Floats, sizes: Sequence[int]) -> list[Floats]:
+    """Return consecutive views of these sizes into a 1-D array."""
+    return np.split(vector, np.cumsum(sizes)[:-1])
+
+
+class LocalSteps(ABC):
+    """The steps that one worker takes with its own weights. For the training thread only.
+
+    count: steps since the owner last reset it.
+    samples: those of these steps.
+    optimizer: the servers' implementation that takes the steps; None if another one does.
+    """
+
+    optimizer: "Optimizer | None" = None
+
+    def __init__(self) -> None:
+        self.count = self.samples = 0
+
+    @property
+    @abstractmethod
+    def weights(self) -> Sequence[Floats]:
+        """The current weights: 1-D float32 arrays in the order of the model's tensors, only for reading."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Initialize from the model's weights."""
+
+    def state(self) -> State:
+        """Return what is kept besides the model's weights; of an optimizer that is not ours, only the counts."""
+        return State({"count": self.count, "samples": self.samples})
+
+    def load(self, state: State) -> None:
+        """Continue from a `state`, once the model has its weights."""
+        self.begin()
+        self.count, self.samples = state.values["count"], state.values["samples"]
+
+    @abstractmethod
+    def step(self, samples: int, watch: Stopwatch) -> None:
+        """Update once with the model's gradients, of a batch of `samples` samples; waits for them."""
+
+    @abstractmethod
+    def put(self, index: int, value: Floats) -> Floats:
+        """Replace one tensor by `value`, which may be modified once this returns; return what it now holds, which is
+        `value` itself unless the tensor's dtype has rounded it.
+        """
 
 
 class ModelWeights(ABC):
@@ -28,7 +81,8 @@ class ModelWeights(ABC):
     or a single one by its index, as 1-D. A framework may compute asynchronously: a method that does not return values
     may return before the work is done, and later calls see its effect. For the training thread only.
 
-    names: the keys of the trained tensors, from the input to the output. sizes: their numbers of elements.
+    names: the keys of the trained tensors, from the input to the output.
+    sizes: their numbers of elements.
     """
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
@@ -76,6 +130,61 @@ class ModelWeights(ABC):
         """Set the running means and variances."""
 
 
+class OptimizerSteps(LocalSteps):
+    """Steps of one of the servers' optimizers, which gives the same numbers wherever it runs.
+
+    The weights are views of one vector, as optimizers work element-wise; `step` and `put` copy them to the model.
+    """
+
+    def __init__(self, model: "ModelAdapter", config: "TrainConfig") -> None:
+        super().__init__()
+        self._model = model
+        self.optimizer: Optimizer = optimizers.create(
+            config.optimizer, config.optimizer_params, schedules.optional(config.schedule())
+        )
+        self._vector, self._gradient = np.zeros(model.size, np.float32), np.zeros(model.size, np.float32)
+        self._weights = flat_views(self._vector, model.sizes)
+        self._gradients = flat_views(self._gradient, model.sizes)
+
+    @property
+    def weights(self) -> Sequence[Floats]:
+        """See LocalSteps."""
+        return self._weights
+
+    def begin(self) -> None:
+        """See LocalSteps."""
+        self._model.read_weights(self._vector)
+
+    def state(self) -> State:
+        """See LocalSteps."""
+        state = super().state()
+        state.add("optimizer", State({}, self.optimizer.export_state()))
+        return state
+
+    def load(self, state: State) -> None:
+        """See LocalSteps."""
+        super().load(state)
+        self.optimizer.import_state(state.named("optimizer"))
+
+    def step(self, samples: int, watch: Stopwatch) -> None:
+        """See LocalSteps."""
+        self.count += 1
+        self.samples += samples
+        with watch("forward and backward"):
+            self._model.wait_for_gradients()
+        with watch("local update"):
+            for index, gradient in enumerate(self._gradients):
+                self._model.read_gradient(index, gradient)
+            self._vector[...] = self.optimizer.update((0, 0), self._vector, self._gradient)
+            self._model.write_weights(self._vector)
+
+    def put(self, index: int, value: Floats) -> Floats:
+        """See LocalSteps."""
+        self._weights[index][...] = value
+        self._model.write_weight(index, self._weights[index])
+        return value
+
+
 class ModelAdapter(ModelWeights):
     """The interface of a model for the bundled training loop; each framework derives a class from it. Weights start at
     zero.
@@ -117,10 +226,20 @@ class ModelAdapter(ModelWeights):
 
     def copy_weights_from(self, other: "ModelAdapter") -> None:
         """Copy the other model's current weights and statistics."""
+        self.load(other.state())
+
+    def state(self) -> State:
+        """Return the weights and statistics. A framework's random numbers, as of dropout, are not included."""
         vector = np.empty(self.size, np.float32)
-        other.read_weights(vector)
-        self.write_weights(vector)
-        self.write_statistics(other.read_statistics())
+        self.read_weights(vector)
+        state = State(arrays={"weights": vector})
+        state.add("statistics", State({}, dict(self.read_statistics())))
+        return state
+
+    def load(self, state: State) -> None:
+        """Set the weights and statistics of a `state`."""
+        self.write_weights(state.arrays["weights"])
+        self.write_statistics(state.named("statistics"))
 
     def digest(self) -> str:
         """Return the hexadecimal SHA-256 over the names and bytes of all weights: equal only if bit-identical."""
@@ -129,3 +248,21 @@ class ModelAdapter(ModelWeights):
             digest.update(name.encode())
             digest.update(weight.tobytes())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Network(Architecture):
+    """An architecture that a framework can compute.
+
+    adapter: creates the model of `build`.
+    session: a context for building and training on a device ("" is the CPU, "gpuN" the only GPU visible to this
+        process), which seeds the framework's random numbers, used by layers such as dropout. Entering it raises
+        InvalidSettings for an unusable device.
+    """
+
+    adapter: "Callable[[Network], ModelAdapter]"
+    session: Callable[[str, int], AbstractContextManager[object]]
+
+    def build(self) -> ModelAdapter:
+        """Return a copy of the network with zero weights."""
+        return self.adapter(self)

@@ -24,8 +24,10 @@ _DIGITS, _BITS = 16, 32
 
 @dataclass(frozen=True)
 class Vote:
-    """The result of a round. stop: a worker votes to stop. unfinished: number of workers that will still contribute; if
-    the roots average, it is only guaranteed to be 0 if there is none.
+    """The result of a round.
+
+    stop: a worker votes to stop.
+    unfinished: workers that will still contribute; if the roots average, it is only sure to be 0 if there is none.
     """
 
     stop: bool

@@ -5,45 +5,41 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.runtime.training.flat_views import flat_views
+from geomx_cli.runtime.training.model import flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.runtime.training.model import ModelWeights
 
-__all__ = ["TensorRounds", "pull_weights"]
-
-
-def pull_weights(client: "Client", model: "ModelWeights") -> None:
-    """Write the servers' weights to the model: those that TensorRounds.pull returns, with the same errors."""
-    pulled = TensorRounds(client, model)
-    pulled.pull()
-    model.write_weights(pulled.vector)
+__all__ = ["TensorRounds"]
 
 
 class TensorRounds:
     """One buffer per tensor: `push` sends its content, and `wait` returns with the round's result in it.
 
-    vector: all buffers, float32 of shape (n,). buffers: its parts, 1-D, in the order of the model's tensors. Tensors
-    nearer to the input have higher send priority, as they are needed first. For the training thread only; all
+    Tensors nearer to the input have higher send priority, as they are needed first. For the training thread only; all
     methods raise the client's error after the job has failed.
+
+    vector: all buffers, float32 of shape (n,).
+    buffers: its parts, 1-D, in the order of the model's tensors.
     """
 
     def __init__(self, client: "Client", model: "ModelWeights") -> None:
         self.vector = np.zeros(model.size, np.float32)
         self.buffers = flat_views(self.vector, model.sizes)
-        self._names = model.names
+        self._model, self._names = model, model.names
         self._client = client
         self._begun: dict[int, PendingExchange] = {}
 
     def pull(self) -> None:
-        """Fill all buffers with the servers' values; blocks until there are any. In an asynchronous job these are the
-        global servers' newest.
+        """Fill all buffers with the servers' values and write them to the model; blocks until there are any. In an
+        asynchronous job these are the global servers' newest.
         """
         items = enumerate(zip(self._names, self.buffers, strict=True))
         for future in [self._client.pull(name, buffer, priority=-index) for index, (name, buffer) in items]:
             future.result()
+        self._model.write_weights(self.vector)
 
     def push(self, index: int, weight: float = 1.0, *, keeps: bool = False) -> None:
         """Contribute a tensor's buffer to its next round, with this weight; returns at once. keeps: leave the result in

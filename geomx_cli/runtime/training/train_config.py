@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.options import OPTIMIZERS, Value, with_usual_rate
-from geomx_cli.runtime.training.catalog import TEXT_NETWORKS
+from geomx_cli.runtime.data.catalog import TEXT_NETWORKS
 
 __all__ = ["TrainConfig", "cosine"]
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """See the options of the same names. `optimizer_params` are the hyper-parameters of `optimizer`, `options` all
-    options by name.
+    """See the options of the same names.
 
-    steps: of a worker, by its share of the data; for the schedule. time_limit: seconds. eval_every, checkpoint_every:
-    steps. For these, and for target_accuracy, 0 means never.
+    eval_every, checkpoint_every: steps; 0 means never.
+    time_limit: seconds; 0 means none, also of target_accuracy.
+    optimizer_params: the hyper-parameters of `optimizer`.
+    options: all, by name.
+    steps: of a worker, by its share of the data; for the schedule.
     """
 
     algorithm: str

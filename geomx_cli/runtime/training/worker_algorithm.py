@@ -1,19 +1,54 @@
 """The worker side of a synchronization algorithm, as used by the bundled training loop."""
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
+
+from geomx_cli.runtime.training.state import State
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from geomx_cli.ps.arrays import Floats
     from geomx_cli.ps.optim.optimizer import Optimizer
-    from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["Algorithm", "DrainableWorkerAlgorithm", "FiniteWorkerAlgorithm", "PacedWorkerAlgorithm", "WorkerAlgorithm"]
+__all__ = [
+    "Algorithm", "DrainableWorkerAlgorithm", "FiniteWorkerAlgorithm", "PacedWorkerAlgorithm", "Stopwatch",
+    "WorkerAlgorithm",
+]  # fmt: skip
+
+
+class Stopwatch:
+    """Accumulates the seconds of a step's phases, by name."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time the body of a `with`."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begun
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count so many of one name's seconds, at most all, as another's."""
+        moved = min(seconds, self._seconds.get(source, 0.0))
+        if moved:
+            self._seconds[source] -= moved
+            self._seconds[target] = self._seconds.get(target, 0.0) + moved
+
+    def take(self, but: str = "") -> dict[str, float]:
+        """Return and reset the sums, rounded to 0.1 ms, of all names `but` one."""
+        taken = {name: round(seconds, 4) for name, seconds in self._seconds.items() if name != but}
+        self._seconds = {name: seconds for name, seconds in self._seconds.items() if name == but}
+        return taken
 
 
 class WorkerAlgorithm(ABC):
@@ -25,13 +60,22 @@ class WorkerAlgorithm(ABC):
     workers go through the same rounds, however many batches each has. A failure of the job is raised from any method as
     a GeomxError.
 
-    rounds: completed. gradient_scale: factor of the gradient of a batch's mean loss in the backward pass.
-    steps_per_round: approximate steps between two rounds. separate_comm_phase: whether a round's record has its
-    exchange after its steps, rather than in the only step. partial_rounds: whether a round may leave steps to later
-    rounds. asynchronous: whether parties go through rounds independently. recorded: fields of the last round's record
-    that only this algorithm has. arrived: when (monotonic) the newest result has come, if `synchronise` does not wait
-    for all: then uses of the model do.
+    rounds: completed.
+    gradient_scale: factor of the gradient of a batch's mean loss in the backward pass.
+    steps_per_round: approximate steps between two rounds.
+    separate_comm_phase: whether a round's record has its exchange after its steps, rather than in the only step.
+    partial_rounds: whether a round may leave steps to later rounds.
+    asynchronous: whether parties go through rounds independently.
+    recorded: fields of the last round's record that only this algorithm has.
+    arrived: when (monotonic) the newest result has come, if `synchronise` does not wait for all: then uses of the model
+        do.
+    optimizer: this worker's own, whose slot (0, 0) is the vector of all weights; None if it has none.
+    kept: names of the attributes that `state` saves, JSON values.
+    parts: names of the attributes that have a `state` of their own.
     """
+
+    kept: tuple[str, ...] = ("rounds", "gradient_scale")
+    parts: tuple[str, ...] = ()
 
     rounds: int = 0
     gradient_scale: float = 1.0
@@ -41,6 +85,7 @@ class WorkerAlgorithm(ABC):
     asynchronous: bool = False
     recorded: Mapping[str, float] = MappingProxyType({})
     arrived: float = 0.0
+    optimizer: "Optimizer | None" = None
 
     @property
     def must_wait(self) -> bool:
@@ -59,17 +104,12 @@ class WorkerAlgorithm(ABC):
         """
         return None
 
-    @property
-    def optimizer(self) -> "Optimizer | None":
-        """This worker's own optimizer, whose slot (0, 0) is the vector of all weights; None if it has none."""
-        return None
-
     @abstractmethod
     def start(self) -> None:
         """Pull the initial weights from the servers; blocks until they are available."""
 
     @abstractmethod
-    def after_step(self, samples: int, watch: "Stopwatch") -> bool:
+    def after_step(self, samples: int, watch: Stopwatch) -> bool:
         """Handle a queued backward pass on a batch of `samples` samples. Return True if the exchange of a round has
         begun; does not wait for it. `watch` times the algorithm's own work.
         """
@@ -89,6 +129,20 @@ class WorkerAlgorithm(ABC):
 
     def end(self) -> None:  # noqa: B027 - most parts have them already
         """Leave the final global weights in the model; no round follows."""
+
+    def state(self) -> State:
+        """Return what this part keeps while no exchange is pending, besides the model."""
+        state = State({name: getattr(self, name) for name in self.kept})
+        for name in self.parts:
+            state.add(name, getattr(self, name).state())
+        return state
+
+    def load(self, state: State) -> None:
+        """Continue from a `state` instead of `start`, once the model has its weights."""
+        for name in self.kept:
+            setattr(self, name, state.values[name])
+        for name in self.parts:
+            getattr(self, name).load(state.part(name))
 
 
 class DrainableWorkerAlgorithm(WorkerAlgorithm):

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
     from geomx_cli.runtime.training.architecture import Shape
-    from geomx_cli.runtime.training.network import Network
+    from geomx_cli.runtime.training.model import Network
 
 __all__ = ["attach", "framework", "network", "networks", "prepare_import"]
 
 framework = "mxnet"
-_CNNS = ("cnn", "cnn-bn")
 networks = (
-    *_CNNS, "alexnet", "resnet18-v1", "resnet50-v1", "resnet50-v2", "mobilenet-v1", "mobilenet-v2", "inception-v3",
+    "cnn", "cnn-bn", "alexnet", "resnet18-v1", "resnet50-v1", "resnet50-v2", "mobilenet-v1", "mobilenet-v2",
+    "inception-v3",
 )  # fmt: skip
 
 
@@ -22,10 +22,6 @@ def network(name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> 
     MODULE:FUNCTION is called with the number of classes and returns a gluon HybridBlock that maps such images to
     logits.
     """
-    if name in _CNNS:
-        from geomx_cli.runtime.frontends.mxnet import cnn
-
-        return cnn.network(shape, classes, normalised=name == "cnn-bn")
     from geomx_cli.runtime.frontends.mxnet import gluon_networks
 
     return gluon_networks.network(name, shape, classes)

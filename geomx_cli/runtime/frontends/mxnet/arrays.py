@@ -13,7 +13,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.payload import Rows
 from geomx_cli.ps.net.wire import FLOAT_NAMES
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
-from geomx_cli.runtime.kvstore import row_of
+from geomx_cli.runtime.script.store import row_of
 
 __all__ = ["Arrays"]
 

@@ -19,9 +19,9 @@ from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
 from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo
 from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
-from geomx_cli.runtime.keys import Key
-from geomx_cli.runtime.kvstore import Store
-from geomx_cli.runtime.pushed_hyper import Hyper
+from geomx_cli.runtime.script.base_store import Key
+from geomx_cli.runtime.script.remote_optimizer import Hyper
+from geomx_cli.runtime.script.store import Store
 
 __all__ = ["Exchanges"]
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from geomx_cli.ps.arrays import Floats
+from geomx_cli.runtime.data.samples import Batch
 from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
 from geomx_cli.runtime.frontends.mxnet.load import device_context, load_mxnet
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
-from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.network import Network
-from geomx_cli.runtime.training.samples import Batch
+from geomx_cli.runtime.training.model import ModelAdapter, Network
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -48,8 +47,10 @@ class Built:
 class GluonModel(ModelAdapter):
     """A block on MXNet's current device at construction.
 
-    weights, statistics, gradients: float32 NDArrays, the same objects for the model's lifetime, in the orders of the
-    network's parameters and statistics. MXNet's engine computes asynchronously, in call order.
+    MXNet's engine computes asynchronously, in call order. All arrays are the same objects for the model's lifetime.
+
+    weights, gradients: float32 NDArrays in the order of the network's parameters.
+    statistics: float32 NDArrays by name.
     """
 
     def __init__(self, network: Network, built: Built) -> None:

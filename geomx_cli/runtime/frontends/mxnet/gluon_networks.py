@@ -1,4 +1,4 @@
-"""Networks that are gluon blocks: those of the model zoo, and a user's own. Imports MXNet."""
+"""Networks that are gluon blocks: the small `cnn` and `cnn-bn`, those of the model zoo, and a user's own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.mxnet.gluon_model import Built, GluonModel, session
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
-from geomx_cli.runtime.training.architecture import Parameter, Shape
-from geomx_cli.runtime.training.network import Network
-from geomx_cli.runtime.training.user_module import new_each_time
+from geomx_cli.runtime.training.architecture import Parameter, Shape, cnn
+from geomx_cli.runtime.training.model import Network
+from geomx_cli.runtime.user_module import new_each_time
 
 __all__ = ["network"]
 
@@ -37,7 +37,9 @@ _ZOO: Mapping[str, _Zoo] = {
 
 
 def network(name: str, shape: Shape, classes: int) -> Network:
-    """Return a zoo network or the one from MODULE:FUNCTION. Raises InvalidSettings for unsupported images."""
+    """See Frontend.network. All but cnn and cnn-bn import MXNet."""
+    if name in ("cnn", "cnn-bn"):
+        return _cnn_network(shape, classes, normalised=name == "cnn-bn")
     found = _ZOO.get(name)
     return _user_network(name, shape, classes) if found is None else _zoo_network(found, shape, classes)
 
@@ -142,3 +144,38 @@ def _start(name: str, shape: tuple[int, ...]) -> float | None:
     if len(shape) > 1:
         return None
     return float(name.rpartition(".")[2] in _ONES)
+
+
+def _cnn_network(shape: Shape, classes: int, *, normalised: bool) -> Network:
+    """Return `cnn`, or `cnn-bn`; the master worker needs no MXNet for them."""
+    found = cnn(shape, classes, normalised=normalised)
+    return Network(shape, classes, found.parameters, found.statistics, found.resized, _build_cnn, session)
+
+
+def _build_cnn(network: Network) -> GluonModel:
+    mx = load_mxnet()
+    nn = mx.gluon.nn
+    block: Any = nn.HybridSequential()
+    trained: list[Any] = []
+    running: list[Any] = []
+    shapes = [parameter.shape for parameter in network.parameters]
+    for channels, inputs, *kernel in (shape for shape in shapes if len(shape) == 4):
+        layer = nn.Conv2D(channels, tuple(kernel), in_channels=inputs)
+        block.add(layer)
+        trained += [layer.weight, layer.bias]
+        if network.statistics:
+            norm = nn.BatchNorm(in_channels=channels)
+            block.add(norm)
+            trained += [norm.gamma, norm.beta]
+            running += [norm.running_mean, norm.running_var]
+        block.add(nn.Activation("relu"), nn.MaxPool2D(2, 2))
+    block.add(nn.Flatten())
+    dense = [shape for shape in shapes if len(shape) == 2]
+    for index, (outputs, inputs) in enumerate(dense):
+        activation = None if index == len(dense) - 1 else "relu"
+        layer = nn.Dense(outputs, in_units=inputs, activation=activation)
+        block.add(layer)
+        trained += [layer.weight, layer.bias]
+    block.initialize(mx.init.Zero())
+    block.hybridize(static_alloc=True, static_shape=True)
+    return GluonModel(network, Built(block, trained, running))

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.ps.arrays import Array
-from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
 from geomx_cli.runtime.frontends.mxnet.engine import Engine
 from geomx_cli.runtime.frontends.mxnet.exchanges import Exchanges
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
-from geomx_cli.runtime.keys import Key, pairs, plain
-from geomx_cli.runtime.kvstore import Store
+from geomx_cli.runtime.script.base_store import BaseStore, Key, pairs, plain
+from geomx_cli.runtime.script.store import Store
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -240,7 +239,7 @@ class KVStore(BaseStore):
 
         Any worker may call it between its rounds. It waits for the rounds that the worker has begun. With
         `dump_optimizer`, loading the file also restores the hyper-parameters and this worker's update counts. The
-        format is numpy's .npz (see optimizer_state_file.py).
+        format is numpy's .npz (see optimizer_state.py).
         """
         self._engine.settle()
         self._script_optimizer.save(Path(fname), dump_optimizer)

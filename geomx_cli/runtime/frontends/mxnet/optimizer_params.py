@@ -6,7 +6,7 @@ from typing import Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.ps.optim.schedules import MULTIPLIERS
-from geomx_cli.runtime.keys import Key
+from geomx_cli.runtime.script.base_store import Key
 
 __all__ = ["can_travel", "from_mxnet", "index_of", "multipliers", "params_of", "schedule_of", "take_up"]
 

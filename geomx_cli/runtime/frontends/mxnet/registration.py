@@ -8,7 +8,6 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
-from geomx_cli.runtime.frontends.mxnet.load import refuse_servers
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
@@ -28,7 +27,7 @@ def register(mx: Any, session: "ScriptSession") -> None:
     master's type decides: "dist_async" turns an FSA job into a MixedSync job; "device" has no effect. Any other type
     with "dist" is rejected; "local", "device" and others remain MXNet's own.
     """
-    refuse_servers(mx)
+    _refuse_servers(mx)
     base = mx.kvstore.KVStoreBase
     own = {name: made for name, made in base.kv_registry.items() if "dist" not in name}
     made: list[KVStore] = []
@@ -91,3 +90,29 @@ def _check_ranks(algorithm: plugins.Algorithm, rank_scope: str) -> None:
         what = f"a script divides its weights by the workers of its party in {algorithm.name}"
         what += ", and GEOMX_RANK_SCOPE=global"
         raise InvalidSettings(f"{what} counts those of all", "leave GEOMX_RANK_SCOPE out")
+
+
+# Rejects server profiling with a clear message: MXNet's profiler cannot access our servers.
+
+_PROFILER_CALLS = ("set_config", "set_state", "dump", "pause", "resume")
+
+
+def _refuse_servers(mx: Any) -> None:
+    """Make `mx.profiler` raise MXNetError for profile_process="server"; MXNet's own message is about a null handle."""
+    for name in _PROFILER_CALLS:
+        call = getattr(mx.profiler, name)
+        if not hasattr(call, "__wrapped__"):
+            setattr(mx.profiler, name, _for_workers(mx, name, call))
+
+
+def _for_workers(mx: Any, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if "server" in (kwargs.get("profile_process"), *args):
+            raise mx.base.MXNetError(
+                f"profiler.{name}: the servers are no MXNet processes and cannot be profiled (profile the workers, and"
+                " see geomx status and geomx summarize for the servers)"
+            )
+        return call(*args, **kwargs)
+
+    return checked

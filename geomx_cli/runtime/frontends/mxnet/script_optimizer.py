@@ -19,9 +19,9 @@ from geomx_cli.runtime.frontends.mxnet.optimizer_params import (
     take_up,
 )
 from geomx_cli.runtime.frontends.mxnet.worker_updates import WorkerUpdates
-from geomx_cli.runtime.keys import Key
-from geomx_cli.runtime.kvstore import Store
-from geomx_cli.runtime.pushed_hyper import Hyper
+from geomx_cli.runtime.script.base_store import Key
+from geomx_cli.runtime.script.remote_optimizer import Hyper
+from geomx_cli.runtime.script.store import Store
 
 __all__ = ["ScriptOptimizer"]
 
@@ -42,7 +42,8 @@ class _Known:
 class ScriptOptimizer:
     """For the training thread.
 
-    optimizer: MXNet's, None before `set`. updates: runs the optimizer on this worker, None if the servers run it.
+    optimizer: MXNet's, None before `set`.
+    updates: runs the optimizer on this worker; None if the servers run it.
     """
 
     def __init__(self, mx: Any, store: Store) -> None:
@@ -98,12 +99,12 @@ class ScriptOptimizer:
         """Return the hyper-parameters for a push. Raises InvalidSettings for values that the servers would reject."""
         optimizer = self.optimizer
         if optimizer is None or self.updates is not None:
-            return self._store.optimizer.news(str(key))
+            return self._store.optimizer.hyper.news(str(key))
         if optimizer.lr_scheduler is not None:
             optimizer._update_count(key)
         name, params = params_of(optimizer)
-        self._store.optimizer.change(params)
-        news = self._store.optimizer.news(str(key), self._own(optimizer, key, self._keys[key].number))
+        self._store.optimizer.hyper.change(params)
+        news = self._store.optimizer.hyper.news(str(key), self._own(optimizer, key, self._keys[key].number))
         if news:
             optimizers.create(name, params)
         return news

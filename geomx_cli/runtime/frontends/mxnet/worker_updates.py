@@ -7,9 +7,9 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
-from geomx_cli.runtime import optimizer_state_file
-from geomx_cli.runtime.keys import Key
-from geomx_cli.runtime.optimizer_state_file import SavedState
+from geomx_cli.runtime.script import optimizer_state
+from geomx_cli.runtime.script.base_store import Key
+from geomx_cli.runtime.script.optimizer_state import SavedState
 
 __all__ = ["WorkerUpdates"]
 
@@ -55,11 +55,11 @@ class WorkerUpdates:
                 step = np.array([self._optimizer._index_update_count.get(index, 0)])
                 kept = {f"state{number}": array for number, array in enumerate(arrays)}
                 state.slices[name][cut] = {"step": step, **kept}
-        optimizer_state_file.write(path, state)
+        optimizer_state.write(path, state)
 
     def load(self, path: Path) -> None:
         """Restore from a file of `save`. Raises InvalidSettings, with nothing changed, if it does not match."""
-        state = optimizer_state_file.read(path)
+        state = optimizer_state.read(path)
         if state.optimizer != self._kind:
             raise InvalidSettings(f"{path} has the state of {state.optimizer}, not of {self._kind}")
         if state.slices.keys() != self.weights.keys():

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.architecture import Shape
-    from geomx_cli.runtime.training.network import Network
+    from geomx_cli.runtime.training.model import Network
 
 __all__ = ["framework", "network", "networks"]
 

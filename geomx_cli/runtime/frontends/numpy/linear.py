@@ -8,11 +8,9 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
+from geomx_cli.runtime.data.samples import Batch
 from geomx_cli.runtime.training.architecture import Parameter, Shape
-from geomx_cli.runtime.training.flat_views import flat_views
-from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.network import Network
-from geomx_cli.runtime.training.samples import Batch
+from geomx_cli.runtime.training.model import ModelAdapter, Network, flat_views
 
 __all__ = ["network"]
 

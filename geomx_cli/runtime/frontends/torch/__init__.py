@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
     from geomx_cli.runtime.frontends.torch.model_watch import ModelWatch
     from geomx_cli.runtime.training.architecture import Shape
-    from geomx_cli.runtime.training.network import Network
+    from geomx_cli.runtime.training.model import Network
 
 __all__ = ["attach", "framework", "network", "networks", "prepare_import"]
 

@@ -13,7 +13,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.process_group import GeomxProcessGroup
 from geomx_cli.runtime.frontends.torch.script_model import read, write
 from geomx_cli.runtime.frontends.torch.tensor_views import write_bytes
-from geomx_cli.runtime.training.flat_views import flat_views
+from geomx_cli.runtime.training.model import flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array

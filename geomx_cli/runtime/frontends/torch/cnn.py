@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.frontends.torch.load import load_torch
 from geomx_cli.runtime.training.architecture import Shape, cnn
-from geomx_cli.runtime.training.network import Network
+from geomx_cli.runtime.training.model import Network
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -13,21 +13,21 @@ from torch.utils.data import IterableDataset, Sampler, Subset, TensorDataset
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
-from geomx_cli.runtime.training import data, shards
-from geomx_cli.runtime.training.catalog import IID
+from geomx_cli.runtime.data import reader, samples
+from geomx_cli.runtime.data.catalog import IID
 
 __all__ = ["ShardSampler", "TensorDataset", "load", "load_text", "shard"]
 
 
 def load(name: str, split: Literal["train", "test"], data_dir: str | Path) -> TensorDataset:
     """See geomx_cli.torch.load_data."""
-    images, labels = data.load(name, split, data_dir).take(slice(None))
+    images, labels = reader.load(name, split, data_dir).take(slice(None))
     return TensorDataset(torch.from_numpy(images), torch.from_numpy(labels).long())
 
 
 def load_text(name: str, split: Literal["train", "test"], data_dir: str | Path) -> torch.Tensor:
     """See geomx_cli.torch.load_text."""
-    return torch.from_numpy(data.read_text(name, split, data_dir).copy())
+    return torch.from_numpy(reader.read_text(name, split, data_dir).copy())
 
 
 def shard(dataset: Any, rank: int, count: int, split: str, seed: int, party: range | None) -> Any:
@@ -35,10 +35,10 @@ def shard(dataset: Any, rank: int, count: int, split: str, seed: int, party: ran
     size = length(dataset)
     if split == IID:
         order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, size]))).permutation(size)
-        part = shards.choose(order, 1, rank, count, split, seed, party)
+        part = samples.choose(order, 1, rank, count, split, seed, party)
         return Subset(dataset, order[part].tolist())
     labels = _labels(dataset, size)
-    part = shards.choose(labels, int(labels.max()) + 1, rank, count, split, seed, party)
+    part = samples.choose(labels, int(labels.max()) + 1, rank, count, split, seed, party)
     return Subset(dataset, np.arange(size)[part].tolist())
 
 

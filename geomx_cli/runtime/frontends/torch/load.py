@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.base_store import BaseStore
-    from geomx_cli.runtime.frontends import ScriptStore
     from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
     from geomx_cli.runtime.script import Session
+    from geomx_cli.runtime.script.base_store import BaseStore, ScriptStore
 
 __all__ = ["check_process", "joined", "leave_unless_training", "load_torch", "new_store"]
 

@@ -21,8 +21,7 @@ from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_views import local
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
-from geomx_cli.runtime.training.stopwatch import Stopwatch
-from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm, PacedWorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm, PacedWorkerAlgorithm, Stopwatch
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

@@ -9,8 +9,8 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.resnet import resnet18
 from geomx_cli.runtime.frontends.torch.torch_model import TorchModel, running_statistics, session
 from geomx_cli.runtime.training.architecture import Parameter, Shape
-from geomx_cli.runtime.training.network import Network
-from geomx_cli.runtime.training.user_module import new_each_time
+from geomx_cli.runtime.training.model import Network
+from geomx_cli.runtime.user_module import new_each_time
 
 __all__ = ["network"]
 

@@ -17,7 +17,7 @@ from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState,
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.server_optimizer import check_no_state, hyper_parameters, index_of_group
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
-from geomx_cli.runtime.pushed_hyper import PushedHyper
+from geomx_cli.runtime.script.remote_optimizer import PushedHyper
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 
 if TYPE_CHECKING:

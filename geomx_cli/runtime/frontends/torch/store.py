@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass
 from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck, to_first_worker
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
@@ -11,6 +10,7 @@ from geomx_cli.runtime.frontends.torch.server_optimizer import ServersOptimizer
 from geomx_cli.runtime.frontends.torch.synchronise import synchronise
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore, finish_rounds
+from geomx_cli.runtime.script.base_store import BaseStore
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -19,7 +19,7 @@ from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_optimizer import ServersOptimizer
 from geomx_cli.runtime.frontends.torch.server_steps import ServerSynchroniser
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
-from geomx_cli.runtime.momentum_check import MomentumCheck
+from geomx_cli.runtime.script.momentum_check import MomentumCheck
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from geomx_cli.core.futures import after
 from geomx_cli.core.options import Value
-from geomx_cli.runtime.base_store import option_of
 from geomx_cli.runtime.frontends.torch.batch_check import DIGEST, BatchCheck, to_first_worker
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
 from geomx_cli.runtime.frontends.torch.local import LocalRounds, SampleCount
@@ -21,6 +20,7 @@ from geomx_cli.runtime.frontends.torch.party.steps import LeaderModel, PartyStep
 from geomx_cli.runtime.frontends.torch.synchronise import Chosen, refuse_closures
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore, finish_rounds
+from geomx_cli.runtime.script.base_store import option_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

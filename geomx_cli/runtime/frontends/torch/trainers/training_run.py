@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime import finder, reports, script
+from geomx_cli.runtime import script
+from geomx_cli.runtime.frontends import finder
 from geomx_cli.runtime.frontends.torch import load
 from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
+from geomx_cli.runtime.script import reports
 
 __all__ = ["TrainingRun"]
 

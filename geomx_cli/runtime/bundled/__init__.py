@@ -1,0 +1,1 @@
+"""The bundled training job: what a worker runs without a script."""

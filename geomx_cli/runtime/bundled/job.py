@@ -1,0 +1,186 @@
+"""The bundled training job: a small network on Fashion-MNIST or a text, for trials and benchmarks of a cluster."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import ProcessFinished, StateChanged
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.cluster.partition import Placement, Tensor
+from geomx_cli.runtime import frontends
+from geomx_cli.runtime.bundled import checkpoint, networks
+from geomx_cli.runtime.bundled.evaluation import Evaluation
+from geomx_cli.runtime.bundled.loop import Loop
+from geomx_cli.runtime.bundled.record import Score
+from geomx_cli.runtime.data import reader
+from geomx_cli.runtime.data.samples import Samples, shard, text_shard
+from geomx_cli.runtime.script.store import Store, row_of
+from geomx_cli.runtime.training.model import ModelAdapter, Network
+from geomx_cli.runtime.training.stop_vote import STOP
+from geomx_cli.runtime.training.train_config import TrainConfig
+from geomx_cli.runtime.training.worker_algorithm import Algorithm, WorkerAlgorithm
+
+__all__ = ["main"]
+
+
+def main(client: Client) -> None:
+    """Run a bundled worker on a connected client to the end of training; the client stays open.
+
+    A master worker that does not train only sets the job up, and needs no data except a user's own. The others
+    write an event "round" for every round and at the end "finished": rounds, samples and seconds of this
+    worker, why training ended, the digest of the final weights, which is the same for all, and, on global rank 0,
+    their test accuracy. Global rank 0 saves the model (checkpoint.py) in the process's output folder, if it has one.
+    Raises GeomxError if the job cannot start or fails.
+    """
+    frontends.prepare_imports()  # a user's own network or data set may import any framework
+    config = TrainConfig.from_options(client.settings.options)
+    algorithm: Any = plugins.find("algorithm", config.algorithm)
+    if config.text("schedule") != "constant":
+        config = replace(config, steps=_steps(client, config))
+    optimizer = algorithm.server_optimizer(config)
+    # Before the initial weights, without which no worker can push.
+    if optimizer is not None and (client.is_master or client.global_rank == 0):
+        client.control.set_optimizer(*optimizer, schedule=_server_schedule(client, config, algorithm))
+    if client.trains:
+        _train(client, config, algorithm)
+    else:
+        _initialise(client, config)
+        client.report(state="finished")
+        client.events.write(StateChanged(state="finished"))
+
+
+def _steps(client: Client, config: TrainConfig) -> int:
+    """Return the steps of a worker, for a schedule: those of an equal share of the data."""
+    samples = reader.train_size(config.data, config.data_dir, of_text=config.trains_on_text) // client.num_all_workers
+    if config.trains_on_text:
+        samples //= int(config.number("context"))
+    return config.epochs * max(1, -(-samples // config.batch_size))
+
+
+def _server_schedule(client: Client, config: TrainConfig, algorithm: Any) -> Any:
+    """Return the schedule of the roots' optimizer, by its number of updates; None for the outer one of an algorithm
+    whose workers exchange weights.
+    """
+    if getattr(algorithm, "exchanges", "weights") != "gradients":
+        return None
+    if not getattr(algorithm, "asynchronous", False):
+        return config.schedule()
+    return config.schedule(client.num_all_workers if client.flat else config.number("parties"))
+
+
+def _network(config: TrainConfig) -> Network:
+    """Return the network for the images, or the characters, of the data set."""
+    if config.trains_on_text:
+        shape, classes = reader.text_shape(int(config.number("context")))
+    else:
+        shape, classes = reader.shape_of(config.data, config.data_dir)
+    sizes = int(config.number("layers")), int(config.number("width"))
+    return networks.find(config.network, shape, classes, config.text("framework"), *sizes)
+
+
+def _values(config: TrainConfig, network: Network) -> dict[str, Array]:
+    """Return the initial value of every key."""
+    values = {**network.initial_weights(config.seed), STOP: np.zeros(1, np.float32)}
+    return values | (network.initial_statistics() if config.options["sync_stats"] else {})
+
+
+def _initialise(client: Client, config: TrainConfig) -> None:
+    values = _values(config, _network(config))
+    client.declare([Tensor(name, value.size, "float32", row_of(value.shape)) for name, value in values.items()])
+    client.init({name: value.reshape(-1) for name, value in values.items()}, common=True)
+
+
+def _train(client: Client, config: TrainConfig, algorithm: Algorithm) -> None:
+    shard, test = _data(client, config)
+    network = _network(config)
+    with network.session(client.settings.device, config.seed + client.global_rank):
+        _run(client, config, algorithm, network, shard, test)
+
+
+def _run(
+    client: Client, config: TrainConfig, algorithm: Algorithm, network: Network, shard: Samples,
+    test: Samples | None,
+) -> None:  # fmt: skip
+    if shard.classes > network.classes:
+        what = f"the training data have {shard.classes} classes, the test data only {network.classes}"
+        raise InvalidSettings(f"--data {config.data}: {what}", "let both have the last label")
+    if shard.shape != network.shape:
+        what = f"images to train on have the shape {shard.shape}, and to test {network.shape}"
+        raise InvalidSettings(f"--data {config.data}: {what}", "let both have one shape")
+    model = network.build()
+    model.warm_up(config.batch_size)
+    values = _values(config, network)
+    Store(client).init(list(values), list(values.values()), common=True)
+    part = algorithm.worker(client, model, config)
+    part.start()
+    evaluation = None
+    if test is not None:
+        evaluation = Evaluation(network.build(), test, config.eval_every // part.steps_per_round)
+    loop = Loop(client, config, model=model, part=part, shard=shard, evaluation=evaluation)
+    loop.run()
+    score = Score()
+    if evaluation is not None:
+        client.report(state="evaluating")
+        score = loop.evaluate()
+        if score.accuracy is not None:
+            client.report(accuracy=score.accuracy)
+    if client.global_rank == 0 and client.settings.output_dir:
+        _save(client, config, algorithm, loop, model, part, score)
+    client.events.write(
+        ProcessFinished(
+            rounds=part.rounds, samples=loop.position.samples, seconds=loop.seconds, stopped=loop.position.stopped,
+            parameters=model.digest(), accuracy=score.accuracy, validation_loss=score.validation_loss,
+        )
+    )  # fmt: skip
+    client.report(state="finished", progress=1.0, left_s=0.0)
+
+
+def _save(
+    client: Client, config: TrainConfig, algorithm: Algorithm, loop: Loop, model: ModelAdapter,
+    part: WorkerAlgorithm, score: Score,
+) -> None:  # fmt: skip
+    """Save the final model; the roots save their part of the optimizer's state themselves."""
+    outer, own = algorithm.server_optimizer(config), part.optimizer
+    about = {
+        "job": client.settings.job,
+        "network": config.network,
+        "framework": networks.needs(config.network, config.text("framework")) or "numpy",
+        "algorithm": config.algorithm,
+        "step": loop.position.all_steps,
+        "rounds": part.rounds,
+        "samples": loop.position.samples,
+        "seconds": loop.seconds,
+        "stopped": loop.position.stopped,
+        "accuracy": score.accuracy,
+        "validation_loss": score.validation_loss,
+        "optimizers": {
+            "global": None if outer is None else {"name": outer[0], "hyper_parameters": outer[1]},
+            "worker": None if own is None else {"name": own.name, "hyper_parameters": own.params},
+        },
+        "slices": {name: _slices(client.tensors[name].placement) for name in model.names},
+        "options": dict(config.options),
+    }
+    checkpoint.save(Path(client.settings.output_dir), model, own, about, client.events.warn)
+
+
+def _slices(placement: Placement) -> dict[str, Any]:
+    """Return a tensor's key, and its slices with the rank of the root that owns each."""
+    slices = [{"offset": piece.offset, "length": piece.length, "root": piece.root} for piece in placement.slices]
+    return {"key": placement.key, "slices": slices}
+
+
+def _data(client: Client, config: TrainConfig) -> tuple[Samples, Samples | None]:
+    """Return this worker's training data, and on global rank 0 the test data."""
+    rank, count, evaluates = client.global_rank, client.num_all_workers, client.global_rank == 0
+    if config.trains_on_text:
+        context = int(config.number("context"))
+        text = text_shard(reader.load_text(config.data, "train", context, config.data_dir), rank, count)
+        return text, reader.load_text(config.data, "test", context, config.data_dir) if evaluates else None
+    samples = reader.load(config.data, "train", config.data_dir)
+    own = shard(samples, rank, count, config.split, config.seed, Store(client).party_ranks)
+    return own, reader.load(config.data, "test", config.data_dir) if evaluates else None

@@ -1,0 +1,107 @@
+"""The global servers' optimizer, as one worker sets, changes, saves and loads it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.ps.aggregation.optimizer_history import Hyper
+from geomx_cli.ps.aggregation.slice_state import SERIAL
+from geomx_cli.runtime.script import optimizer_state
+from geomx_cli.runtime.script.base_store import Key, plain
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["Hyper", "Params", "PushedHyper", "RemoteOptimizer"]
+
+Params = Mapping[str, float | int | bool]
+
+
+class PushedHyper:
+    """The hyper-parameters that the servers lack, which each key's next push carries. For the training thread.
+
+    serial: number of this worker's optimizer for the servers to run; 0 for the first.
+    """
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self._params: Hyper = {}
+        self._initial: Hyper = {}
+        self._sent: dict[str, Hyper] = {}
+
+    def begin(self, params: Params, serial: int) -> None:
+        """Begin with a new optimizer, whose hyper-parameters the servers know."""
+        self.serial, self._sent, self._params = serial, {}, {}
+        self.change(params)
+        self._initial = {"lr_mult": 1.0, "wd_mult": 1.0, **self._params}
+        if serial:
+            self._params[SERIAL] = float(serial)
+
+    def change(self, params: Params) -> None:
+        """Set hyper-parameters that apply from each key's next push on."""
+        self._params |= {name: float(value) for name, value in params.items() if not isinstance(value, bool)}
+
+    def news(self, name: str, own: Mapping[str, float] | None = None) -> Hyper:
+        """Return what to send with this key's next push. own: hyper-parameters of this key only, as "lr_mult"."""
+        sent, now = self._sent.get(name, self._initial), self._params | dict(own or {})
+        self._sent[name] = now
+        news = {param: value for param, value in now.items() if sent.get(param) != value}
+        return {**news, SERIAL: float(self.serial)} if news and self.serial else news
+
+
+class RemoteOptimizer:
+    """For the training thread. After the job has failed, methods raise the client's error.
+
+    training: whether this worker has begun to push.
+    hyper: what its pushes tell the servers.
+    """
+
+    def __init__(self, client: "Client") -> None:
+        self.training = False
+        self._client = client
+        self.hyper = PushedHyper()
+        self._is_set = False
+
+    def set(
+        self,
+        name: str,
+        params: Params,
+        schedule: tuple[str, Mapping[str, Any]] | None = None,
+        multipliers: Mapping[str, Hyper] | None = None,
+    ) -> None:
+        """Have the global servers update the values with this optimizer (see ps/optim/optimizers.py); blocks.
+
+        A new optimizer starts without state, as in MXNet, with each key's next push. Set it on rank 0 alone, or the
+        same one on every worker. schedule, multipliers: see ControlClient.set_optimizer.
+        """
+        serial = self._next_serial()
+        self._client.control.set_optimizer(name, params, schedule=schedule, multipliers=multipliers, serial=serial)
+        self.hyper.begin(params, serial)
+        self._is_set = True
+
+    def leave_to_workers(self, kind: str) -> None:
+        """Have the servers only sum, because every training worker runs an optimizer of this class itself; blocks."""
+        serial = self._next_serial()
+        self._client.control.leave_optimizer_to_workers(kind, serial)
+        self.hyper.begin({}, serial)
+        self._is_set = True
+
+    def _next_serial(self) -> int:
+        """Return 0 for the first optimizer, which takes effect at once, and increasing numbers for later ones.
+        Contributions name the serial, so it does not matter which worker sets the optimizer first.
+        """
+        return self.hyper.serial + 1 if self.training or self._is_set or not self._client.trains else 0
+
+    def save(self, path: Path, counts: Mapping[Key, int] | None = None) -> None:
+        """Write the optimizer's state, without the weights, to a file; blocks. `counts`: see SavedState."""
+        state = optimizer_state.fetch(self._client)
+        state.counts = None if counts is None else {plain(key): number for key, number in counts.items()}
+        optimizer_state.write(path, state)
+
+    def load(self, path: Path) -> optimizer_state.SavedState:
+        """Restore the optimizer's state from a file; blocks. Call on one worker, or on all between the same rounds."""
+        state = optimizer_state.read(path)
+        optimizer_state.restore(self._client, state)
+        if state.counts is not None:
+            self.hyper.change(state.params)
+        return state
