@@ -17,7 +17,7 @@ from torch.nn import functional
 from geomx_cli.observe.report.drawing import figures_of
 from geomx_cli.observe.report.figures import Curves
 from geomx_cli.observe.report.sources import opened
-from geomx_cli.runtime.frontends.torch.gpt_module import Gpt
+from geomx_cli.runtime.frontends.torch.models.modules import Gpt
 from geomx_cli.runtime.training import networks
 from geomx_cli.runtime.training.samples import TextSamples
 

@@ -1,13 +1,19 @@
 """Copies bytes and tensors from one worker to all others, exactly: initial values are never encoded."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+import torch
 
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.net.wire import EVERY
 
-__all__ = ["Broadcast"]
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends.torch.party_group import PartyGroup
+
+__all__ = ["Broadcast", "PartyBroadcast"]
 
 
 class Broadcast:
@@ -45,3 +51,34 @@ class Broadcast:
         if length:
             self.arrays({name: padded.view(np.float32)})
         return padded[:length].tobytes()
+
+
+class PartyBroadcast(Broadcast):
+    """As Broadcast: through the servers between the leaders of parties, and within each party by its process group.
+
+    between: that of the leaders, None in other workers.
+    origin: the source's rank in its party.
+    """
+
+    def __init__(self, group: "PartyGroup", between: Broadcast | None, origin: int = 0) -> None:
+        self._group = group
+        self._between = between
+        self._own = bool(group.share(int(between is not None and between.is_source)))
+        self._origin = origin if self._own else 0
+        self.is_source = self._own and group.rank == self._origin
+
+    def arrays(self, values: dict[str, Array]) -> None:
+        """See Broadcast; the source leads its party."""
+        if self._between is not None:
+            self._between.arrays(values)
+        for value in values.values():
+            if value.size:
+                self._group.wait(self._group.send(torch.from_numpy(value)))
+
+    def data(self, name: str, content: bytes) -> bytes:
+        """See Broadcast."""
+        if self._own and self._origin:
+            content = self._group.share_bytes(content, self._origin)
+        if self._between is not None:
+            content = self._between.data(name, content)
+        return self._group.share_bytes(content)

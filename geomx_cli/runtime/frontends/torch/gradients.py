@@ -12,35 +12,146 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, check_no_pass, current_pass
-from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
-from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.buffer_broadcast import BUFFERS, BufferMeans
-from geomx_cli.runtime.frontends.torch.election import elect_newest
-from geomx_cli.runtime.frontends.torch.finite import GradientCheck, warn
+from geomx_cli.runtime.frontends.torch.buckets import BucketExchanges
+from geomx_cli.runtime.frontends.torch.contribution_checks import BatchCheck, GradientCheck
 from geomx_cli.runtime.frontends.torch.late_tensors import LateStep, become_late, late_step, no_longer_late, scripted
-from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
-from geomx_cli.runtime.frontends.torch.sent_gradient import SentGradient
-from geomx_cli.runtime.frontends.torch.staging import DeviceCopies, Staging
+from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
-from geomx_cli.runtime.frontends.torch.tensor_views import is_divided, local, shares_memory
+from geomx_cli.runtime.frontends.torch.tensors import (
+    BUFFERS,
+    EXCHANGED,
+    DeviceCopies,
+    SentGradient,
+    Staging,
+    check_gradient,
+    is_divided,
+    local,
+    read,
+    set_gradient,
+    shares_memory,
+    write,
+)
+from geomx_cli.runtime.training.flat_views import flat_views
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.operation_queue import PendingExchange
+    from geomx_cli.runtime.frontends.torch.reduction import Reduction
 
-__all__ = ["GradientSynchroniser", "set_gradient"]
+__all__ = ["GradientSynchroniser"]
+
+
+class GradientSynchroniser(Synchroniser):
+    """A backward pass is a round, except within `no_sync`, and leaves the means over all workers of all parties.
+
+    Gradients accumulated before count too. A tensor without a gradient counts as zeros; one without a gradient in all
+    workers gets none. Failures of the job are raised from `backward`, and with p3 from what first uses a late tensor.
+    With shards a pass ends when all of the party's shards are there, from the same round; else it raises
+    TrainingFailed.
+
+    statistics: buffers that become means with each round.
+    check: gets the first gradients of each round.
+    """
+
+    def __init__(
+        self, reduction: "Reduction", state: ModelState, optimizer: Any, statistics: Sequence[Any], check: BatchCheck
+    ) -> None:
+        where = "here" if reduction.weight == 1 else "in this party"
+        self._finite = GradientCheck(reduction.warn, state.trained, where)
+        self._vote: StopVote | None = None  # first, as every mean is divided by its weight
+        self._exchanges: TensorExchanges | BucketExchanges | None = None  # None in a replica of a shard
+        self._is_newest = True  # of all models, as this member contributed to the last round
+        client, operations, carrier = reduction.client, reduction.operations, None
+        if client is not None:
+            self._vote = StopVote(client, 1, f"{state.prefix}{STOP}")
+        if operations is not None:
+            carrier = BucketExchanges(operations, state, statistics, check, client, self._vote, self._finite)
+            self._exchanges = carrier
+        elif client is not None and self._vote is not None:
+            carrier = self._exchanges = TensorExchanges(
+                client, state, optimizer, statistics, check, self._vote, self._finite, reduction.weight
+            )
+        super().__init__(reduction, state, optimizer, check, carrier or _Replica(state))
+        if isinstance(carrier, TensorExchanges):
+            carrier.follow(optimizer)
+
+    def begin(self) -> None:
+        """See Member."""
+        self._finite.stepped()
+        self.rounds += 1
+        super().begin()
+
+    def contribute_nothing(self) -> None:
+        """See Member."""
+        self.rounds += 1
+        super().contribute_nothing()
+
+    def announce(self, workers: int) -> None:
+        """See Member."""
+        if self._vote is not None:
+            self._vote.begin(stop=False, unfinished=True, weight=workers)
+
+    def receive(self, workers: int) -> None:
+        """See Member."""
+        super().receive(workers)
+        if self._reduction.shard is not None:
+            everywhere = 0 if self._vote is None else self._vote.result().unfinished
+            self._reduction.share_gradients(list(self._state.trained.values()), self.rounds, everywhere)
+
+    def leave(self) -> None:
+        """See Member."""
+        super().leave()
+        self._finite.stepped()
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        super()._before_step(optimizer, args, kwargs)
+        if isinstance(self._exchanges, TensorExchanges):
+            self._exchanges.hide_late(optimizer, args, kwargs)
+
+    def finishing(self) -> Iterator["Future[None]"]:
+        """See Synchroniser: abstain from the others' rounds."""
+        self.leave()
+        if isinstance(self._exchanges, TensorExchanges):
+            yield from self._exchanges.settling()
+        if self.entered is not None:  # it has failed, and the script went on; the others wait for the rest of its round
+            self.fail()
+            self.contribute_rest()
+            if self._vote is not None:
+                yield self._vote.pending
+            self.receive(self._reduction.weight)
+            if isinstance(self._exchanges, TensorExchanges):
+                self._exchanges.settle_all()
+        if self._exchanges is None or self._vote is None:
+            return
+        while not self.ended:
+            self._exchanges.abstain()
+            self._vote.begin(stop=False, unfinished=False)
+            yield self._vote.pending
+            self._exchanges.skip()
+            self.ended = self._vote.result().unfinished == 0
+            self._is_newest = self._is_newest and self.ended
+
+    def conclude(self) -> None:
+        """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
+        self.ended = True
+        broadcasts, expects_same = self._reduction.newest(
+            self._state, is_newest=self._is_newest, took_part=self._took_part, has_failed=self._has_failed
+        )
+        self._take_newest(broadcasts, expects_same=expects_same)
 
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """A trained tensor, its key, and its exchange while that is not over. gradient: that it contributed, and elements:
-    its memory, which gets the sum. step: the optimizer's, to be taken with the result.
+    """A trained tensor, its key, and its exchange while that is not over.
+
+    gradient: that it contributed. elements: its memory, which gets the sum.
+    step: the optimizer's, to be taken with the result.
     """
 
     key: str
@@ -55,80 +166,60 @@ class _Slot:
     step: LateStep | None = None
 
 
-class GradientSynchroniser(Synchroniser):
-    """A backward pass is a round, except within `no_sync`.
+class TensorExchanges:
+    """Each gradient is exchanged by itself, once autograd has accumulated it, from its own memory where possible.
 
-    Each gradient's exchange begins when autograd has accumulated it, tensors near the input with a higher priority;
-    without p3 the end of the backward pass waits for the results. Gradients accumulated before count too. A tensor
-    without a gradient counts as zeros; one without a gradient in all workers gets none. Failures of the job are raised
-    from `backward`, and with p3 from what first uses a late tensor.
-    statistics: buffers that become means with each round. backward: shared by all optimizers of the script. check: gets
-    the first gradients of each round. workers: of how many each gradient is the mean already, when it is computed.
+    Tensors near the input have a higher priority. Without p3 the end of the backward pass waits for the results.
+
+    vote: its weight is the number of workers that contribute to a round.
+    finite: gets this worker's gradients, and the means.
+    factor: of how many workers each gradient is the mean.
     """
 
-    workers = 1
-
     def __init__(
-        self, client: "Client", state: ModelState, optimizer: Any, statistics: Sequence[Any], backward: BackwardPass,
-        check: BatchCheck,
+        self, client: "Client", state: ModelState, optimizer: Any, statistics: Sequence[Any], check: BatchCheck,
+        vote: StopVote, finite: GradientCheck, factor: int,
     ) -> None:  # fmt: skip
         self._client = client
-        self._state = state
-        self._backward = backward
         self._check = check
-        where = "here" if self.workers == 1 else "in this party"
-        self._finite = GradientCheck(partial(warn, client), state.trained, where)
-        self._slots = [
+        self._vote = vote
+        self._finite = finite
+        self._factor = factor
+        self.slots = [
             _Slot(f"{state.prefix}{name}", parameter, -index, EXCHANGED[parameter.dtype])
             for index, (name, parameter) in enumerate(state.trained.items())
         ]
-        devices = {slot.parameter.device for slot in self._slots if slot.parameter.is_cuda}
+        self.checks = True
+        devices = {slot.parameter.device for slot in self.slots if slot.parameter.is_cuda}
         self._copies = {device: DeviceCopies(device) for device in devices}
-        self._buffers = BufferMeans(client, f"{state.prefix}{BUFFERS}", statistics, -len(self._slots))
-        self._vote = StopVote(client, 1, f"{state.prefix}{STOP}")  # first, as every mean is divided by its weight
-        self._lock = threading.Lock()  # autograd has a thread for each GPU
-        self._pass: int | None = None  # the backward pass whose round is in progress
+        self._buffers = _BufferMeans(client, f"{state.prefix}{BUFFERS}", statistics, -len(self.slots))
+        self._round = 0
         self._notes = False  # gradients of this pass for the check, up to the first matrix's
-        self._is_newest = True  # of all workers' models, as this one contributed to the last round
-        self._has_failed = False  # this one's last pass has, so that it has not taken the step
         self._p3 = bool(client.settings.options["p3"]) and not statistics
         self._late: dict[str, _Slot] = {}  # those whose exchange may not be over when their backward pass is, by key
         self._scripted = scripted(state.model) if self._p3 else set()
         self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
         self._settling = threading.RLock()
-        self._handles = [
-            slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot)) for slot in self._slots
-        ]
+
+    def follow(self, optimizer: Any) -> None:
+        """Register the hooks by which late tensors are waited for."""
         if self._p3:
-            self._handles += [slot.parameter.register_hook(self._before_accumulation) for slot in self._slots]
-            optimizer.register_step_post_hook(self._after_step)
+            for slot in self.slots:
+                slot.parameter.register_hook(self._before_accumulation)
+            optimizer.register_step_post_hook(self._show_late)
             for register in (optimizer.register_state_dict_pre_hook, optimizer.register_load_state_dict_pre_hook):
-                register(lambda *_: self._settle_all())
-        optimizer.register_step_pre_hook(self._before_step)
+                register(lambda *_: self.settle_all())
 
     def _before_accumulation(self, gradient: Any) -> None:
         """Autograd hook, before the parameter's gradient is accumulated, perhaps in memory that is still being sent."""
-        self._settle_all()
+        self.settle_all()
 
-    def _on_gradient(self, slot: _Slot, parameter: Any) -> None:
-        """Autograd hook, for the parameter whose gradient is complete."""
-        if self.accumulating:
-            self.has_local = True
-            return
-        with self._lock:
-            self._enter_pass()
-        self._contribute(slot)
+    def begin(self, round_: int) -> None:
+        """See Carrier."""
+        self._round, self._notes = round_, True
 
-    def _enter_pass(self) -> None:
-        current = current_pass(self._pass)
-        if self._pass is None:
-            self._finite.stepped()
-            self._pass, self._notes = current, True
-            self.rounds += 1
-            self._vote.begin(stop=False, unfinished=True, weight=self.workers)
-            self._backward.enter(self)
-
-    def _contribute(self, slot: _Slot) -> None:
+    def load(self, slot: _Slot) -> None:
+        """See Carrier."""
         check_gradient(slot.key, slot.parameter.grad, slot.dtype)
         if slot.begun:
             what = f"the gradient of {slot.key} was computed twice in one backward pass"
@@ -137,7 +228,7 @@ class GradientSynchroniser(Synchroniser):
         if not is_divided(slot.parameter) and shares_memory(slot.parameter.grad):
             slot.parameter.grad = slot.parameter.grad.clone()
         slot.begun, gradient = True, slot.parameter.grad
-        slot.staging.load(local(gradient), self._copies_of(slot), partial(self._send, slot), self.workers)
+        slot.staging.load(local(gradient), self._copies_of(slot), partial(self._send, slot), self._factor)
         slot.gradient = SentGradient(gradient)
 
     def _send(self, slot: _Slot, elements: "Array") -> None:
@@ -145,7 +236,7 @@ class GradientSynchroniser(Synchroniser):
             self._check.note(elements)
             if slot.parameter.ndim > 1:
                 self._end_notes()
-        self._finite.contributes(slot.parameter, torch.from_numpy(elements), self.rounds)
+        self._finite.contributes(slot.parameter, torch.from_numpy(elements), self._round)
         slot.elements = elements
         slot.exchange = self._client.exchange(slot.key, elements, elements, priority=slot.priority)
 
@@ -157,31 +248,33 @@ class GradientSynchroniser(Synchroniser):
     def _copies_of(self, slot: _Slot) -> DeviceCopies | None:
         return self._copies.get(slot.parameter.device)
 
-    def contribute_rest(self) -> None:
-        """See Participant; also after a pass that has failed."""
-        for slot in self._slots:
+    def load_rest(self) -> None:
+        """See Carrier."""
+        for slot in self.slots:
             if not slot.begun:
                 if slot.parameter.grad is None:
                     self._abstain(slot)
                 else:
-                    self._contribute(slot)
-        self._buffers.begin(contributes=True)
+                    self.load(slot)
+        self._buffers.send(contributes=True)
 
-    def receive(self) -> None:
-        """See Participant: the gradients become the means, with p3 later."""
+    def load_nothing(self) -> None:
+        """See Carrier: only where parties add gradients."""
+
+    def receive(self, workers: int) -> None:
+        """See Carrier; with p3 later."""
         for copies in self._copies.values():
             copies.settle()
         self._end_notes()
-        for slot in self._slots:
+        for slot in self.slots:
             sent = slot.gradient
-            if sent is not None and not self._has_failed:  # then the script may have cleared them
+            if sent is not None and self.checks:
                 sent.check(slot.key, slot.parameter.grad)
             if self._p3 and sent is not None and become_late(sent.tensor, partial(self._settle, slot)):
                 self._late[slot.key] = slot
             else:
                 self._settle(slot)
-        self._buffers.take()
-        self._pass, self.has_local = None, False
+        self._buffers.write_means()
 
     def _abstain(self, slot: _Slot) -> None:
         """The result is waited for at the end of the pass, as the others may have a gradient; so it goes first."""
@@ -215,14 +308,20 @@ class GradientSynchroniser(Synchroniser):
                 no_longer_late(parameter)
                 step(parameter, gradient)
 
-    def _settle_all(self) -> None:
+    def settle_all(self) -> None:
+        """Wait for all late tensors."""
         for slot in list(self._late.values()):
             self._settle(slot)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Optimizer hook: hide the gradients that are late, whose parameters then become late too."""
-        check_no_pass()
-        self.check_step(self._state)
+    def settling(self) -> Iterator["Future[None]"]:
+        """As `settle_all`; yields what it waits for."""
+        for slot in list(self._late.values()):
+            if slot.exchange is not None:
+                yield slot.exchange.done
+            self._settle(slot)
+
+    def hide_late(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Before a step: hide the gradients that are late, whose parameters then become late too."""
         self._hidden = []
         step = late_step(optimizer, args, kwargs) if self._late else None
         for slot in list(self._late.values()):
@@ -236,62 +335,86 @@ class GradientSynchroniser(Synchroniser):
                 slot.step, parameter.grad = step, None
                 self._hidden.append((parameter, gradient))
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Optimizer hook: show them again."""
+    def _show_late(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook, after a step: show them again."""
         hidden, self._hidden = self._hidden, []
         for parameter, gradient in hidden:
             parameter.grad = gradient
 
-    def finishing(self) -> Iterator["Future[None]"]:
-        """See Synchroniser: abstain from the others' rounds."""
-        for handle in self._handles:
-            handle.remove()
-        self._check.finish()
-        self._finite.stepped()
-        for slot in list(self._late.values()):
-            if slot.exchange is not None:
-                yield slot.exchange.done
-            self._settle(slot)
-        if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest of its round
-            self._has_failed = True
-            self.contribute_rest()
-            yield self._vote.pending
-            self.receive()
-            self._settle_all()
-        while not self.ended:
-            for slot in self._slots:
-                self._abstain(slot)
-            self._buffers.begin(contributes=False)
-            self._vote.begin(stop=False, unfinished=False)
-            yield self._vote.pending
-            for slot in self._slots:
-                self._skip(slot)
-            self._buffers.take()
-            self.ended = self._vote.result().unfinished == 0
-            self._is_newest = self._is_newest and self.ended
+    def abstain(self) -> None:
+        """Take part in a round of the others without contributing."""
+        for slot in self.slots:
+            self._abstain(slot)
+        self._buffers.send(contributes=False)
 
-    @staticmethod
-    def _skip(slot: _Slot) -> None:
-        assert slot.exchange is not None
-        slot.exchange.done.result()
-        slot.exchange, slot.begun = None, False
-
-    def conclude(self) -> None:
-        """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
-        is_stepped = self._is_newest and not self._has_failed
-        self.take_newest(self._state, Broadcast(self._client, self._elect()), expects_same=is_stepped)
-
-    def _elect(self) -> int:
-        """Return the highest global rank of the workers whose model is the newest."""
-        return elect_newest(self._client, self._state, is_newest=self._is_newest, has_failed=self._has_failed)
+    def skip(self) -> None:
+        """Wait for the results of that round, and drop those of gradients."""
+        for slot in self.slots:
+            assert slot.exchange is not None
+            slot.exchange.done.result()
+            slot.exchange, slot.begun = None, False
+        self._buffers.write_means()
 
 
-def set_gradient(parameter: Any, elements: Any) -> None:
-    """Give a parameter without a gradient this one: of a DTensor, that of its shard."""
-    if is_divided(parameter):
-        from torch.distributed.tensor import DTensor
+class _Replica:
+    """In a replica of a shard, which has no exchanges: fully_shard has reduced its gradients, and the leader of the
+    shard gives it the means.
+    """
 
-        elements = DTensor.from_local(
-            elements, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-        )
-    parameter.grad = elements
+    checks = True
+
+    def __init__(self, state: ModelState) -> None:
+        self.slots = [_Slot(name, parameter, 0, None) for name, parameter in state.trained.items()]
+
+    def begin(self, round_: int) -> None:
+        """See Carrier."""
+
+    def load(self, slot: _Slot) -> None:
+        """See Carrier."""
+
+    def load_rest(self) -> None:
+        """See Carrier."""
+
+    def load_nothing(self) -> None:
+        """See Carrier."""
+
+    def receive(self, workers: int) -> None:
+        """See Carrier."""
+
+
+class _BufferMeans:
+    """Averages a model's floating-point buffers, as running statistics of batch normalization, in one exchange a round.
+
+    For the training thread; nothing is exchanged without buffers. Workers that have finished, and contribute none, get
+    the means too.
+    """
+
+    def __init__(self, client: "Client", key: str, buffers: Sequence[Any], priority: int) -> None:
+        self._client = client
+        self._key = key
+        self._buffers = buffers
+        self._priority = priority
+        self._vector = np.zeros(sum(tensor.numel() for tensor in buffers), np.float32)
+        self._parts = flat_views(self._vector, [tensor.numel() for tensor in buffers])
+        self._exchange: PendingExchange | None = None
+
+    def send(self, *, contributes: bool) -> None:
+        """Begin a round, or abstain from it; returns at once."""
+        if not self._buffers:
+            return
+        if contributes:
+            for part, tensor in zip(self._parts, self._buffers, strict=True):
+                read(tensor, part)
+        source = self._vector if contributes else None
+        self._exchange = self._client.exchange(self._key, source, self._vector, priority=self._priority)
+
+    def write_means(self) -> None:
+        """Wait for the means, and write them to the buffers. Raises the client's error after the job has failed."""
+        if self._exchange is None:
+            return
+        self._exchange.done.result()
+        weight, self._exchange = self._exchange.weight, None
+        if weight:
+            self._vector /= np.float32(weight)
+            for part, tensor in zip(self._parts, self._buffers, strict=True):
+                write(tensor, part)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.tensor_views import local
+from geomx_cli.runtime.frontends.torch.tensors import local
 
 __all__ = ["HeldWeights"]
 

@@ -2,39 +2,43 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.tensor_views import is_divided, local
+from geomx_cli.runtime.frontends.torch.tensors import EXCHANGED, is_divided, local, plain
 
-__all__ = ["EXCHANGED", "ModelState", "check_gradient"]
-
-EXCHANGED: Mapping[Any, Any] = {
-    torch.float32: torch.float32, torch.float64: torch.float64, torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-}  # fmt: skip
-"""The dtypes of trained tensors, and those in which their contributions travel."""
-
+__all__ = ["ModelState", "Shard", "check_layout"]
 
 _ROUNDING = 1e-2
 """Of the largest element of a tensor."""
 _TINY = 1e-6
 
 
+class Shard(NamedTuple):
+    """The part of a model that fully_shard has left a worker: shard `index` of `count`, in a party of `workers`."""
+
+    index: int
+    count: int
+    workers: int
+
+
 class ModelState:
     """The tensors of `model` by name, each once, also if modules share it.
 
-    trained: those that `optimizer` updates, of a floating dtype, with elements. others: the other parameters, and
-    `buffers`. prefix: of the names of keys. Raises InvalidSettings for parameters of the optimizer that the model does
-    not have, and those that cannot be exchanged.
+    trained: those that `optimizer` updates, of a floating dtype, with elements; of a shard, with elements in that.
+    others: the other parameters, and `buffers`.
+    prefix: of the names of keys; with that of the shard.
+
+    Raises InvalidSettings for parameters of the optimizer that the model does not have, those that cannot be exchanged,
+    and a model that is not divided as the job is.
     """
 
-    def __init__(self, model: Any, optimizer: Any, prefix: str = "") -> None:
-        self.prefix = prefix
+    def __init__(self, model: Any, optimizer: Any, prefix: str = "", shard: Shard | None = None) -> None:
+        self.prefix = prefix if shard is None else f"{prefix}shard{shard.index}/"
         self.model = model
         self.optimizer = optimizer
         updated = {id(item): None for item in self._in_groups()}
@@ -60,16 +64,19 @@ class ModelState:
         for name, tensor in (*model.named_parameters(), *self.buffers.items()):
             _check_memory(name, tensor)
         for name, parameter in self.trained.items():
-            self._check_layout(name, parameter)
+            if shard is not None:
+                check_layout(name, parameter, shard.workers, shard.count)
+            elif is_divided(parameter):
+                what = f"parameter {name} is a DTensor, divided over several processes"
+                raise InvalidSettings(what, "launch with --reduce torch --shards N, of N shards in each party")
             if parameter.dtype not in EXCHANGED:
-                what = f"parameter {name} is of {_plain(parameter.dtype)}"
+                what = f"parameter {name} is of {plain(parameter.dtype)}"
                 raise InvalidSettings(what, "train parameters of float32, float64, float16 or bfloat16")
-
-    def _check_layout(self, name: str, parameter: Any) -> None:
-        """Raise InvalidSettings for a trained tensor that is not held by one process as it should be."""
-        if is_divided(parameter):
-            what = f"parameter {name} is a DTensor, divided over several processes"
-            raise InvalidSettings(what, "launch with --reduce torch --shards N, of N shards in each party")
+        if shard is not None:
+            self.trained = {name: parameter for name, parameter in self.trained.items() if local(parameter).numel()}
+            if not self.trained:
+                what = f"shard {shard.index} has no element of the parameters that are trained"
+                raise InvalidSettings(what, "divide the model into fewer shards")
 
     def check_unchanged(self) -> None:
         """Raise InvalidSettings if the optimizer now updates parameters that are not exchanged, and once if the model
@@ -147,13 +154,30 @@ class ModelState:
 
     def _manifest(self) -> dict[str, Any]:
         tensors = {
-            name: [f"{kind}{_division(tensor)}", _plain(tensor.dtype), list(tensor.shape)]
+            name: [f"{kind}{_division(tensor)}", plain(tensor.dtype), list(tensor.shape)]
             for kind, group in (("trained", self.trained), ("not trained", self.others))
             for name, tensor in group.items()
         }
         groups = [len(group["params"]) for group in self.optimizer.param_groups]
         optimizer = [type(self.optimizer).__name__, groups, len(self.optimizer.state)]
         return {"tensors": tensors, "optimizer": optimizer}
+
+
+def check_layout(name: str, parameter: Any, workers: int, shards: int) -> None:
+    """Raise InvalidSettings unless fully_shard has divided a parameter into so many shards, over a party of workers."""
+    if not is_divided(parameter):
+        what = f"parameter {name} is not divided, in a job with --shards {shards}"
+        raise InvalidSettings(what, "call fully_shard on the whole model before the optimizer is created")
+    mesh = parameter.device_mesh.mesh
+    if mesh.shape[-1] != shards:
+        what = f"parameter {name} is divided into {mesh.shape[-1]} shards, in a job with --shards {shards}"
+        raise InvalidSettings(what, f"launch with --shards {mesh.shape[-1]}, or give fully_shard another mesh")
+    # Types by name: other placements, as those of tensor parallelism, derive from these.
+    kinds = [type(item).__name__ for item in parameter.placements]
+    if kinds not in (["Shard"], ["Replicate", "Shard"]) or mesh.flatten().tolist() != list(range(workers)):
+        what = f"parameter {name} is placed as {parameter.placements} on a mesh of shape {tuple(mesh.shape)}"
+        hint = f"use fully_shard alone, on a mesh of the party's {workers} workers: (shard) or (replicate, shard)"
+        raise InvalidSettings(what, hint)
 
 
 def _check_memory(name: str, tensor: Any) -> None:
@@ -165,17 +189,6 @@ def _check_memory(name: str, tensor: Any) -> None:
     if any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.shape, strict=True)):
         what = f"elements of tensor {name} share memory, as after expand"
         raise InvalidSettings(what, "clone it before it becomes a part of the model")
-
-
-def check_gradient(key: str, gradient: Any, dtype: Any) -> None:
-    """Raise InvalidSettings for a sparse gradient, as contributions are dense, and for one that does not travel in this
-    dtype, as those of its tensor did when that was wrapped.
-    """
-    if gradient.layout != torch.strided:
-        raise InvalidSettings(f"the gradient of {key} is sparse", "create the embedding with sparse=False")
-    if EXCHANGED.get(gradient.dtype) != dtype:
-        what = f"the gradient of {key} is of {_plain(gradient.dtype)}, and contributions to it are of {_plain(dtype)}"
-        raise InvalidSettings(what, "convert the model before wrap")
 
 
 def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
@@ -228,7 +241,3 @@ def _differ(one: Any, other: Any) -> bool:
 def _division(tensor: Any) -> str:
     """How a tensor is divided within a party; how many replicas its shards have may differ between parties."""
     return f" as {tensor.placements[-1]}" if is_divided(tensor) else ""
-
-
-def _plain(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")

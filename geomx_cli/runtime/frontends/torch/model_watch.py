@@ -14,7 +14,7 @@ import torch
 
 from geomx_cli.ps.cluster.bodies import MAX_COMPARED, MAX_SETTINGS
 from geomx_cli.ps.model_comparison import EPOCH, HALF, LARGEST, LATE, SUMS, TRAINED
-from geomx_cli.runtime.frontends.torch.tensor_views import local
+from geomx_cli.runtime.frontends.torch.tensors import local
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array

@@ -9,7 +9,7 @@ from typing import Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime import finder, reports, script
 from geomx_cli.runtime.frontends.torch import load
-from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
+from geomx_cli.runtime.frontends.torch.store import Store
 
 __all__ = ["TrainingRun"]
 
@@ -43,7 +43,7 @@ class TrainingRun:
         return not self._store.exchanges_gradients
 
     @property
-    def _store(self) -> WrappingStore:
+    def _store(self) -> Store:
         return load.joined(script.session())
 
     def begin(self, model: Any, optimizers: Sequence[Any], step: int = 0, buffers: str = "local") -> None:
