@@ -185,8 +185,8 @@ class Buckets:
 class BucketExchanges(Buckets):
     """Synchronous gradients of a party.
 
-    A bucket is added in the party as soon as it is complete, and sent to the servers by the leader. Its result is copied
-    to the party's workers at the end of the pass.
+    A bucket is added in the party as soon as it is complete, and sent to the servers by the leader. Its result is
+    copied to the party's workers at the end of the pass.
 
     client, vote: the leader's, None in other workers.
     finite: gets this worker's gradients, and the means.

@@ -67,19 +67,20 @@ class GradientSynchroniser(Synchroniser):
         self._vote: StopVote | None = None  # first, as every mean is divided by its weight
         self._exchanges: TensorExchanges | BucketExchanges | None = None  # None in a replica of a shard
         self._is_newest = True  # of all models, as this member contributed to the last round
-        client, operations, carrier = reduction.client, reduction.operations, None
+        client, operations = reduction.client, reduction.operations
         if client is not None:
             self._vote = StopVote(client, 1, f"{state.prefix}{STOP}")
         if operations is not None:
-            carrier = BucketExchanges(operations, state, statistics, check, client, self._vote, self._finite)
-            self._exchanges = carrier
-        elif client is not None and self._vote is not None:
-            carrier = self._exchanges = TensorExchanges(
-                client, state, optimizer, statistics, check, self._vote, self._finite, reduction.weight
+            self._exchanges = BucketExchanges(
+                operations, state, statistics, check, client, self._vote, self._finite
             )
-        super().__init__(reduction, state, optimizer, check, carrier or _Replica(state))
-        if isinstance(carrier, TensorExchanges):
-            carrier.follow(optimizer)
+        elif client is not None and self._vote is not None:
+            self._exchanges = TensorExchanges(
+                client, state, statistics, check, self._vote, self._finite, reduction.weight
+            )
+        super().__init__(reduction, state, optimizer, check, self._exchanges or _Replica(state))
+        if isinstance(self._exchanges, TensorExchanges):
+            self._exchanges.follow(optimizer)
 
     def begin(self) -> None:
         """See Member."""
@@ -177,8 +178,8 @@ class TensorExchanges:
     """
 
     def __init__(
-        self, client: "Client", state: ModelState, optimizer: Any, statistics: Sequence[Any], check: BatchCheck,
-        vote: StopVote, finite: GradientCheck, factor: int,
+        self, client: "Client", state: ModelState, statistics: Sequence[Any], check: BatchCheck, vote: StopVote,
+        finite: GradientCheck, factor: int,
     ) -> None:  # fmt: skip
         self._client = client
         self._check = check

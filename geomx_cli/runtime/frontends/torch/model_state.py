@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,7 +19,8 @@ _ROUNDING = 1e-2
 _TINY = 1e-6
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """The part of a model that fully_shard has left a worker: shard `index` of `count`, in a party of `workers`."""
 
     index: int

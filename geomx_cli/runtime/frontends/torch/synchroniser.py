@@ -25,8 +25,11 @@ class Carrier(Protocol):
     checks: that the script leaves gradients alone while they are exchanged.
     """
 
-    slots: Sequence[Any]
     checks: bool
+
+    @property
+    def slots(self) -> Sequence[Any]:
+        """See the class."""
 
     def begin(self, round_: int) -> None:
         """A backward pass begins, in this round of the optimizer."""
