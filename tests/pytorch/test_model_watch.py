@@ -19,7 +19,7 @@ from geomx_cli.core.futures import finished
 from geomx_cli.ps.cluster.bodies import MAX_COMPARED, checked_request
 from geomx_cli.ps.model_comparison import SUMS, ModelComparison
 from geomx_cli.runtime.frontends.torch import data
-from geomx_cli.runtime.frontends.torch.contribution_checks import GradientCheck
+from geomx_cli.runtime.frontends.torch.checks import GradientCheck
 from geomx_cli.runtime.frontends.torch.ddp.futures import Lane
 from geomx_cli.runtime.frontends.torch.local_steps import LocalSynchroniser
 from geomx_cli.runtime.frontends.torch.model_watch import CheckTimes, Compared, ModelWatch, comparable, sketch

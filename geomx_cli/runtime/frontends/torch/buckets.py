@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.contribution_checks import BatchCheck, GradientCheck
+from geomx_cli.runtime.frontends.torch.checks import BatchCheck, GradientCheck
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.tensors import BUFFERS, EXCHANGED, SentGradient, check_gradient

@@ -12,9 +12,8 @@ import torch
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.buckets import Buckets
-from geomx_cli.runtime.frontends.torch.contribution_checks import BatchCheck, is_finite, not_finite
+from geomx_cli.runtime.frontends.torch.checks import BatchCheck, HeldWeights, is_finite, not_finite
 from geomx_cli.runtime.frontends.torch.data import follow_loaders
-from geomx_cli.runtime.frontends.torch.held_weights import HeldWeights
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel, last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser

@@ -10,9 +10,8 @@ import torch
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.core.futures import after
 from geomx_cli.runtime.frontends.torch.backward_pass import BackwardPass, PartyOperations
-from geomx_cli.runtime.frontends.torch.broadcast import Broadcast, PartyBroadcast
-from geomx_cli.runtime.frontends.torch.contribution_checks import DIGEST, to_first_worker
-from geomx_cli.runtime.frontends.torch.model_state import ModelState, Shard
+from geomx_cli.runtime.frontends.torch.checks import DIGEST, to_first_worker
+from geomx_cli.runtime.frontends.torch.model_state import Broadcast, ModelState, PartyBroadcast, Shard
 from geomx_cli.runtime.frontends.torch.party_group import PartyGroup
 from geomx_cli.runtime.frontends.torch.tensors import local, set_gradient
 from geomx_cli.runtime.training.stop_vote import ELECTION, elect

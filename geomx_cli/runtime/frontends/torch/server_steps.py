@@ -10,9 +10,8 @@ import torch
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
-from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.contribution_checks import BatchCheck, is_finite, not_finite
-from geomx_cli.runtime.frontends.torch.model_state import ModelState
+from geomx_cli.runtime.frontends.torch.checks import BatchCheck, is_finite, not_finite
+from geomx_cli.runtime.frontends.torch.model_state import Broadcast, ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensors import EXCHANGED, check_gradient

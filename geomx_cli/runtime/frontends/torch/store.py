@@ -15,7 +15,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.runtime.base_store import option_of
-from geomx_cli.runtime.frontends.torch.contribution_checks import BatchCheck
+from geomx_cli.runtime.frontends.torch.checks import BatchCheck
 from geomx_cli.runtime.frontends.torch.data import batches_in_epoch
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser
 from geomx_cli.runtime.frontends.torch.local_steps import LocalSynchroniser
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.frontends import ScriptSession
-    from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
+    from geomx_cli.runtime.frontends.torch.model_state import Broadcast
     from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 
 __all__ = ["Store"]

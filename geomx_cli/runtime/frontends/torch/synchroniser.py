@@ -10,9 +10,8 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.backward_pass import check_no_pass
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-    from geomx_cli.runtime.frontends.torch.contribution_checks import BatchCheck
-    from geomx_cli.runtime.frontends.torch.model_state import ModelState
+    from geomx_cli.runtime.frontends.torch.checks import BatchCheck
+    from geomx_cli.runtime.frontends.torch.model_state import Broadcast, ModelState
     from geomx_cli.runtime.frontends.torch.reduction import Reduction
 
 __all__ = ["Carrier", "Synchroniser"]

@@ -165,41 +165,19 @@ class _Groups:
             hint = f"launch with --algo fsa, hfa, diloco or esync, or use geomx_cli.torch.wrap alone for {about.name}"
             raise InvalidSettings(what, hint)
         from geomx_cli.runtime.frontends.torch.data import follow_loaders
-        from geomx_cli.runtime.frontends.torch.ddp import buffer_broadcast, group_store
+        from geomx_cli.runtime.frontends.torch.ddp import parallel as patches
 
         torch = sys.modules["torch"]
         parallel = torch.nn.parallel.DistributedDataParallel
-        buffer_broadcast.refuse_join(parallel)
+        patches.refuse_join(parallel)
         if store.exchanges_gradients:
             follow_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
-            buffer_broadcast.replace_buffer_broadcast(parallel, self._session)
-            _replace_built_in_hooks(parallel)
+            patches.replace_buffer_broadcast(parallel, self._session)
+            patches.replace_built_in_hooks(parallel)
             store.note_models(parallel)
         else:
-            group_store.keep_local(parallel, store)
+            patches.keep_local(parallel, store)
         return store
-
-
-def _replace_built_in_hooks(parallel: Any) -> None:
-    """Have DistributedDataParallel (the class `parallel`) take PyTorch's own hooks in Python for those in C++, which
-    need futures that only C++ can make.
-    """
-    original = parallel._register_builtin_comm_hook
-
-    @functools.wraps(original)
-    def register_hook(model: Any, kind: Any) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        from geomx_cli.runtime.frontends.torch.ddp.process_group import GeomxProcessGroup
-
-        name = str(kind).rpartition(".")[2]
-        hooks = {"ALLREDUCE": default_hooks.allreduce_hook, "FP16_COMPRESS": default_hooks.fp16_compress_hook}
-        if isinstance(model.process_group, GeomxProcessGroup) and name in hooks:
-            model.register_comm_hook(model.process_group, hooks[name])
-        else:
-            original(model, kind)
-
-    parallel._register_builtin_comm_hook = register_hook
 
 
 def _backend(c10d: Any, store: "GroupStore") -> str:

@@ -14,12 +14,12 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.futures import after, first, pass_on
 from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.frontends.torch.backward_pass import call_at_end
-from geomx_cli.runtime.frontends.torch.contribution_checks import FEW
+from geomx_cli.runtime.frontends.torch.checks import FEW
 from geomx_cli.runtime.frontends.torch.ddp.futures import Lane, PendingWork
 from geomx_cli.runtime.frontends.torch.tensors import DeviceCopies, Staging, of_bytes, read_bytes
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.frontends.torch.contribution_checks import BatchCheck, GradientCheck
+    from geomx_cli.runtime.frontends.torch.checks import BatchCheck, GradientCheck
     from geomx_cli.runtime.frontends.torch.ddp.group_rounds import GroupRounds, LoneRounds
 
 __all__ = ["GradientSums", "SparseSum", "combine", "in_pass", "mean", "name_of", "wide"]

@@ -1,7 +1,6 @@
 """The part in the job of a script that uses torch.distributed."""
 
 import functools
-import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import MAX_PATIENCE
-from geomx_cli.runtime.frontends.torch.contribution_checks import GradientCheck
+from geomx_cli.runtime.frontends.torch.checks import GradientCheck
 from geomx_cli.runtime.frontends.torch.ddp.group_rounds import GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.ddp.made_calls import SkippedBatches
+from geomx_cli.runtime.frontends.torch.ddp.parallel import refuse_synchronised
 from geomx_cli.runtime.frontends.torch.ddp.process_group import GeomxProcessGroup
 from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
 from geomx_cli.runtime.frontends.torch.reduction import Reduction
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.control_client import ControlClient
     from geomx_cli.runtime.frontends import ScriptSession
 
-__all__ = ["GroupStore", "keep_local"]
+__all__ = ["GroupStore"]
 
 class GroupStore(Store):
     """See ScriptStore. All of the script's process groups share one client. Where the algorithm exchanges gradients,
@@ -90,7 +88,7 @@ class GroupStore(Store):
         effect; raises InvalidSettings for a model without it.
         """
         if not self.exchanges_gradients:
-            _refuse_synchronised(model, str(self.option("algo")))
+            refuse_synchronised(model, str(self.option("algo")))
             super().wrap(model, optimizer, buffers)
         elif not any(isinstance(item, DistributedDataParallel) for item in model.modules()):
             what = "geomx_cli.torch.wrap of a model without DistributedDataParallel, beside init_process_group"
@@ -176,51 +174,3 @@ class GroupStore(Store):
 
 def _is_whole(tensor: Any) -> bool:
     return not is_divided(tensor) and tensor.is_floating_point() and tensor.numel() > 0 and not tensor.is_meta
-
-
-# DistributedDataParallel where the algorithm exchanges weights: it leaves each worker's gradients as they are.
-
-def keep_local(parallel: Any, store: Store) -> None:
-    """Make every DistributedDataParallel (the class `parallel`) do without exchanges, as within its `no_sync`.
-
-    It copies no tensors either, which `wrap` does. A step of its model by an optimizer that the script has not wrapped
-    raises InvalidSettings: each worker would train a model of its own. So do layers that exchange in each pass, where
-    workers take different numbers of passes.
-    """
-    # Not attributes of a model, as `no_sync` has: Lightning sets these with manual optimization.
-    parallel.require_backward_grad_sync = parallel.require_forward_param_sync = property(
-        lambda _: False, lambda _, value: None
-    )
-    algorithm = str(store.option("algo"))
-    original, process = parallel.__init__, os.getpid()
-    models: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    @functools.wraps(original)
-    def initialise(model: Any, module: Any, *args: Any, **options: Any) -> None:
-        _refuse_synchronised(module, algorithm)
-        original(model, module, *args, **{"init_sync": False, **options})
-        models.add(model)
-
-    def before_step(optimizer: Any, *_: Any) -> None:
-        if os.getpid() != process or store.is_wrapped(optimizer):
-            return
-        updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
-        if any(id(item) in updated for model in models for item in model.parameters()):
-            what = f"DistributedDataParallel with --algo {algorithm}, which exchanges weights and not gradients"
-            hint = (
-                "wrap the optimizer too: optimizer = geomx_cli.torch.wrap(model, optimizer), or the callback of"
-                " geomx.hf or geomx.lightning (docs/how-to/frameworks.md); or launch with --algo fsa"
-            )
-            raise InvalidSettings(what, hint)
-
-    parallel.__init__ = initialise
-    register_optimizer_step_pre_hook(before_step)
-
-
-def _refuse_synchronised(module: Any, algorithm: str) -> None:
-    """Raise InvalidSettings for layers that exchange in each pass, where workers take different numbers of passes."""
-    layers = (name for name, layer in module.named_modules() if isinstance(layer, torch.nn.SyncBatchNorm))
-    if plugins.algorithms()[algorithm].own_pace and (name := next(layers, None)) is not None:
-        what = f"SyncBatchNorm with --algo {algorithm}: workers take different numbers of steps"
-        what += f", and layer {name!r} exchanges in each" if name else ", and it exchanges in each"
-        raise InvalidSettings(what, "leave the layers as BatchNorm, or launch with --algo hfa or diloco")

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import DistStoreError, ReduceOp
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.contribution_checks import BatchCheck, GradientCheck
+from geomx_cli.runtime.frontends.torch.checks import BatchCheck, GradientCheck
 from geomx_cli.runtime.frontends.torch.ddp import gradient_sums
 from geomx_cli.runtime.frontends.torch.ddp.futures import PendingWork
 from geomx_cli.runtime.frontends.torch.ddp.gradient_sums import GradientSums, SparseSum, in_pass

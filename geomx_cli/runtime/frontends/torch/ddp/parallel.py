@@ -1,13 +1,16 @@
-"""DistributedDataParallel's broadcast of buffers before each forward pass, where possible without a round trip."""
+"""What changes in DistributedDataParallel: buffers, hooks, Join, and gradients that the algorithm does not exchange."""
 
 import functools
+import os
 import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.ddp.process_group import GeomxProcessGroup
 from geomx_cli.runtime.frontends.torch.tensors import write_bytes
@@ -15,8 +18,11 @@ from geomx_cli.runtime.frontends.torch.tensors import write_bytes
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.runtime.frontends import ScriptSession
+    from geomx_cli.runtime.frontends.torch.store import Store
 
-__all__ = ["refuse_join", "replace_buffer_broadcast"]
+__all__ = [
+    "keep_local", "refuse_join", "refuse_synchronised", "replace_buffer_broadcast", "replace_built_in_hooks",
+]  # fmt: skip
 
 _ENOUGH = 10
 """Forward passes with a broadcast after which there is a warning."""
@@ -136,3 +142,69 @@ class _Warning:
                 f"DistributedDataParallel broadcasts buffers ({names}) before every forward pass, a round trip between"
                 " the sites each; if all workers compute the same values, spare it with broadcast_buffers=False"
             )
+
+
+def replace_built_in_hooks(parallel: Any) -> None:
+    """Have DistributedDataParallel (the class `parallel`) take PyTorch's own hooks in Python for those in C++, which
+    need futures that only C++ can make.
+    """
+    original = parallel._register_builtin_comm_hook
+
+    @functools.wraps(original)
+    def register_hook(model: Any, kind: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        name = str(kind).rpartition(".")[2]
+        hooks = {"ALLREDUCE": default_hooks.allreduce_hook, "FP16_COMPRESS": default_hooks.fp16_compress_hook}
+        if isinstance(model.process_group, GeomxProcessGroup) and name in hooks:
+            model.register_comm_hook(model.process_group, hooks[name])
+        else:
+            original(model, kind)
+
+    parallel._register_builtin_comm_hook = register_hook
+
+
+def keep_local(parallel: Any, store: "Store") -> None:
+    """Make every DistributedDataParallel (the class `parallel`) do without exchanges, as within its `no_sync`.
+
+    It copies no tensors either, which `wrap` does. A step of its model by an optimizer that the script has not wrapped
+    raises InvalidSettings: each worker would train a model of its own. So do layers that exchange in each pass, where
+    workers take different numbers of passes.
+    """
+    # Not attributes of a model, as `no_sync` has: Lightning sets these with manual optimization.
+    parallel.require_backward_grad_sync = parallel.require_forward_param_sync = property(
+        lambda _: False, lambda _, value: None
+    )
+    algorithm = str(store.option("algo"))
+    original, process = parallel.__init__, os.getpid()
+    models: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @functools.wraps(original)
+    def initialise(model: Any, module: Any, *args: Any, **options: Any) -> None:
+        refuse_synchronised(module, algorithm)
+        original(model, module, *args, **{"init_sync": False, **options})
+        models.add(model)
+
+    def before_step(optimizer: Any, *_: Any) -> None:
+        if os.getpid() != process or store.is_wrapped(optimizer):
+            return
+        updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
+        if any(id(item) in updated for model in models for item in model.parameters()):
+            what = f"DistributedDataParallel with --algo {algorithm}, which exchanges weights and not gradients"
+            hint = (
+                "wrap the optimizer too: optimizer = geomx_cli.torch.wrap(model, optimizer), or the callback of"
+                " geomx.hf or geomx.lightning (docs/how-to/frameworks.md); or launch with --algo fsa"
+            )
+            raise InvalidSettings(what, hint)
+
+    parallel.__init__ = initialise
+    register_optimizer_step_pre_hook(before_step)
+
+
+def refuse_synchronised(module: Any, algorithm: str) -> None:
+    """Raise InvalidSettings for layers that exchange in each pass, where workers take different numbers of passes."""
+    layers = (name for name, layer in module.named_modules() if isinstance(layer, torch.nn.SyncBatchNorm))
+    if plugins.algorithms()[algorithm].own_pace and (name := next(layers, None)) is not None:
+        what = f"SyncBatchNorm with --algo {algorithm}: workers take different numbers of steps"
+        what += f", and layer {name!r} exchanges in each" if name else ", and it exchanges in each"
+        raise InvalidSettings(what, "leave the layers as BatchNorm, or launch with --algo hfa or diloco")
