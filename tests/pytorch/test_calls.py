@@ -26,10 +26,11 @@ from geomx_cli.runtime.frontends.torch.store import Store
 class Alone(Store):
     """A script's store that counts what is exchanged, and how often a worker says that it trains alone."""
 
-    global_rank, num_all_workers, party_ranks, failure, calls = 0, 2, None, None, 0  # type: ignore[assignment]
+    failure, calls = None, 0  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        super().__init__(None, SimpleNamespace(compare=self._compare))  # type: ignore[arg-type]
+        known = {"global_rank": 0, "num_all_workers": 2, "party_ranks": None}
+        super().__init__(None, SimpleNamespace(compare=self._compare, **known))  # type: ignore[arg-type]
         self.told: list[int] = []
 
     def option(self, name: str) -> str:

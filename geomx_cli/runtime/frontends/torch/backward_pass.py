@@ -136,15 +136,13 @@ class PartyOperations(BackwardPass):
     its script has finished, so that it takes part in what the others do.
 
     device: where gradients are added.
-    warn: tells the user of what affects the result.
     overlaps: not with several optimizers, which the pass may reach in another order in each worker: then those that it
         has reached take their turns at its end.
     """
 
-    def __init__(self, group: "PartyGroup", warn: Callable[[str], None]) -> None:
+    def __init__(self, group: "PartyGroup") -> None:
         super().__init__()
         self.group = group
-        self.warn = warn
         self.device: Any = torch.device("cpu")
         self._members: list[Member] = []
         self._pass: int | None = None

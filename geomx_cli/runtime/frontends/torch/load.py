@@ -53,7 +53,7 @@ def new_store(session: "Session") -> "Store":
         store = session.store = Store(session, made(session, settings))
         return store
     client = session.connect()
-    store = session.store = Store(session, Reduction(client, client.settings, session))
+    store = session.store = Store(session, Reduction(client, session))
     leave_unless_training(client)
     return store
 

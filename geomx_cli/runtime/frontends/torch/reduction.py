@@ -49,6 +49,7 @@ class Reduction:
     weight: of how many workers each gradient is the mean already, when it is computed.
     local_to: of whom gradients are that have not been exchanged.
     rank: among the workers that take equal steps.
+    global_rank, num_all_workers, party_ranks: see BaseStore.
     warn: tells the user of what affects the result.
     """
 
@@ -58,36 +59,24 @@ class Reduction:
     weight = 1
     local_to = "worker"
     rank = 0
+    client: "Client | None"
+    settings: "NodeSettings"
+    passes: BackwardPass
+    party_ranks: range | None
 
-    def __init__(self, client: "Client | None", settings: "NodeSettings", session: "ScriptSession") -> None:
-        self.client = client
-        self.settings = settings
+    def __init__(self, client: "Client", session: "ScriptSession") -> None:
+        self.client, self.settings = client, client.settings
         self.warn = partial(session.warn, affects_result=True)
-        self.passes = BackwardPass(self.weight)
-
-    # The job, as far as scripts know it.
+        self.passes = BackwardPass()
+        self.global_rank, self.num_all_workers = client.global_rank, client.num_all_workers
+        first = client.global_rank - client.rank
+        self.party_ranks = None if client.flat else range(first, first + client.num_workers)
 
     @property
     def member(self) -> "Client":
         """The client, in a worker that is a member."""
         assert self.client is not None
         return self.client
-
-    @property
-    def global_rank(self) -> int:
-        """See BaseStore."""
-        return self.member.global_rank
-
-    @property
-    def num_all_workers(self) -> int:
-        """See BaseStore."""
-        return self.member.num_all_workers
-
-    @property
-    def party_ranks(self) -> range | None:
-        """See BaseStore."""
-        first = self.member.global_rank - self.member.rank
-        return None if self.member.flat else range(first, first + self.member.num_workers)
 
     @property
     def failure(self) -> BaseException | None:
@@ -201,29 +190,16 @@ class _GroupReduction(Reduction):
 
     def __init__(self, session: "Session", settings: "Settings") -> None:
         self.group = PartyGroup(settings, session.note_failure, session.end)
-        client = session.connect_in_group(settings, self.group.activity.last)
-        super().__init__(client, settings, session)
-        self._job = settings
-        self.group.form(client)
+        self.client = session.connect_in_group(settings, self.group.activity.last)
+        self.group.form(self.client)
         self.peers = self.group
         self.rank = self.group.rank
-
-    @property
-    def global_rank(self) -> int:
-        """See Reduction; also known in workers that are no members."""
-        assert self._job.global_rank is not None
-        return self._job.global_rank
-
-    @property
-    def num_all_workers(self) -> int:
-        """See Reduction."""
-        return self._job.num_all_workers
-
-    @property
-    def party_ranks(self) -> range:
-        """See Reduction."""
-        first = self.global_rank - self.group.rank
-        return range(first, first + self.group.size)
+        self.settings = settings
+        self.warn = partial(session.warn, affects_result=True)
+        assert settings.global_rank is not None
+        self.global_rank, self.num_all_workers = settings.global_rank, settings.num_all_workers
+        first = self.global_rank - self.rank
+        self.party_ranks: range = range(first, first + self.group.size)
 
     def compare(self, row: "Body") -> None:
         """See Reduction; the party's first worker sends the rows of all, also of those that are no members."""
@@ -280,7 +256,7 @@ class PartyReduction(_GroupReduction):
 
     def __init__(self, session: "Session", settings: "Settings") -> None:
         super().__init__(session, settings)
-        self.passes = self.operations = PartyOperations(self.group, self.warn)
+        self.passes = self.operations = self._operations = PartyOperations(self.group)
 
     def holders(self) -> tuple[int, int]:
         """See Reduction."""
@@ -305,23 +281,19 @@ class PartyReduction(_GroupReduction):
 
     def choose_device(self, state: ModelState) -> None:
         """See Reduction."""
-        assert self.operations is not None
-        self.operations.choose_device(parameter.device for parameter in state.trained.values())
+        self._operations.choose_device(parameter.device for parameter in state.trained.values())
 
     def step(self, member: "Member") -> Sequence[int]:
         """See Reduction; blocks."""
-        assert self.operations is not None
-        return self.operations.step(member)
+        return self._operations.step(member)
 
     def _device_of(self, part: Any) -> Any:
-        assert self.operations is not None
-        return self.operations.device
+        return self._operations.device
 
     def prepare_end(self, calls: int) -> None:
         """See Reduction."""
         super().prepare_end(calls)
-        assert self.operations is not None
-        self.operations.follow()
+        self._operations.follow()
 
     def newest(
         self, state: ModelState, *, is_newest: bool, took_part: bool, has_failed: bool
@@ -350,9 +322,10 @@ class ShardReduction(_GroupReduction):
 
     def __init__(self, session: "Session", settings: "Settings") -> None:
         super().__init__(session, settings)
-        count = int(settings.number("shards"))
-        self.shard = Shard(self.group.rank % count, count, self.group.size)
-        self.peers = self.group.part(range(self.shard.index, self.group.size, count), f"shard{self.shard.index}")
+        self._party = settings.party
+        self._index, self._count = self.rank % int(settings.number("shards")), int(settings.number("shards"))
+        self.shard = Shard(self._index, self._count, self.group.size)
+        self.peers = self.group.part(range(self._index, self.group.size, self._count), f"shard{self._index}")
         self.weight = self.group.size
         self.passes = BackwardPass(self.weight)
         self.group.publish()
@@ -394,8 +367,7 @@ class ShardReduction(_GroupReduction):
         return self._between(None)
 
     def _between(self, source: int | None) -> Broadcast:
-        assert self.shard is not None
-        return Broadcast(self.member, self.shard.index if source is None else source, self.shard.index)
+        return Broadcast(self.member, self._index if source is None else source, self._index)
 
     def share_gradients(self, parameters: Sequence[Any], round_: int, workers: int) -> None:
         """See Reduction. Raises TrainingFailed if the party's shards then are of different rounds."""
@@ -425,7 +397,7 @@ class ShardReduction(_GroupReduction):
         super().prepare_end(calls)
         rounds = self.group.gather(calls)
         if len(set(rounds)) > 1:
-            what = f"the workers of party {self._job.party} have begun {', '.join(map(str, rounds))} rounds"
+            what = f"the workers of party {self._party} have begun {', '.join(map(str, rounds))} rounds"
             raise InvalidSettings(what, "with --shards a party's workers make the same passes and steps")
 
     def newest(
@@ -439,11 +411,6 @@ class ShardReduction(_GroupReduction):
         if self.client is not None:
             elected = self._elect(state, is_newest=is_newest, has_failed=failed)
         return self.broadcasts(elected), all_newest and not failed
-
-    @property
-    def _count(self) -> int:
-        assert self.shard is not None
-        return self.shard.count
 
 
 def check_same_round(group: PartyGroup, round_: int, workers: int) -> None:

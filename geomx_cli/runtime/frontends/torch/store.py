@@ -46,14 +46,15 @@ class Store:
     """A script's part in the job; see ScriptStore. For the training thread.
 
     reduction: how this worker contributes.
+    global_rank, num_all_workers, party_ranks: see BaseStore.
     finished: no step follows.
     """
-
-    trains = True
 
     def __init__(self, session: "ScriptSession", reduction: Reduction) -> None:
         self._session = session
         self._reduction = reduction
+        self.global_rank, self.num_all_workers = reduction.global_rank, reduction.num_all_workers
+        self.party_ranks = reduction.party_ranks
         self._wrapped: list[Synchroniser] = []
         self._states: list[ModelState] = []
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -62,21 +63,6 @@ class Store:
         self._is_told = False  # that no step follows
         self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
         self.finished = False
-
-    @property
-    def global_rank(self) -> int:
-        """See BaseStore."""
-        return self._reduction.global_rank
-
-    @property
-    def num_all_workers(self) -> int:
-        """See BaseStore."""
-        return self._reduction.num_all_workers
-
-    @property
-    def party_ranks(self) -> range | None:
-        """See BaseStore."""
-        return self._reduction.party_ranks
 
     def option(self, name: str) -> Value:
         """See BaseStore."""

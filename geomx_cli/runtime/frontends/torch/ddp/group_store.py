@@ -37,7 +37,7 @@ class GroupStore(Store):
     """
 
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
-        super().__init__(session, Reduction(client, client.settings, session))
+        super().__init__(session, Reduction(client, session))
         self._client = client
         self._thread = threading.get_ident()  # which trains
         self._taking_part = threading.Lock()  # autograd has a thread for each GPU
