@@ -13,6 +13,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.checks import BatchCheck, GradientCheck
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
+from geomx_cli.runtime.frontends.torch.synchroniser import Carrier
 from geomx_cli.runtime.frontends.torch.tensors import BUFFERS, EXCHANGED, SentGradient, check_gradient
 
 if TYPE_CHECKING:
@@ -67,20 +68,19 @@ class Bucket:
         self.views, self.counts = dict(zip(self.slots, parts[:-1], strict=True)), parts[-1]
 
 
-class Buckets:
+class Buckets(Carrier):
     """The sums over a party's workers of the gradients of a model, added during the backward pass.
 
     Buckets are added in the same order by all workers, from the last tensors on. A tensor without a gradient here
     counts as zeros, and so do all of a worker that has finished.
 
-    slots: of the trained tensors.
-    checks: that the script leaves gradients alone until `store`.
     on_begun: called for each bucket whose addition has begun, in order; in autograd's threads too.
     """
 
     def __init__(
         self, operations: "PartyOperations", state: ModelState, statistics: Sequence[Any], check: BatchCheck
     ) -> None:
+        super().__init__()
         self.group = operations.group
         self._state = state
         self._check = check
@@ -92,11 +92,10 @@ class Buckets:
         self.buckets = [Bucket(part, operations.device) for part in _divided(list(reversed(slots)))]
         self._place = {slot: bucket for bucket in self.buckets for slot in bucket.slots}
         self._next = 0
-        self.checks = True
         self.begin(0)
 
     def begin(self, round_: int) -> None:
-        """A backward pass begins, in this round of the optimizer."""
+        """See Carrier."""
         self._next = 0
         for bucket in self.buckets:
             bucket.missing = len(bucket.slots)
@@ -121,7 +120,7 @@ class Buckets:
                 self._add(self.buckets[self._next])
 
     def load_rest(self) -> None:
-        """Contribute all that is not contributed yet, at the end of the pass."""
+        """See Carrier."""
         for slot in self.slots:
             if not slot.loaded and slot.parameter.grad is not None:
                 self.load(slot)
@@ -132,7 +131,7 @@ class Buckets:
             self._check.observe(*last_gradients(self._state))
 
     def load_nothing(self) -> None:
-        """Take part in a pass of the party's other workers."""
+        """See Carrier."""
         self.begin(0)
         self._flush()
         self._check.observe()  # what it gathers, all of the party's workers gather in the same pass
@@ -234,12 +233,12 @@ class BucketExchanges(Buckets):
                     self._finite.received(slot.parameter, slot.parameter.grad.detach())
 
     def abstain(self) -> None:
-        """Take part in a round to which no worker of the party contributes."""
+        """See Carrier."""
         assert self._exchanger is not None
         self._exchanger.abstain([slot for bucket in self.buckets for slot in bucket.slots])
 
     def skip(self) -> None:
-        """Wait for the result of that round, and drop it."""
+        """See Carrier."""
         assert self._exchanger is not None
         self._exchanger.skip([slot for bucket in self.buckets for slot in bucket.slots])
 

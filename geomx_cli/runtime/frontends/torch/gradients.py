@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.frontends.torch.buckets import BucketExchanges
 from geomx_cli.runtime.frontends.torch.checks import BatchCheck, GradientCheck
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
+from geomx_cli.runtime.frontends.torch.synchroniser import Carrier, Synchroniser
 from geomx_cli.runtime.frontends.torch.tensor_exchanges import TensorExchanges
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 
@@ -36,22 +35,18 @@ class GradientSynchroniser(Synchroniser):
         where = "here" if reduction.weight == 1 else "in this party"
         self._finite = GradientCheck(reduction.warn, state.trained, where)
         self._vote: StopVote | None = None  # first, as every mean is divided by its weight
-        self._exchanges: TensorExchanges | BucketExchanges | None = None  # None in a replica of a shard
         self._is_newest = True  # of all models, as this member contributed to the last round
         client, operations = reduction.client, reduction.operations
         if client is not None:
             self._vote = StopVote(client, 1, f"{state.prefix}{STOP}")
+        carrier = Carrier(state.trained.values())
         if operations is not None:
-            self._exchanges = BucketExchanges(
-                operations, state, statistics, check, client, self._vote, self._finite
-            )
+            carrier = BucketExchanges(operations, state, statistics, check, client, self._vote, self._finite)
         elif client is not None and self._vote is not None:
-            self._exchanges = TensorExchanges(
-                client, state, statistics, check, self._vote, self._finite, reduction.weight
-            )
-        super().__init__(reduction, state, optimizer, check, self._exchanges or _Replica(state))
-        if isinstance(self._exchanges, TensorExchanges):
-            self._exchanges.follow(optimizer)
+            carrier = TensorExchanges(client, state, statistics, check, self._vote, self._finite, reduction.weight)
+        super().__init__(reduction, state, optimizer, check, carrier)
+        if isinstance(carrier, TensorExchanges):
+            carrier.follow(optimizer)
 
     def begin(self) -> None:
         """See Member."""
@@ -81,31 +76,24 @@ class GradientSynchroniser(Synchroniser):
         super().leave()
         self._finite.stepped()
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        super()._before_step(optimizer, args, kwargs)
-        if isinstance(self._exchanges, TensorExchanges):
-            self._exchanges.hide_late(optimizer, args, kwargs)
-
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: abstain from the others' rounds."""
         self.leave()
-        if isinstance(self._exchanges, TensorExchanges):
-            yield from self._exchanges.settling()
+        yield from self._gradients.settling()
         if self.entered is not None:  # it has failed, and the script went on; the others wait for the rest of its round
             self.fail()
             self.contribute_rest()
             if self._vote is not None:
                 yield self._vote.pending
             self.receive(self._reduction.weight)
-            if isinstance(self._exchanges, TensorExchanges):
-                self._exchanges.settle_all()
-        if self._exchanges is None or self._vote is None:
+            yield from self._gradients.settling()
+        if self._vote is None:
             return
         while not self.ended:
-            self._exchanges.abstain()
+            self._gradients.abstain()
             self._vote.begin(stop=False, unfinished=False)
             yield self._vote.pending
-            self._exchanges.skip()
+            self._gradients.skip()
             self.ended = self._vote.result().unfinished == 0
             self._is_newest = self._is_newest and self.ended
 
@@ -116,29 +104,3 @@ class GradientSynchroniser(Synchroniser):
             self._state, is_newest=self._is_newest, took_part=self._took_part, has_failed=self._has_failed
         )
         self._take_newest(broadcasts, expects_same=expects_same)
-
-
-class _Replica:
-    """In a replica of a shard, which has no exchanges: fully_shard has reduced its gradients, and the leader of the
-    shard gives it the means.
-    """
-
-    checks = True
-
-    def __init__(self, state: ModelState) -> None:
-        self.slots = [SimpleNamespace(parameter=parameter) for parameter in state.trained.values()]
-
-    def begin(self, round_: int) -> None:
-        """See Carrier."""
-
-    def load(self, slot: Any) -> None:
-        """See Carrier."""
-
-    def load_rest(self) -> None:
-        """See Carrier."""
-
-    def load_nothing(self) -> None:
-        """See Carrier."""
-
-    def receive(self, workers: int) -> None:
-        """See Carrier."""

@@ -1,10 +1,11 @@
 """What `wrap` attaches to an optimizer: an algorithm's rounds in a script's own training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.backward_pass import check_no_pass
@@ -17,18 +18,21 @@ if TYPE_CHECKING:
 __all__ = ["Carrier", "Synchroniser"]
 
 
-class Carrier(Protocol):
+class Carrier:
     """Brings the gradients of a model's backward passes to the other workers, and their means back.
+
+    This one does nothing, as in a replica of a shard: fully_shard has reduced its gradients, and the leader of the
+    shard gives it the means.
 
     slots: one for each trained tensor, with that as its `parameter`.
     checks: that the script leaves gradients alone while they are exchanged.
     """
 
-    checks: bool
+    slots: Sequence[Any]
+    checks = True
 
-    @property
-    def slots(self) -> Sequence[Any]:
-        """See the class."""
+    def __init__(self, trained: Iterable[Any] = ()) -> None:
+        self.slots = [SimpleNamespace(parameter=parameter) for parameter in trained]
 
     def begin(self, round_: int) -> None:
         """A backward pass begins, in this round of the optimizer."""
@@ -43,7 +47,20 @@ class Carrier(Protocol):
         """Take part in a pass of the party's other workers."""
 
     def receive(self, workers: int) -> None:
-        """Leave the means in the gradients. workers: of this party, that contribute."""
+        """Leave the means in the gradients, with p3 later. workers: of this party, that contribute."""
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """The optimizer is about to take a step."""
+
+    def settling(self) -> Iterator["Future[None]"]:
+        """Wait for what is late; yields what it waits for."""
+        yield from ()
+
+    def abstain(self) -> None:
+        """Take part in a round of the others without contributing."""
+
+    def skip(self) -> None:
+        """Wait for the results of that round, and drop those of gradients."""
 
 
 class Synchroniser(ABC):
@@ -151,6 +168,8 @@ class Synchroniser(ABC):
         if self.has_local:
             what = f"this step would use gradients of this {self._reduction.local_to} only"
             raise InvalidSettings(what, "leave the last backward pass before a step out of no_sync")
+        if self._carrier is not None:
+            self._carrier.before_step(optimizer, args, kwargs)
 
     def scale(self) -> float | None:
         """The scale with which the GradScaler of the optimizer has begun, if it is known."""

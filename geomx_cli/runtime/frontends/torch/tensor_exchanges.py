@@ -19,6 +19,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.checks import BatchCheck, GradientCheck
 from geomx_cli.runtime.frontends.torch.late_tensors import LateStep, become_late, late_step, no_longer_late, scripted
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
+from geomx_cli.runtime.frontends.torch.synchroniser import Carrier
 from geomx_cli.runtime.frontends.torch.tensors import (
     BUFFERS,
     EXCHANGED,
@@ -64,7 +65,7 @@ class _Slot:
     step: LateStep | None = None
 
 
-class TensorExchanges:
+class TensorExchanges(Carrier):
     """Each gradient is exchanged by itself, once autograd has accumulated it, from its own memory where possible.
 
     Tensors near the input have a higher priority. Without p3 the end of the backward pass waits for the results.
@@ -78,6 +79,7 @@ class TensorExchanges:
         self, client: "Client", state: ModelState, statistics: Sequence[Any], check: BatchCheck, vote: StopVote,
         finite: GradientCheck, factor: int,
     ) -> None:  # fmt: skip
+        super().__init__()
         self._client = client
         self._check = check
         self._vote = vote
@@ -87,7 +89,6 @@ class TensorExchanges:
             _Slot(f"{state.prefix}{name}", parameter, -index, EXCHANGED[parameter.dtype])
             for index, (name, parameter) in enumerate(state.trained.items())
         ]
-        self.checks = True
         devices = {slot.parameter.device for slot in self.slots if slot.parameter.is_cuda}
         self._copies = {device: DeviceCopies(device) for device in devices}
         self._buffers = _BufferMeans(client, f"{state.prefix}{BUFFERS}", statistics, -len(self.slots))
@@ -106,11 +107,11 @@ class TensorExchanges:
                 slot.parameter.register_hook(self._before_accumulation)
             optimizer.register_step_post_hook(self._show_late)
             for register in (optimizer.register_state_dict_pre_hook, optimizer.register_load_state_dict_pre_hook):
-                register(lambda *_: self.settle_all())
+                register(lambda *_: self._settle_all())
 
     def _before_accumulation(self, gradient: Any) -> None:
         """Autograd hook, before the parameter's gradient is accumulated, perhaps in memory that is still being sent."""
-        self.settle_all()
+        self._settle_all()
 
     def begin(self, round_: int) -> None:
         """See Carrier."""
@@ -156,11 +157,8 @@ class TensorExchanges:
                     self.load(slot)
         self._buffers.send(contributes=True)
 
-    def load_nothing(self) -> None:
-        """See Carrier: only where parties add gradients."""
-
     def receive(self, workers: int) -> None:
-        """See Carrier; with p3 later."""
+        """See Carrier."""
         for copies in self._copies.values():
             copies.settle()
         self._end_notes()
@@ -206,20 +204,20 @@ class TensorExchanges:
                 no_longer_late(parameter)
                 step(parameter, gradient)
 
-    def settle_all(self) -> None:
+    def _settle_all(self) -> None:
         """Wait for all late tensors."""
         for slot in list(self._late.values()):
             self._settle(slot)
 
     def settling(self) -> Iterator["Future[None]"]:
-        """As `settle_all`; yields what it waits for."""
+        """See Carrier."""
         for slot in list(self._late.values()):
             if slot.exchange is not None:
                 yield slot.exchange.done
             self._settle(slot)
 
-    def hide_late(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Before a step: hide the gradients that are late, whose parameters then become late too."""
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """See Carrier: hide the gradients that are late, whose parameters then become late too."""
         self._hidden = []
         step = late_step(optimizer, args, kwargs) if self._late else None
         for slot in list(self._late.values()):
@@ -240,13 +238,13 @@ class TensorExchanges:
             parameter.grad = gradient
 
     def abstain(self) -> None:
-        """Take part in a round of the others without contributing."""
+        """See Carrier."""
         for slot in self.slots:
             self._abstain(slot)
         self._buffers.send(contributes=False)
 
     def skip(self) -> None:
-        """Wait for the results of that round, and drop those of gradients."""
+        """See Carrier."""
         for slot in self.slots:
             assert slot.exchange is not None
             slot.exchange.done.result()
