@@ -23,7 +23,7 @@ class Member(Protocol):
 
     entered: int | None
 
-    def begin(self) -> None:
+    def enter_pass(self) -> None:
         """A backward pass has reached this optimizer; in autograd's thread."""
 
     def contribute_rest(self) -> None:
@@ -112,7 +112,7 @@ class BackwardPass:
                 self._task, self._reached = current, []
                 call_at_end(self._at_end)
             self._reached.append(member)
-            member.begin()
+            member.enter_pass()
             member.announce(self._workers)
 
     def _at_end(self) -> None:
@@ -177,7 +177,7 @@ class PartyOperations(BackwardPass):
                 call_at_end(self._at_end)
             if member not in self._reached:
                 self._reached.append(member)
-                member.begin()
+                member.enter_pass()
                 if self.overlaps:
                     self._numbers = self.group.begin_gather(self._number(member, _PASS))
 

@@ -34,8 +34,9 @@ added, and is copied to the party only once all of it is back. DistributedDataPa
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A key and where its elements lie: the gradient of `parameter`, or all of `buffers`. loaded: in this round, from
-    this gradient.
+    """A key and where its elements lie: the gradient of `parameter`, or all of `buffers`.
+
+    loaded: in this round, from `gradient`.
     """
 
     key: str
@@ -52,7 +53,8 @@ class Slot:
 class Bucket:
     """Slots in one vector, which ends with a number for each: of how many workers it contains gradients.
 
-    work: the operation in progress. missing: slots that are not loaded yet.
+    work: the operation in progress.
+    missing: slots that are not loaded yet.
     """
 
     slots: list[Slot]
@@ -92,9 +94,9 @@ class Buckets(Carrier):
         self.buckets = [Bucket(part, operations.device) for part in _divided(list(reversed(slots)))]
         self._place = {slot: bucket for bucket in self.buckets for slot in bucket.slots}
         self._next = 0
-        self.begin(0)
+        self.begin_round(0)
 
-    def begin(self, round_: int) -> None:
+    def begin_round(self, round_: int) -> None:
         """See Carrier."""
         self._next = 0
         for bucket in self.buckets:
@@ -132,7 +134,7 @@ class Buckets(Carrier):
 
     def load_nothing(self) -> None:
         """See Carrier."""
-        self.begin(0)
+        self.begin_round(0)
         self._flush()
         self._check.observe()  # what it gathers, all of the party's workers gather in the same pass
 
@@ -204,10 +206,10 @@ class BucketExchanges(Buckets):
             self._exchanger = _Exchanger(client, self.group, operations.device)
             self.on_begun = self._exchanger.put
 
-    def begin(self, round_: int) -> None:
+    def begin_round(self, round_: int) -> None:
         """See Buckets."""
         self._round = round_
-        super().begin(round_)
+        super().begin_round(round_)
 
     def load(self, slot: Slot) -> None:
         """See Buckets."""

@@ -48,11 +48,11 @@ class GradientSynchroniser(Synchroniser):
         if isinstance(carrier, TensorExchanges):
             carrier.follow(optimizer)
 
-    def begin(self) -> None:
+    def enter_pass(self) -> None:
         """See Member."""
         self._finite.stepped()
         self.rounds += 1
-        super().begin()
+        super().enter_pass()
 
     def contribute_nothing(self) -> None:
         """See Member."""
@@ -97,7 +97,7 @@ class GradientSynchroniser(Synchroniser):
             self.ended = self._vote.result().unfinished == 0
             self._is_newest = self._is_newest and self.ended
 
-    def conclude(self) -> None:
+    def share_model(self) -> None:
         """See Synchroniser: all take the tensors of a worker that contributed to the last round."""
         self.ended = True
         broadcasts, expects_same = self._reduction.newest(

@@ -60,7 +60,7 @@ class LocalRounds:
         """The optimizer has taken a step, with so many samples. A round that is due ends here."""
         self._held.check()
         if self._part.after_step(samples, self._watch):
-            self._begin(steps_left=sys.maxsize)
+            self._begin_round(steps_left=sys.maxsize)
         if self._exchanging and self._part.must_wait:
             self._synchronise()
         self._watch.take()
@@ -84,13 +84,13 @@ class LocalRounds:
                 wait((other, asked), return_when=FIRST_COMPLETED)
                 if asked.done() and asked.result():
                     part.join()
-                    self._begin(steps_left=sys.maxsize)
+                    self._begin_round(steps_left=sys.maxsize)
                     self._synchronise()
         finally:
             self._client.waits(False)
         part.waited(time.monotonic() - began)
 
-    def _begin(self, steps_left: int) -> None:
+    def _begin_round(self, steps_left: int) -> None:
         self.count += 1
         self._exchanging = True
         self._finite.before(self.count)
@@ -110,7 +110,7 @@ class LocalRounds:
         while not self.ended:
             if not self._exchanging:
                 self._part.drain()
-                self._begin(steps_left=0)
+                self._begin_round(steps_left=0)
             yield self._vote.pending
             self.ended = self._synchronise()
         self._part.end()
@@ -155,7 +155,7 @@ class SampleCount:
             self._samples += len(first)
             self._counted = True
 
-    def take(self) -> int:
+    def pop(self) -> int:
         """The number since the last call, at least 1. Raises InvalidSettings if there was none yet."""
         if not self._counted:
             what = "--weight samples: the wrapped model was called with no tensor before the optimizer's step"
@@ -280,7 +280,7 @@ class LocalSynchroniser(Synchroniser):
             self._reduction.copy((tensor for part in self._tensors for tensor in part), active[0])
         samples = 1
         if self._samples is not None:
-            samples = self._reduction.total(self._samples.take() if self._reduction.rank in active else 0)
+            samples = self._reduction.total(self._samples.pop() if self._reduction.rank in active else 0)
         if self._local is not None:
             self._local.advance(samples)
         self._spread()
@@ -300,8 +300,8 @@ class LocalSynchroniser(Synchroniser):
             yield from self._local.finishing()
         self.ended = True
 
-    def conclude(self) -> None:
+    def share_model(self) -> None:
         """See Synchroniser: the members' weights are the same already."""
         self.ended = True
         self._spread()
-        self._state.conclude(*self._reduction.broadcasts(), trained=False)
+        self._state.copy_final(*self._reduction.broadcasts(), trained=False)

@@ -181,7 +181,7 @@ class ModelState:
     def _in_groups(self) -> "Iterator[Any]":
         return (item for group in self.optimizer.param_groups for item in group["params"])
 
-    def begin(self, broadcast: Broadcast, whole: Broadcast | None = None) -> None:
+    def copy_initial(self, broadcast: Broadcast, whole: Broadcast | None = None) -> None:
         """Copy all tensors from the worker that provides the initial values, which then are the values of the keys of
         trained tensors; blocks. whole: for tensors that are not divided; None: `broadcast`, as for the others.
 
@@ -197,9 +197,9 @@ class ModelState:
             _fill(self.trained[name], torch.from_numpy(value))
         self._copy_each(broadcast, whole, "geomx.others", self.others)
 
-    def conclude(self, broadcast: Broadcast, whole: Broadcast | None = None, *, trained: bool) -> str:
+    def copy_final(self, broadcast: Broadcast, whole: Broadcast | None = None, *, trained: bool) -> str:
         """Copy all other tensors, and with `trained` all, from one worker to the others; once, at the end. whole: see
-        `begin`. Return the trained tensor that this has changed by more than rounding errors, or "".
+        `copy_initial`. Return the trained tensor that this has changed by more than rounding errors, or "".
         """
         tensors = {**(self.trained if trained else {}), **self.others}
         changed = self._copy_each(broadcast, whole, "geomx.final", tensors)

@@ -49,9 +49,12 @@ class Compared:
     """What workers should have alike when an optimizer begins a step: tensors by name; without any, its
     hyper-parameters.
 
-    send: takes a row of ModelComparison. scope: of the names. of: how many workers send. in_step: whether steps of this
-    number follow as many batches in all workers. scale: with which a GradScaler has begun. epoch: the batches in one of
-    this worker, on which schedules depend; 0 if unknown.
+    send: takes a row of ModelComparison.
+    scope: of the names.
+    of: how many workers send.
+    in_step: whether steps of this number follow as many batches in all workers.
+    scale: with which a GradScaler has begun.
+    epoch: the batches in one of this worker, on which schedules depend; 0 if unknown.
     """
 
     send: "Callable[[Body], None]"
@@ -99,8 +102,9 @@ class CheckTimes:
 
 @runtime_checkable
 class Watchable(Protocol):
-    """A script's store, as a ModelWatch sees it. passes: backward passes that have exchanged gradients; None where no
-    step is possible after others.
+    """A script's store, as a ModelWatch sees it.
+
+    passes: backward passes that have exchanged gradients; None where no step is possible after others.
     """
 
     @property

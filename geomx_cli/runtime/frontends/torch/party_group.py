@@ -36,11 +36,15 @@ _CLOSED, _LATE = ("Connection closed", "reset by peer", "Broken pipe"), ("Timed 
 class PartyGroup:
     """Collective operations among a party's workers, which all make the same ones in the same order.
 
-    rank, size: of this worker, among its party's. leads: whether it exchanges with the servers, as rank 0 does. It is
-    no group of torch.distributed's own functions. Call `form` before all other methods. What fails later is raised as
-    PeerLost, as the connections to a worker that ends are closed; a worker that hangs is noticed after the option
-    `patience`, counted from when code of any of them last ran (`activity`). on_failure: called before a PeerLost is
-    raised; on_stuck: see GroupActivity. For the training thread, but for `wait`.
+    It is no group of torch.distributed's own functions. Call `form` before all other methods. What fails later is
+    raised as PeerLost, as the connections to a worker that ends are closed. A worker that hangs is noticed after the
+    option `patience`, counted from when code of any of them last ran (`activity`). For the training thread, but for
+    `wait`.
+
+    rank, size: of this worker, among its party's.
+    leads: whether it exchanges with the servers, as rank 0 does.
+    on_failure: called before a PeerLost is raised.
+    on_stuck: see GroupActivity.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ class ServerSynchroniser(Synchroniser):
             self.ended = self._vote.result().unfinished == 0
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-    def conclude(self) -> None:
+    def share_model(self) -> None:
         """See Synchroniser: once all parties are finished, all workers take the global servers' weights."""
         self._completion.leave()
         while not self._completion.complete(stop=False):
@@ -169,7 +169,7 @@ class ServerSynchroniser(Synchroniser):
         for slot, pull in zip(self._slots, pulls, strict=True):
             pull.result()
             slot.parameter.copy_(slot.values)
-        self._state.conclude(Broadcast(self._client), trained=False)
+        self._state.copy_final(Broadcast(self._client), trained=False)
 
 
 # The optimizer of torch.optim as one that the global servers run: name and hyper-parameters.

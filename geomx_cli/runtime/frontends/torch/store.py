@@ -69,6 +69,10 @@ class Store:
         return option_of(self._reduction.settings, name)
 
     @property
+    def _algorithm(self) -> plugins.Algorithm:
+        return plugins.algorithms()[str(self.option("algo"))]
+
+    @property
     def failure(self) -> BaseException | None:
         """See ScriptStore."""
         return self._reduction.failure
@@ -90,7 +94,7 @@ class Store:
     @property
     def exchanges_gradients(self) -> bool:
         """Whether each step of a wrapped optimizer needs a round; else most are this worker's own."""
-        return plugins.algorithms()[str(self.option("algo"))].exchanges == "gradients"
+        return self._algorithm.exchanges == "gradients"
 
     @property
     def passes(self) -> int | None:
@@ -101,10 +105,9 @@ class Store:
         """See Watchable: of an algorithm with local steps the hyper-parameters, and the tensors of a party that takes
         its steps together; nothing where parties train separately.
         """
-        about = plugins.algorithms()[str(self.option("algo"))]
         pairs = zip(self._states, self._wrapped, strict=True)
         found = next((pair for pair in pairs if pair[0].optimizer is optimizer), None)
-        if found is None or self.finished or about.asynchronous:
+        if found is None or self.finished or self._algorithm.asynchronous:
             return ()
         (state, own), (everywhere, here) = found, self._reduction.holders()
         tensors = comparable(state.model, state.trained)
@@ -135,7 +138,8 @@ class Store:
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See geomx_cli.torch.wrap."""
         given = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
-        if len(given) + len(self._wrapped) > 1 and plugins.algorithms()[algorithm := str(self.option("algo"))].own_pace:
+        if len(given) + len(self._wrapped) > 1 and self._algorithm.own_pace:
+            algorithm = self._algorithm.name
             what = f"several optimizers with --algo {algorithm}: workers take different numbers of steps in a round"
             raise InvalidSettings(what, "wrap one optimizer of all parameters, or launch with --algo hfa or diloco")
         for each in given:
@@ -164,7 +168,7 @@ class Store:
     def _batch_check(self) -> BatchCheck:
         """For the first optimizer: what is computed with the others comes from the same batches."""
         rounds = 0 if self._wrapped or self.num_all_workers == 1 else _STEPS
-        if plugins.algorithms()[str(self.option("algo"))].asynchronous:
+        if self._algorithm.asynchronous:
             rounds = min(rounds, 1)  # then the parties' weights differ
         if self._reduction.client is None and self._reduction.shard is not None:
             rounds = 0  # the leader of the shard speaks for the party
@@ -205,7 +209,7 @@ class Store:
         self._reduction.prepare_end(self.calls)
         _finish_rounds(self._wrapped)
         for item in self._wrapped:
-            item.conclude()
+            item.share_model()
         if replaced := next((item.replaced for item in self._wrapped if item.replaced), ""):
             self._session.warn(
                 f"{replaced} was not the same here as in the worker whose model all have now, after the same gradients:"
@@ -221,7 +225,7 @@ class Store:
         """Set the servers up, give all workers the initial tensors, and register the hooks; blocks until all workers
         have called this.
         """
-        reduction, about = self._reduction, plugins.algorithms()[str(self.option("algo"))]
+        reduction, about = self._reduction, self._algorithm
         by_gradients = about.exchanges == "gradients"
         reduction.check(optimizer, buffers, about.name, by_gradients=by_gradients and not about.asynchronous)
         chosen = _Chosen.of(reduction.settings, state, buffers)
@@ -230,7 +234,7 @@ class Store:
             if about.asynchronous:
                 self._on_servers.set(client, optimizer)
             chosen.set_servers_up(client, optimizer)
-        state.begin(*reduction.broadcasts())
+        state.copy_initial(*reduction.broadcasts())
         if client is not None:
             chosen.declare(reduction.own_keys(), state)
             client.control.barrier("all")

@@ -34,7 +34,7 @@ class Carrier:
     def __init__(self, trained: Iterable[Any] = ()) -> None:
         self.slots = [SimpleNamespace(parameter=parameter) for parameter in trained]
 
-    def begin(self, round_: int) -> None:
+    def begin_round(self, round_: int) -> None:
         """A backward pass begins, in this round of the optimizer."""
 
     def load(self, slot: Any) -> None:
@@ -71,7 +71,7 @@ class Synchroniser(ABC):
     has_local: the last backward pass was, and steps need exchanged gradients.
     entered: see Member.
     ended: after `finishing`, when the optimizer cannot step any more.
-    replaced: a trained tensor that `conclude` has taken from another worker, though this one's should have been the
+    replaced: a trained tensor that `share_model` has taken from another worker, though this one's should have been the
         same.
     in_step: see Compared.
     carrier: None where each step is taken with the gradients that this worker has computed.
@@ -119,9 +119,9 @@ class Synchroniser(ABC):
         if self._reduction.passes.overlaps:
             self._gradients.load(slot)
 
-    def begin(self) -> None:
+    def enter_pass(self) -> None:
         """See Member."""
-        self._gradients.begin(self.rounds)
+        self._gradients.begin_round(self.rounds)
 
     def contribute_rest(self) -> None:
         """See Member."""
@@ -191,12 +191,12 @@ class Synchroniser(ABC):
         """
 
     @abstractmethod
-    def conclude(self) -> None:
+    def share_model(self) -> None:
         """After `finishing` of all synchronisers: leave the same tensors in all workers; blocks."""
 
     def _take_newest(self, broadcasts: Sequence["Broadcast"], *, expects_same: bool) -> None:
         """Take all tensors of one worker; blocks. expects_same: this worker's should be equal before, as it has taken
         the last step too.
         """
-        changed = self._state.conclude(*broadcasts, trained=True)
+        changed = self._state.copy_final(*broadcasts, trained=True)
         self.replaced = changed if expects_same else ""

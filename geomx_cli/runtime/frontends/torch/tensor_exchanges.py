@@ -113,7 +113,7 @@ class TensorExchanges(Carrier):
         """Autograd hook, before the parameter's gradient is accumulated, perhaps in memory that is still being sent."""
         self._settle_all()
 
-    def begin(self, round_: int) -> None:
+    def begin_round(self, round_: int) -> None:
         """See Carrier."""
         self._round, self._notes = round_, True
 
@@ -160,7 +160,7 @@ class TensorExchanges(Carrier):
     def receive(self, workers: int) -> None:
         """See Carrier."""
         for copies in self._copies.values():
-            copies.settle()
+            copies.wait_for_fetches()
         self._end_notes()
         for slot in self.slots:
             sent = slot.gradient

@@ -179,7 +179,7 @@ class Staging:
             if copies is None:
                 own.copy_(self._copy)
             else:
-                copies.bring(own, self._copy)
+                copies.write_back(own, self._copy)
         if not is_narrow and divisor > 1:
             own.div_(float(divisor))
 
@@ -206,14 +206,14 @@ class DeviceCopies:
             self._pending += 1
         self._waiting.put((copied, then))
 
-    def settle(self) -> None:
+    def wait_for_fetches(self) -> None:
         """Wait until `then` of all fetches has been called; raises what one of them raised."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending)
         if self._error is not None:
             raise self._error
 
-    def bring(self, tensor: Any, copy: Any) -> None:
+    def write_back(self, tensor: Any, copy: Any) -> None:
         """Copy to the GPU; work queued later on the current stream waits for it."""
         with torch.cuda.stream(self._stream):
             tensor.copy_(copy, non_blocking=True)
@@ -225,7 +225,7 @@ class DeviceCopies:
             try:
                 copied.synchronize()
                 then()
-            except BaseException as error:  # raised by `settle` in the training thread
+            except BaseException as error:  # raised by `wait_for_fetches` in the training thread
                 self._error = self._error or error
             with self._changed:
                 self._pending -= 1

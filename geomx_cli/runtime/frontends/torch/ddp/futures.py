@@ -15,10 +15,6 @@ from geomx_cli.core.futures import after, finished, pass_on
 
 __all__ = ["Lane", "PendingWork", "joined"]
 
-# The order of collective calls: that of the script, and those of callbacks, which run beside it. Rounds of workers meet
-# by their order. Callbacks run whenever a result arrives, at other times in each worker, so what they call is ordered
-# by the operation that they belong to: each operation has a lane of its own.
-
 _Result = TypeVar("_Result")
 _SLOTS = 8
 """Operations after which a name is used again, so that the keys of rounds, which contain it, stay bounded."""
@@ -26,9 +22,16 @@ _here = threading.local()
 
 
 class Lane:
-    """A sequence of collective calls that all workers make in the same order. name: "" for the script's own calls.
-    calls: how many have been compared. children: the prefix of its operations' names. while_waiting: called where any
-    thread waits for an operation or its callbacks, with their future; returns at the latest when that is done.
+    """A sequence of collective calls that all workers make in the same order.
+
+    Rounds of workers meet by their order. Callbacks run whenever a result arrives, at other times in each worker. So
+    what they call is ordered by the operation that they belong to: each operation has a lane of its own.
+
+    name: "" for the script's own calls.
+    calls: how many have been compared.
+    children: the prefix of its operations' names.
+    while_waiting: called where any thread waits for an operation or its callbacks, with their future; returns at the
+        latest when that is done.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class Lane:
 
         after.add_done_callback(lambda _: _threads.submit(run))
 
-    def begin(self, after: "Future[Any]", action: "Callable[[], Future[_Result]]") -> "Future[_Result]":
+    def run_rounds(self, after: "Future[Any]", action: "Callable[[], Future[_Result]]") -> "Future[_Result]":
         """As `run`, for an action that begins rounds; returns the result of the future that it returns."""
         done: Future[_Result] = Future()
 
@@ -141,9 +144,11 @@ _threads = _Threads()
 class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not installed where mypy runs
     """A collective operation in progress, for the tensors that it changes.
 
-    ready: the results are here; `store` then writes them to the tensors, and `done` is completed. `wait` and PyTorch's
-    futures raise the client's error, which names the process at fault, after the job has failed; then the tensors'
-    values are undefined. lane: what callbacks of the future call belongs there; they may wait for other operations.
+    `wait` and PyTorch's futures raise the client's error, which names the process at fault, after the job has failed;
+    then the tensors' values are undefined.
+
+    ready: the results are here; `store` then writes them to the tensors, and `done` is completed.
+    lane: what callbacks of the future call belongs there; they may wait for other operations.
     before_wait: called by `wait` with `done`.
     """
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["GradientSums", "SparseSum", "combine", "in_pass", "mean", "name_of", "wide"]
 
 # Reduction operations of torch.distributed, computed by each worker from the elements of all.
-
 _OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
     "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
@@ -67,11 +66,12 @@ def mean(total: Any, count: int) -> Any:
     return torch.div(total, count, rounding_mode="trunc" if is_whole else None)
 
 
-# Sums of sparse tensors, as the gradients of embeddings: their elements are exchanged, and no zeros.
-
 class SparseSum:
-    """The sum of a tensor (COO) over all workers, in rank order. count: of its elements, as 8 bytes: workers gather
-    these first, then `elements`. Raises InvalidSettings for a worker that has more elements than fit.
+    """The sum of a tensor (COO) over all workers, in rank order: its elements are exchanged, and no zeros.
+
+    Raises InvalidSettings for a worker that has more elements than fit.
+
+    count: of its elements, as 8 bytes: workers gather these first, then `elements`.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -127,7 +127,8 @@ class GradientSums:
     Before it waits, it compares the calls that the workers have made in the pass: those that differ would never
     complete. A wait within the pass, as of a synchronised layer, does so too.
 
-    passes: that have begun a sum. finite: gets the first elements of each pass.
+    passes: that have begun a sum.
+    finite: gets the first elements of each pass.
     """
 
     def __init__(
@@ -148,10 +149,10 @@ class GradientSums:
         self._copies: dict[Any, DeviceCopies] = {}
 
     def takes(self, tensor: Any) -> bool:
-        """Whether `begin` is to sum this tensor: a large one, within a backward pass."""
+        """Whether `begin_sum` is to sum this tensor: a large one, within a backward pass."""
         return int(tensor.numel()) > _LARGE and in_pass()
 
-    def begin(self, tensor: Any, divisor: int, call: str) -> PendingWork:
+    def begin_sum(self, tensor: Any, divisor: int, call: str) -> PendingWork:
         """Sum the tensor in place, and divide the sum. One that is contiguous, of float32 and on the CPU is not copied.
         """
         position = self._enter()
@@ -242,7 +243,7 @@ class GradientSums:
             calls, self._calls = [*self._calls, "the end of the pass"], []  # and those of a pass before that has failed
             self._is_open = False
         for copies in self._copies.values():
-            copies.settle()
+            copies.wait_for_fetches()
         lane = self._rounds.lane_of(self._position)
         self._await(lane, self._rounds.agree_in_pass(calls), calls)
         for work in begun:

@@ -37,8 +37,9 @@ def untraced(group: type["GroupCopies"]) -> type[Any]:
 class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
     """Copies of bytes between workers, for any dtype. Operations return at once with a PendingWork.
 
-    rounds: what the group exchanges. passes: the operations of backward passes. exchanged: elements that the script has
-    given to operations so far.
+    rounds: what the group exchanges.
+    passes: the operations of backward passes.
+    exchanged: elements that the script has given to operations so far.
     """
 
     def __init__(self, rounds: GroupRounds | LoneRounds, passes: GradientSums) -> None:
@@ -194,7 +195,7 @@ class GroupCopies(ProcessGroup):  # type: ignore[misc, unused-ignore]
             rows = zip(gathered.result(), ends - table[:, self.rank()], ends, strict=True)
             store([np.ascontiguousarray(row[first:end]) for row, first, end in rows])
 
-        gathered = lane.begin(known, exchange)
+        gathered = lane.run_rounds(known, exchange)
         return self._passes.keep(PendingWork(gathered, outs, split, lane))
 
     def barrier(self, opts: Any = None) -> PendingWork:

@@ -38,7 +38,8 @@ class GroupRounds:
     be called from any thread as long as the order in each lane is the same in all workers. Futures fail with the
     client's error if the job does, and with TrainingFailed if a worker has left the job and so does not take part.
 
-    while_waiting: see Lane. difference: the error of workers that made different calls, which has ended the job.
+    while_waiting: see Lane.
+    difference: the error of workers that made different calls, which has ended the job.
     """
 
     def __init__(

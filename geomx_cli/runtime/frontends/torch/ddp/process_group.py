@@ -163,7 +163,7 @@ class GeomxProcessGroup(GroupCopies):
         adds = self._adds and name in ("SUM", "AVG") and tensor.dtype in EXCHANGED and tensor.layout == torch.strided
         divisor = self.size() if name == "AVG" else 1
         if adds and out is tensor and self._passes.takes(tensor):
-            return self._passes.begin(tensor, divisor, f"{call} {name} {described}")
+            return self._passes.begin_sum(tensor, divisor, f"{call} {name} {described}")
         call = f"{call} {name} {described}"
         if adds and not self._encodes:
             return self._padded_sum(call, tensor, outs, divisor)
@@ -195,7 +195,7 @@ class GeomxProcessGroup(GroupCopies):
     def _sparse_sum(self, call: str, tensor: Any, outs: Sequence[Any], name: str) -> PendingWork:
         own, lane = SparseSum(tensor), self._next_lane()
         known = self._agreed(call, self.rounds.gather(own.count))
-        gathered = lane.begin(known, lambda: self.rounds.gather(own.elements(known.result())))
+        gathered = lane.run_rounds(known, lambda: self.rounds.gather(own.elements(known.result())))
 
         def store() -> None:
             result = own.sum(known.result(), gathered.result(), name)

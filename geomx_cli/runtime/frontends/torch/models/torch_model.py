@@ -110,10 +110,10 @@ class TorchModel(ModelAdapter):
         """See ModelWeights."""
         self._late[index], parameter = result, self._parameters[index]
         must_wait = result.done.done() or id(parameter) in self._scripted
-        if must_wait or not become_late(parameter, partial(self._take, index)):
-            self._take(index)
+        if must_wait or not become_late(parameter, partial(self._receive, index)):
+            self._receive(index)
 
-    def _take(self, index: int) -> None:
+    def _receive(self, index: int) -> None:
         result = self._late[index]
         result.done.result()
         no_longer_late(self._parameters[index])
@@ -121,7 +121,7 @@ class TorchModel(ModelAdapter):
 
     def _arrive(self) -> None:
         for index in list(self._late):
-            self._take(index)
+            self._receive(index)
 
     def read_statistics(self) -> dict[str, Floats]:
         """See ModelAdapter."""
