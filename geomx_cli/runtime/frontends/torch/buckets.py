@@ -244,6 +244,7 @@ class BucketExchanges(Buckets):
         assert self._exchanger is not None
         self._exchanger.skip([slot for bucket in self.buckets for slot in bucket.slots])
 
+
 class _Exchanger:
     """In the leader of a party: sends each bucket as soon as the party's sum is known, beside the backward pass.
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchCheck", "DIGEST", "FEW", "GradientCheck", "HeldWeights", "is_finite", "not_finite", "to_first_worker"]
 
+
 def to_first_worker(client: "Client", name: str, data: "Array") -> "Future[Array] | None":
     """Bring a few bytes of each worker to that of global rank 0, beside any algorithm's rounds.
 

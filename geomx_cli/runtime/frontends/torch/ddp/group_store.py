@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupStore"]
 
+
 class GroupStore(Store):
     """See ScriptStore. All of the script's process groups share one client. Where the algorithm exchanges gradients,
     DistributedDataParallel does; where it exchanges weights, the optimizers that the script wraps do.

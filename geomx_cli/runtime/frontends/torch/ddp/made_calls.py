@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALIKE", "MadeCalls", "PASS", "SkippedBatches"]
 
+
 class SkippedBatches:
     """Tells when one worker alone skips a batch, as of a loss that is not finite: from then on gradients do not match.
 

@@ -1,4 +1,4 @@
-"""Warns if a script trains without exchanging anything: each worker would train a model of its own."""
+"""Warns of scripts that train without exchanging anything, or exchange what they could do without; compares their models."""
 
 import os
 import sys
