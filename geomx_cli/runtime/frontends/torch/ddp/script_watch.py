@@ -1,4 +1,4 @@
-"""Warns of scripts that train without exchanging anything, or exchange what they could do without; compares their models."""
+"""Warns of scripts that train without exchanging anything, or exchange what they could do without; compares models."""
 
 import os
 import sys
