@@ -107,10 +107,10 @@ class BackwardPass:
             current = _current_pass(member.entered)
             if member.entered is not None:
                 return
-            member.entered = current
             if current != self._task:  # the one before may have failed
-                self._task, self._reached = current, []
                 call_at_end(self._at_end)
+                self._task, self._reached = current, []
+            member.entered = current
             self._reached.append(member)
             member.enter_pass()
             member.announce(self._workers)
@@ -173,8 +173,8 @@ class PartyOperations(BackwardPass):
         with self._lock:
             current = _current_pass(self._pass)
             if self._pass is None:
-                self._pass = current
                 call_at_end(self._at_end)
+                self._pass = current
             if member not in self._reached:
                 self._reached.append(member)
                 member.enter_pass()

@@ -218,6 +218,7 @@ class _GroupReduction(Reduction):
 
     def announce(self, changed: Collection[int], count: int, number: int) -> tuple[list[int], int]:
         """See Reduction."""
+        # One message in each step, so that only what has changed follows: in most steps of local ones nothing has.
         marks = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
         marks[[*changed]] = 1
         marks[-1] = number
@@ -231,6 +232,7 @@ class _GroupReduction(Reduction):
         """See Reduction."""
         parts = [local(tensor) for tensor in tensors] if self.peers.size > 1 else []
         copies = [part.to(self._device_of(part)).contiguous() for part in parts]
+        # All begin before the first is waited for, so that small tensors do not each cost a round trip.
         works = [self.peers.send(copy, source) for copy in copies]
         for part, copy, work in zip(parts, copies, works, strict=True):
             self.peers.wait(work)
