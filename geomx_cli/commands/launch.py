@@ -122,6 +122,7 @@ def launch(
     _warn(unused(click.get_current_context(), table(), algorithm, script=bool(script), topology=topology))
     _warn(of_other_deliveries(click.get_current_context(), options))
     _warn(doubtful(options, script=bool(script)))
+    from geomx_cli.jobs.store import script_fit
     from geomx_cli.jobs.store.script import check_script, check_user_modules, ignored_interpreter, with_interpreter
 
     if not shell:  # then nothing is copied from here
@@ -129,9 +130,10 @@ def launch(
     if not dry_run and not script:
         check_user_modules(options, inventory)
     inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)
-    _warn(filter(None, [ignored_interpreter(script, inventory)]))
+    warning = script_fit.warning_of(script, options, inventory)
+    _warn(filter(None, [ignored_interpreter(script, inventory), warning]))
     directory = str(job_dir.absolute()) if job_dir else ""
-    spec = job_spec(script, options, job_dir=directory)
+    spec = replace(job_spec(script, options, job_dir=directory), script_warning=warning)
     if dry_run:
         return _show(inventory, spec, sync, json=json, shell=shell)
     from geomx_cli.jobs.actions import launch as launching

@@ -96,6 +96,7 @@ class Plan:
             "topology_reason": self.topology_reason,
             "script": list(self.spec.script),
             "script_digest": self.spec.script_digest,
+            "script_warning": self.spec.script_warning,
             "options": dict(self.spec.options),
             "job_dir": self.spec.job_dir,
             "job_dirs": dict(self.job_dirs),

@@ -29,7 +29,8 @@ class JobSpec:
     hosts that name none. `env`: environment of processes on this machine (PYTHONPATH, thread counts), overridden by a
     host's `env` and by a process's own variables. `carried` maps words of the script that name files copied to other
     machines to their paths below `files_dir`. `script_digest`: SHA-256 over the script and the files of --sync, "" for
-    none, by which reports tell runs of different versions apart.
+    none, by which reports tell runs of different versions apart. `script_warning`: why the script may not train by the
+    job's algorithm, for its records; "" if nothing is known to be wrong.
     """
 
     job: str = ""
@@ -37,6 +38,7 @@ class JobSpec:
     script: tuple[str, ...] = ()
     carried: Mapping[str, str] = field(default_factory=dict)
     script_digest: str = ""
+    script_warning: str = ""
     job_dir: str = ""
     socket_dir: str = ""
     key_dir: str = ""

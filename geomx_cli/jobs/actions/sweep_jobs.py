@@ -21,7 +21,7 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.actions.attach import attach
-from geomx_cli.jobs.store import rank_scope, user_files
+from geomx_cli.jobs.store import rank_scope, script_fit, user_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.script import check_script, check_user_modules, with_interpreter
 from geomx_cli.jobs.view.follow import LineView
@@ -150,6 +150,7 @@ class SweepJobs:
     note: Callable[[str], None]
     _prepared: dict[str, tuple[Inventory, dict[str, Value]]] = field(default_factory=dict, init=False)
     _ignored: Mapping[str, str] = field(default_factory=dict, init=False)
+    _warnings: dict[str, str] = field(default_factory=dict, init=False)
 
     def prepare(self, algorithms: Sequence[str]) -> int:
         """Check and plan a job of each algorithm, and return the first seed. Raises InvalidSettings and UsageError as
@@ -168,6 +169,9 @@ class SweepJobs:
             inventory = with_topology(structs.replace(inventory, rank_scope=ranks.scope))
             framework = {"framework": ranks.framework} if ranks.framework else {}
             options = {**options, **framework, "topology": inventory.topology}
+            self._warnings[name] = script_fit.warning_of(script, options, inventory)
+            if self._warnings[name]:
+                self.note(f"warning: {self._warnings[name]}")
             try:
                 plan(ports.choose(inventory, None), complete(replace(self.base, options=options)))
             except InvalidSettings as error:
@@ -207,7 +211,8 @@ class SweepJobs:
             ssh=self.ssh,
             view=LineView(sys.stderr),
         )
-        spec = replace(self.base, options={**options, "seed": cell.seed}, job=cell.job)
+        warning = self._warnings[cell.algo]
+        spec = replace(self.base, options={**options, "seed": cell.seed}, job=cell.job, script_warning=warning)
         try:
             return launching.launch(inventory, spec, launch_options)
         finally:

@@ -186,6 +186,7 @@ def _plan(fields: Mapping[str, Any], directory: Path) -> Plan:
             job_dir=str(directory),
             script=tuple(fields["script"]),
             script_digest=fields["script_digest"],
+            script_warning=fields.get("script_warning", ""),  # absent in jobs of an earlier version
         ),
         topology=fields["topology"],
         processes=tuple(processes),

@@ -76,7 +76,7 @@ class Progress:
 
     evaluations: with their times, in order of arrival. failed_first: the processes whose failure ended the job, as far
     as known. ended: the phase of a job that is known to have ended, though hosts may not be reachable; "" of others.
-    interrupted: the user has ended the job, and it is being stopped.
+    script_warning: see JobSpec. interrupted: the user has ended the job, and it is being stopped.
     """
 
     job: str
@@ -85,13 +85,14 @@ class Progress:
     evaluations: list[tuple[float, Evaluated]] = field(default_factory=list)
     failed_first: Collection[str] = ()
     ended: Literal["", "finished", "stopped"] = ""
+    script_warning: str = ""
     interrupted: bool = False
 
     @classmethod
     def of(cls, plan: Plan, began: float, clock: Callable[[], float] = time.monotonic) -> "Progress":
         """The progress of a job that started at `began`, by `clock`, without any events yet."""
         rows = {process.name: ProcessState(process, clock) for process in plan.processes}
-        return cls(plan.job, rows, began)
+        return cls(plan.job, rows, began, script_warning=plan.spec.script_warning)
 
     def mark_first_failure(self, failure: Failure) -> None:
         """Mark what failed, a process or all of a host, as the cause of the job's failure."""
@@ -245,7 +246,7 @@ class Progress:
             datagrams=dict(sum((Counter(row.datagrams) for row in rows), Counter[str]())),
             relayed=dict(sum((Counter(row.relayed) for row in rows), Counter[str]())),
             outputs=outputs_of(rows),
-            warnings=result_warnings(rows),
+            warnings=list(filter(None, [self.script_warning, *result_warnings(rows)])),
         )
 
 

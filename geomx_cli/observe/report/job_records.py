@@ -83,8 +83,8 @@ class JobRecords:
         return [problem for name in self.places for problem in self.logs[name].problems]
 
     def _warnings(self) -> list[str]:
-        found = result_warnings(log.state for log in self.logs.values())
-        return [f"job {self.plan.job}: {text}" for text in found]
+        own = (f"job {self.plan.job}: {text}" for text in result_warnings(log.state for log in self.logs.values()))
+        return list(filter(None, (self.plan.spec.script_warning, *own)))
 
     def _evaluator(self) -> str:
         """Return host and device of the worker whose accuracy is the job's; "" for none."""
