@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import geomx_cli.torch as geomx
-from geomx_cli.runtime.frontends.torch.gpt_module import Gpt
+from geomx_cli.runtime.frontends.torch.models.modules import Gpt
 
 
 def main() -> None:

@@ -17,23 +17,24 @@ import importlib
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 if __name__ == "torch":  # geomx's own folder precedes the real torch on sys.path
     raise ImportError(f"{__file__} is not PyTorch: take its folder off sys.path and PYTHONPATH")
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime import script
 from geomx_cli.runtime.frontends import finder
 from geomx_cli.runtime.frontends.torch import load
-from geomx_cli.runtime.frontends.torch.contexts import DiLoCo, LocalSGD, Training
 from geomx_cli.runtime.script.reports import report
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.data import ShardSampler, TensorDataset
+    from geomx_cli.runtime.frontends.torch.store import Store
     from geomx_cli.runtime.frontends.torch.trainers import hf as hf  # noqa: PLC0414  # see __getattr__
     from geomx_cli.runtime.frontends.torch.trainers import lightning as lightning  # noqa: PLC0414
-    from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
 
 __all__ = [
     "DiLoCo", "GeomxError", "InvalidSettings", "LocalSGD", "Training", "finish", "global_rank", "init", "is_master",
@@ -137,6 +138,70 @@ def finish() -> None:
         ...     torch.save(model.state_dict(), "model.pt")
     """
     _store().finish()
+
+
+class Training(Generic[_Optimizer]):
+    """`with Training(model, optimizer):` around a training loop: `wrap` before it, and `finish` after it.
+
+    It is for any `geomx launch --algo`. Call `init` first. The `with` statement gives the optimizer. To train several
+    models together, give one `with` statement several of them; the first that ends calls `finish` for all. An exception
+    leaves the block without `finish`. If it ends this script, the other workers' scripts end too, with its text.
+
+    Args:
+        model: See `wrap`.
+        optimizer: See `wrap`.
+        buffers: See `wrap`.
+
+    Examples:
+        >>> with geomx.Training(model, optimizer):
+        ...     for images, labels in loader:
+        ...         ...
+    """
+
+    def __init__(self, model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> None:
+        self._model, self._optimizer, self._buffers = model, optimizer, buffers
+
+    def __enter__(self) -> _Optimizer:
+        store = _store()
+        algorithms = plugins.algorithms()
+        algorithm = algorithms[str(store.option("algo"))]
+        if not self._stands_for(algorithm):
+            possible = " or ".join(name for name, each in algorithms.items() if self._stands_for(each))
+            what = f"geomx_cli.torch.{type(self).__name__} in a job of --algo {algorithm.name}"
+            hint = f"launch it with --algo {possible}, or write geomx_cli.torch.Training for any"
+            raise InvalidSettings(what, hint)
+        store.wrap(self._model, self._optimizer, self._buffers)
+        return self._optimizer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            _store().finish()
+
+    def _stands_for(self, algorithm: plugins.Algorithm) -> bool:
+        """Whether a job with this algorithm does what the class says."""
+        return True
+
+
+class DiLoCo(Training[_Optimizer]):
+    """A `Training` for jobs with --algo diloco: local steps, then an outer step with the mean of the differences.
+
+    Options of `geomx launch` set the number of local steps, the outer learning rate, momentum and fragments.
+    """
+
+    def _stands_for(self, algorithm: plugins.Algorithm) -> bool:
+        return algorithm.outer_step
+
+
+class LocalSGD(Training[_Optimizer]):
+    """A `Training` for jobs with --algo hfa or esync: local steps, then the mean of all weights.
+
+    With hfa, parties first compute the mean of their own workers (--k1, --k2).
+    """
+
+    def _stands_for(self, algorithm: plugins.Algorithm) -> bool:
+        return algorithm.exchanges == "weights" and not (algorithm.outer_step or algorithm.standalone)
 
 
 def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> "TensorDataset":
@@ -251,5 +316,5 @@ def is_master() -> bool:
     return _store().global_rank == 0
 
 
-def _store() -> "WrappingStore":
+def _store() -> "Store":
     return load.joined(script.session())

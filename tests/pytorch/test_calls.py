@@ -14,22 +14,23 @@ from torch.utils.data import DataLoader
 
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.ps.cluster.bodies import checked_request
-from geomx_cli.runtime.frontends.torch import made_calls
-from geomx_cli.runtime.frontends.torch.gradient_sums import SparseSum
-from geomx_cli.runtime.frontends.torch.job_store import JobStore
-from geomx_cli.runtime.frontends.torch.made_calls import PASS, MadeCalls, SkippedBatches, follow_loaders
-from geomx_cli.runtime.frontends.torch.step_watch import _StepWatch
-from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
+from geomx_cli.runtime.frontends.torch.data import follow_loaders
+from geomx_cli.runtime.frontends.torch.ddp import made_calls
+from geomx_cli.runtime.frontends.torch.ddp.gradient_sums import SparseSum
+from geomx_cli.runtime.frontends.torch.ddp.job_store import JobStore
+from geomx_cli.runtime.frontends.torch.ddp.made_calls import PASS, MadeCalls, SkippedBatches
+from geomx_cli.runtime.frontends.torch.ddp.script_watch import _StepWatch
+from geomx_cli.runtime.frontends.torch.store import Store
 
 
-class Alone(WrappingStore):
+class Alone(Store):
     """A script's store that counts what is exchanged, and how often a worker says that it trains alone."""
 
-    global_rank, num_all_workers, party_ranks, failure, calls = 0, 2, None, None, 0
-    _synchronise = _gather = _holders = _finish = None  # type: ignore[assignment]
+    failure, calls = None, 0  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        super().__init__(None)  # type: ignore[arg-type]
+        known = {"global_rank": 0, "num_all_workers": 2, "party_ranks": None}
+        super().__init__(None, SimpleNamespace(compare=self._compare, **known))  # type: ignore[arg-type]
         self.told: list[int] = []
 
     def option(self, name: str) -> str:

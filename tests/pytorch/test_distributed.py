@@ -15,7 +15,7 @@ from desk import Desk
 from rehearsal import Rehearsal
 from workers import SCRIPTS, Workers
 
-from geomx_cli.runtime.frontends.torch.distributed import register
+from geomx_cli.runtime.frontends.torch.ddp.distributed import register
 
 pytestmark = pytest.mark.processes
 UNDER_LAUNCH = ("--local", "--parties", "2", "--workers", "1", "--job-dir", "job", "--", "python")

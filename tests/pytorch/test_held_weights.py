@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.frontends.torch.held_weights import HeldWeights
+from geomx_cli.runtime.frontends.torch.checks import HeldWeights
 
 
 class Own(torch.optim.Optimizer):

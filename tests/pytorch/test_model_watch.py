@@ -18,10 +18,10 @@ from workers import Workers, rehearsed
 from geomx_cli.core.futures import finished
 from geomx_cli.ps.cluster.bodies import MAX_COMPARED, checked_request
 from geomx_cli.ps.model_comparison import SUMS, ModelComparison
-from geomx_cli.runtime.frontends.torch import made_calls
-from geomx_cli.runtime.frontends.torch.finite import GradientCheck
-from geomx_cli.runtime.frontends.torch.lanes import Lane
-from geomx_cli.runtime.frontends.torch.local import LocalSynchroniser
+from geomx_cli.runtime.frontends.torch import data
+from geomx_cli.runtime.frontends.torch.checks import GradientCheck
+from geomx_cli.runtime.frontends.torch.ddp.futures import Lane
+from geomx_cli.runtime.frontends.torch.local_steps import LocalSynchroniser
 from geomx_cli.runtime.frontends.torch.model_watch import CheckTimes, Compared, ModelWatch, comparable, sketch
 
 
@@ -353,11 +353,11 @@ def test_batches_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     iterators: Any = dataloader._BaseDataLoaderIter
     monkeypatch.setattr(iterators, "__next__", iterators.__next__)
-    made_calls.follow_loaders.__wrapped__(iterators)
-    for data, length in (([0] * 10, 4), (Stream(), 0)):
-        iterator = iter(DataLoader(data, batch_size=3))  # type: ignore[arg-type, unused-ignore]
+    data.follow_loaders.__wrapped__(iterators)
+    for samples, length in (([0] * 10, 4), (Stream(), 0)):
+        iterator = iter(DataLoader(samples, batch_size=3))  # type: ignore[arg-type, unused-ignore]
         next(iterator)
-        assert made_calls.batches_in_epoch() == length
+        assert data.batches_in_epoch() == length
 
 
 def test_a_scaler_that_another_optimizer_has_lowered() -> None:

@@ -18,7 +18,7 @@ from workers import SCRIPTS, rehearsed, saved
 
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts.ports import free_ports
-from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
+from geomx_cli.runtime.frontends.torch.party_group import PartyGroup
 from geomx_cli.runtime.settings import Settings
 
 PARTIES = ((0, 1), (2, 3))

@@ -19,8 +19,9 @@ from whole import Alone, Deep
 from workers import SCRIPTS, rehearsed, saved
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TrainingFailed
-from geomx_cli.runtime.frontends.torch.party.group import PartyGroup
-from geomx_cli.runtime.frontends.torch.sharded.shard import Shard, check_layout
+from geomx_cli.runtime.frontends.torch.model_state import check_layout
+from geomx_cli.runtime.frontends.torch.party_group import PartyGroup
+from geomx_cli.runtime.frontends.torch.reduction import check_same_round
 
 SHARDS = ("--shards", "2")
 
@@ -102,14 +103,11 @@ def test_only_what_ends_a_group_is_laid_to_another_worker() -> None:
 
 def test_shards_of_different_rounds_are_an_error() -> None:
     other = 0
-    party = SimpleNamespace(
-        rank=1, size=4, part=lambda ranks, name: None, gather=lambda value, patient: [value, value + other]
-    )
-    shard = Shard(cast(PartyGroup, party), 2, None)
-    shard.check(3, 4)
+    party = cast(PartyGroup, SimpleNamespace(gather=lambda value, patient: [value, value + other]))
+    check_same_round(party, 3, 4)
     other = 1
     with pytest.raises(TrainingFailed, match="different rounds: round 3 of 4 workers, round 3 of 5 workers"):
-        shard.check(3, 4)
+        check_same_round(party, 3, 4)
 
 
 def divided(kinds: str, mesh: list[Any]) -> Any:

@@ -1,33 +1,59 @@
-"""The backward pass in progress, in which several wrapped optimizers may get gradients."""
+"""Backward passes, in which several wrapped optimizers may get gradients, and their order in a party's workers."""
 
 import sys
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["BackwardPass", "Participant", "call_at_end", "check_no_pass", "current_pass"]
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends.torch.party_group import Gathered, PartyGroup
+
+__all__ = ["BackwardPass", "Member", "PartyOperations", "call_at_end", "check_no_pass"]
 
 
-class Participant(Protocol):
-    """An optimizer's part in the end of a backward pass."""
+class Member(Protocol):
+    """A wrapped optimizer's part in backward passes; from `contribute_nothing` on only of PartyOperations.
+
+    entered: the number of the pass whose results it still waits for; set by BackwardPass.
+    """
+
+    entered: int | None
+
+    def enter_pass(self) -> None:
+        """A backward pass has reached this optimizer; in autograd's thread."""
 
     def contribute_rest(self) -> None:
-        """Begin all exchanges of the round that have not begun."""
+        """Begin all exchanges of the pass that have not begun; also after a pass that has failed."""
 
-    def receive(self) -> None:
-        """Wait for the round's results."""
+    def announce(self, workers: int) -> None:
+        """So many of the workers for which this one speaks contribute; before any optimizer waits for results."""
+
+    def receive(self, workers: int) -> None:
+        """Wait for the results of the pass, to which so many of the party's workers contribute."""
+
+    def contribute_nothing(self) -> None:
+        """Take part in a pass of the party's other workers."""
+
+    def fail(self) -> None:
+        """This worker's backward pass has failed, and its script has ended without a step."""
+
+    def after_step(self, active: Sequence[int]) -> None:
+        """Workers of these ranks have taken a step."""
+
+    def leave(self) -> None:
+        """No pass follows, in any of the party's workers."""
 
 
-def current_pass(begun: int | None) -> int:
-    """The number of the backward pass in progress in this thread. Raises InvalidSettings if `begun`, the one whose
+def _current_pass(entered: int | None) -> int:
+    """The number of the backward pass in progress in this thread. Raises InvalidSettings if `entered`, the one whose
     results are still waited for, is another.
     """
     current: int = torch._C._current_graph_task_id()
-    if begun not in (None, current):
+    if entered not in (None, current):
         what = "a backward pass began before the gradients of the one before it had been exchanged"
         hint = "a pass that has failed cannot be repeated; checkpoint activations with use_reentrant=False"
         raise InvalidSettings(what, hint)
@@ -54,30 +80,178 @@ def check_no_pass() -> None:
 
 
 class BackwardPass:
-    """All participants contribute what is left before one of them waits: workers whose gradients arrive in another
-    order would wait for each other for ever.
+    """The pass in progress. Each optimizer that it reaches is a round by itself.
+
+    All members contribute what is left before one of them waits: workers whose gradients arrive in another order would
+    wait for each other for ever.
+
+    overlaps: gradients are exchanged while the backward pass continues.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # autograd has a thread for each GPU
-        self._participants: list[Participant] = []
-        self._task = -1
+    overlaps = True
 
-    def enter(self, participant: Participant) -> None:
-        """Have the end of the current pass wait for the participant's round; once for each of its rounds, in autograd's
-        thread.
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = workers  # for which this one speaks
+        self._lock = threading.Lock()  # autograd has a thread for each GPU
+        self._task = -1
+        self._reached: list[Member] = []
+
+    def add(self, member: Member) -> None:
+        """Add a wrapped optimizer; all workers do so in the same order."""
+
+    def reach(self, member: Member) -> None:
+        """The current backward pass has computed a gradient of this optimizer; in autograd's threads. Raises
+        InvalidSettings if the optimizer's pass before it has not ended.
         """
-        current = torch._C._current_graph_task_id()
         with self._lock:
-            if current != self._task:
-                self._task, self._participants = current, []
+            current = _current_pass(member.entered)
+            if member.entered is not None:
+                return
+            if current != self._task:  # the one before may have failed
                 call_at_end(self._at_end)
-            self._participants.append(participant)
+                self._task, self._reached = current, []
+            member.entered = current
+            self._reached.append(member)
+            member.enter_pass()
+            member.announce(self._workers)
 
     def _at_end(self) -> None:
         with self._lock:
-            participants, self._participants, self._task = self._participants, [], -1
-        for participant in participants:
-            participant.contribute_rest()
-        for participant in participants:
-            participant.receive()
+            reached, self._reached, self._task = self._reached, [], -1
+        for member in reached:
+            member.contribute_rest()
+        for member in reached:
+            member.receive(self._workers)
+
+
+_PASS, _STEP, _PART = 1, 2, 3
+"""Kinds of operations. _PART: of a backward pass in which further wrapped optimizers get gradients."""
+_KINDS = 4
+
+
+class PartyOperations(BackwardPass):
+    """Backward passes and steps of a party's workers, which all take part in each.
+
+    Before each operation every worker gives its number: of the wrapped optimizer and the kind of operation, or 0 once
+    its script has finished, so that it takes part in what the others do.
+
+    device: where gradients are added.
+    overlaps: not with several optimizers, which the pass may reach in another order in each worker: then those that it
+        has reached take their turns at its end.
+    """
+
+    def __init__(self, group: "PartyGroup") -> None:
+        super().__init__()
+        self.group = group
+        self.device: Any = torch.device("cpu")
+        self._members: list[Member] = []
+        self._pass: int | None = None
+        self._numbers: Gathered | None = None
+        self._active: list[int] = []
+
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """See the class."""
+        return len(self._members) == 1
+
+    def add(self, member: Member) -> None:
+        """See BackwardPass."""
+        self._members.append(member)
+
+    def choose_device(self, devices: "Iterable[Any]") -> None:
+        """Add gradients by NCCL if all parameters of all of the party's workers are on their GPUs, given the devices of
+        this worker's; blocks. All workers call it in the same order. Raises InvalidSettings if torch has no NCCL.
+        """
+        own = all(device.type == "cuda" for device in devices)
+        self.device = torch.device("cpu")
+        if all(self.group.gather(int(own))):
+            self.device = torch.device("cuda", torch.cuda.current_device())
+            self.group.use_gpus()
+
+    def reach(self, member: Member) -> None:
+        """See BackwardPass; raises InvalidSettings if the pass before has not ended, of whatever optimizers."""
+        with self._lock:
+            current = _current_pass(self._pass)
+            if self._pass is None:
+                call_at_end(self._at_end)
+                self._pass = current
+            if member not in self._reached:
+                self._reached.append(member)
+                member.enter_pass()
+                if self.overlaps:
+                    self._numbers = self.group.begin_gather(self._number(member, _PASS))
+
+    def _at_end(self) -> None:
+        """Also after a pass that has failed. Raises as `check`."""
+        self._reached.sort(key=self._members.index)
+        for member in self._reached:
+            if self._numbers is not None:
+                member.contribute_rest()
+                self._active = self.check(self._numbers)
+            else:
+                kind = _PASS if member is self._reached[-1] else _PART
+                self._active = self.check(self.group.begin_gather(self._number(member, kind)))
+                member.contribute_rest()
+        self._receive(self._reached)
+        self._pass, self._numbers = None, None
+        self._reached.clear()
+
+    def _receive(self, reached: Sequence[Member]) -> None:
+        for member in reached:
+            member.announce(len(self._active))
+        for member in reached:
+            member.receive(len(self._active))
+
+    def step(self, member: Member) -> list[int]:
+        """This worker has taken a step; blocks. Return the ranks of those that have. Raises as `check`."""
+        return self.check(self.group.begin_gather(self._number(member, _STEP)))
+
+    def _number(self, member: Member, kind: int) -> int:
+        return self._members.index(member) * _KINDS + kind
+
+    @staticmethod
+    def check(numbers: "Gathered") -> list[int]:
+        """Return the ranks of the workers that have not finished; blocks. Raises InvalidSettings if they do not do the
+        same.
+        """
+        values = numbers.values
+        active = [rank for rank, value in enumerate(values) if value]
+        for rank in active:
+            if values[rank] != values[active[0]]:
+                what = f"worker {rank} of the party {_described(values[rank])}, while worker {active[0]}"
+                hint = "with --reduce torch a party's workers make the same passes and steps, in the same order"
+                raise InvalidSettings(f"{what} {_described(values[active[0]])}", hint)
+        return active
+
+    def follow(self) -> None:
+        """This worker's script has finished: take part in what the others do, until all have."""
+        if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest
+            for member in self._reached:
+                member.fail()
+            self._at_end()
+        reached: list[Member] = []
+        while True:
+            numbers = self.group.begin_gather(0)
+            self._active = self.check(numbers)
+            if not self._active:
+                break
+            index, kind = divmod(numbers.values[self._active[0]], _KINDS)
+            member = self._members[index]
+            if kind == _STEP:
+                member.after_step(self._active)
+                continue
+            member.contribute_nothing()
+            reached.append(member)
+            if kind == _PASS:
+                self._receive(reached)
+                reached.clear()
+        for member in self._members:
+            member.leave()
+
+
+def _described(number: int) -> str:
+    index, kind = divmod(number, _KINDS)
+    which = f" of its wrapped optimizer {index + 1}" if index else ""
+    if kind == _PART:
+        return f"runs a backward pass{which} and others"
+    return f"runs a backward pass{which}" if kind == _PASS else f"takes a step{which}"

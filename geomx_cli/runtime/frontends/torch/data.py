@@ -1,7 +1,8 @@
-"""This worker's part of a PyTorch data set."""
+"""This worker's part of a PyTorch data set, and the batches that it has trained on."""
 
 import functools
 import math
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,10 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.data import reader, samples
 from geomx_cli.runtime.data.catalog import IID
 
-__all__ = ["ShardSampler", "TensorDataset", "load", "load_text", "shard"]
+__all__ = [
+    "ShardSampler", "TensorDataset", "batches_in_epoch", "follow_loaders", "load", "load_text", "number_of_batch",
+    "shard",
+]  # fmt: skip
 
 
 def load(name: str, split: Literal["train", "test"], data_dir: str | Path) -> TensorDataset:
@@ -115,3 +119,40 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
         for index in part:
             self._epoch, self._begun = epoch, begun
             yield index
+
+
+_latest: "weakref.ReferenceType[Any] | None" = None
+"""The DataLoader's iterator that has given the last batch to train on."""
+
+
+def number_of_batch() -> int:
+    """Which batch of its DataLoader, from 1 on, the last one to train on is; 0 if it came from none."""
+    iterator = _latest() if _latest is not None else None
+    return 0 if iterator is None else int(iterator._num_yielded)
+
+
+def batches_in_epoch() -> int:
+    """How many batches the DataLoader has that has given the last one to train on; 0 if unknown."""
+    iterator = _latest() if _latest is not None else None
+    try:
+        return 0 if iterator is None else len(iterator._index_sampler)
+    except (TypeError, NotImplementedError):  # of an IterableDataset, or a sampler without a length
+        return 0
+
+
+@functools.cache
+def follow_loaders(iterators: Any) -> None:
+    """Note the batches that DataLoaders give; iterators: the base class of their iterators. Those given without
+    gradients, as to an evaluation, do not count.
+    """
+    original = iterators.__next__
+
+    @functools.wraps(original)
+    def following(iterator: Any) -> Any:
+        global _latest  # noqa: PLW0603  # DataLoaders belong to no group
+        batch = original(iterator)
+        if torch.is_grad_enabled():
+            _latest = weakref.ref(iterator)
+        return batch
+
+    iterators.__next__ = following

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
+    from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.script.base_store import ScriptStore
+    from geomx_cli.runtime.frontends.torch.store import Store
     from geomx_cli.runtime.script import Session
-    from geomx_cli.runtime.script.base_store import BaseStore, ScriptStore
 
 __all__ = ["check_process", "joined", "leave_unless_training", "load_torch", "new_store"]
 
@@ -39,40 +40,37 @@ def load_torch() -> Any:
         raise InvalidSettings(f"cannot import torch: {error}", "pip install 'geomx-cli[torch]'") from error
 
 
-def new_store(session: "Session") -> "WrappingStore":
+def new_store(session: "Session") -> "Store":
     """Join the job. Raises InvalidSettings without PyTorch, and GeomxError if the job has failed."""
     load_torch()
+    from geomx_cli.runtime.frontends.torch.reduction import PartyReduction, Reduction, ShardReduction
     from geomx_cli.runtime.frontends.torch.store import Store
 
     session.attach()
-    if (settings := session.settings).group_size and settings.number("shards") > 1:
-        from geomx_cli.runtime.frontends.torch.sharded.store import ShardedStore
-
-        sharded = session.store = ShardedStore(session, settings)
-        return sharded
+    settings = session.settings
     if settings.group_size:
-        from geomx_cli.runtime.frontends.torch.party.store import PartyStore
-
-        party = session.store = PartyStore(session, settings)
-        return party
-    store = session.store = Store(session.connect(), session)
-    leave_unless_training(store)
+        made = ShardReduction if settings.number("shards") > 1 else PartyReduction
+        store = session.store = Store(session, made(session, settings))
+        return store
+    client = session.connect()
+    store = session.store = Store(session, Reduction(client, session))
+    leave_unless_training(client)
     return store
 
 
-def leave_unless_training(store: "BaseStore") -> None:
+def leave_unless_training(client: "Client") -> None:
     """End the process with status 0 in a master worker that does not train."""
-    if not store.trains:
+    if not client.trains:
         print(_MASTER_ENDS, file=sys.stderr, flush=True)
         raise SystemExit(0)
 
 
-def joined(session: "Session") -> "WrappingStore":
+def joined(session: "Session") -> "Store":
     """The script's store. Raises InvalidSettings before it has joined the job."""
     if session.store is not None:
-        from geomx_cli.runtime.frontends.torch.wrapping_store import WrappingStore
+        from geomx_cli.runtime.frontends.torch.store import Store
 
         store: ScriptStore = session.store
-        if isinstance(store, WrappingStore):
+        if isinstance(store, Store):
             return store
     raise InvalidSettings("this worker has not joined the job", "call geomx_cli.torch.init first")

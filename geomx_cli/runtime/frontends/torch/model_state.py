@@ -2,22 +2,95 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
-from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.tensor_views import is_divided, local
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.ps.net.wire import EVERY
+from geomx_cli.runtime.frontends.torch.tensors import EXCHANGED, is_divided, local, plain
 
-__all__ = ["EXCHANGED", "ModelState", "check_gradient"]
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends.torch.party_group import PartyGroup
 
-EXCHANGED: Mapping[Any, Any] = {
-    torch.float32: torch.float32, torch.float64: torch.float64, torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-}  # fmt: skip
-"""The dtypes of trained tensors, and those in which their contributions travel."""
+__all__ = ["Broadcast", "ModelState", "PartyBroadcast", "Shard", "check_layout"]
+
+
+class Broadcast:
+    """Copies bytes and tensors from one worker to all others, exactly: initial values are never encoded.
+
+    Blocks; all workers make the same calls. Raises the client's error after the job has failed.
+
+    source: its global rank; by default that of the one that provides the initial values.
+    shard: of the keys, see Tensor.
+    is_source: whether that is this worker.
+    """
+
+    def __init__(self, client: Client, source: int | None = None, shard: int = EVERY) -> None:
+        self._client = client
+        self._shard = shard
+        self._source = client.late_source if source is None else source
+        self.is_source = client.is_master if self._source is None else client.global_rank == self._source
+
+    def arrays(self, values: dict[str, Array]) -> None:
+        """Declare keys of these names and write the source's values to all workers' arrays: 1-D, contiguous, of
+        float16, float32 or float64, of the same sizes everywhere.
+        """
+        client = self._client
+        tensors = [Tensor(name, value.size, str(value.dtype), shard=self._shard) for name, value in values.items()]
+        client.declare(tensors)
+        client.init(values, source=self._source)
+        if not self.is_source:
+            for future in [client.pull(name, value) for name, value in values.items()]:
+                future.result()
+
+    def data(self, name: str, content: bytes) -> bytes:
+        """Return the source's `content`, of any length, on all workers. The keys NAME and NAME.size must be new."""
+        size = np.array([len(content)], np.float64)
+        self.arrays({f"{name}.size": size})
+        length = int(size[0])
+        padded = np.zeros(-(-length // 4) * 4, np.uint8)
+        if self.is_source:
+            padded[:length] = np.frombuffer(content, np.uint8)
+        if length:
+            self.arrays({name: padded.view(np.float32)})
+        return padded[:length].tobytes()
+
+
+class PartyBroadcast(Broadcast):
+    """As Broadcast: through the servers between the leaders of parties, and within each party by its process group.
+
+    between: that of the leaders, None in other workers.
+    origin: the source's rank in its party.
+    """
+
+    def __init__(self, group: "PartyGroup", between: Broadcast | None, origin: int = 0) -> None:
+        self._group = group
+        self._between = between
+        self._own = bool(group.share(int(between is not None and between.is_source)))
+        self._origin = origin if self._own else 0
+        self.is_source = self._own and group.rank == self._origin
+
+    def arrays(self, values: dict[str, Array]) -> None:
+        """See Broadcast; the source leads its party."""
+        if self._between is not None:
+            self._between.arrays(values)
+        for value in values.values():
+            if value.size:
+                self._group.wait(self._group.send(torch.from_numpy(value)))
+
+    def data(self, name: str, content: bytes) -> bytes:
+        """See Broadcast."""
+        if self._own and self._origin:
+            content = self._group.share_bytes(content, self._origin)
+        if self._between is not None:
+            content = self._between.data(name, content)
+        return self._group.share_bytes(content)
 
 
 _ROUNDING = 1e-2
@@ -25,16 +98,28 @@ _ROUNDING = 1e-2
 _TINY = 1e-6
 
 
+@dataclass(frozen=True)
+class Shard:
+    """The part of a model that fully_shard has left a worker: shard `index` of `count`, in a party of `workers`."""
+
+    index: int
+    count: int
+    workers: int
+
+
 class ModelState:
     """The tensors of `model` by name, each once, also if modules share it.
 
-    trained: those that `optimizer` updates, of a floating dtype, with elements. others: the other parameters, and
-    `buffers`. prefix: of the names of keys. Raises InvalidSettings for parameters of the optimizer that the model does
-    not have, and those that cannot be exchanged.
+    trained: those that `optimizer` updates, of a floating dtype, with elements; of a shard, with elements in that.
+    others: the other parameters, and `buffers`.
+    prefix: of the names of keys; with that of the shard.
+
+    Raises InvalidSettings for parameters of the optimizer that the model does not have, those that cannot be exchanged,
+    and a model that is not divided as the job is.
     """
 
-    def __init__(self, model: Any, optimizer: Any, prefix: str = "") -> None:
-        self.prefix = prefix
+    def __init__(self, model: Any, optimizer: Any, prefix: str = "", shard: Shard | None = None) -> None:
+        self.prefix = prefix if shard is None else f"{prefix}shard{shard.index}/"
         self.model = model
         self.optimizer = optimizer
         updated = {id(item): None for item in self._in_groups()}
@@ -60,16 +145,19 @@ class ModelState:
         for name, tensor in (*model.named_parameters(), *self.buffers.items()):
             _check_memory(name, tensor)
         for name, parameter in self.trained.items():
-            self._check_layout(name, parameter)
+            if shard is not None:
+                check_layout(name, parameter, shard.workers, shard.count)
+            elif is_divided(parameter):
+                what = f"parameter {name} is a DTensor, divided over several processes"
+                raise InvalidSettings(what, "launch with --reduce torch --shards N, of N shards in each party")
             if parameter.dtype not in EXCHANGED:
-                what = f"parameter {name} is of {_plain(parameter.dtype)}"
+                what = f"parameter {name} is of {plain(parameter.dtype)}"
                 raise InvalidSettings(what, "train parameters of float32, float64, float16 or bfloat16")
-
-    def _check_layout(self, name: str, parameter: Any) -> None:
-        """Raise InvalidSettings for a trained tensor that is not held by one process as it should be."""
-        if is_divided(parameter):
-            what = f"parameter {name} is a DTensor, divided over several processes"
-            raise InvalidSettings(what, "launch with --reduce torch --shards N, of N shards in each party")
+        if shard is not None:
+            self.trained = {name: parameter for name, parameter in self.trained.items() if local(parameter).numel()}
+            if not self.trained:
+                what = f"shard {shard.index} has no element of the parameters that are trained"
+                raise InvalidSettings(what, "divide the model into fewer shards")
 
     def check_unchanged(self) -> None:
         """Raise InvalidSettings if the optimizer now updates parameters that are not exchanged, and once if the model
@@ -93,7 +181,7 @@ class ModelState:
     def _in_groups(self) -> "Iterator[Any]":
         return (item for group in self.optimizer.param_groups for item in group["params"])
 
-    def begin(self, broadcast: Broadcast, whole: Broadcast | None = None) -> None:
+    def copy_initial(self, broadcast: Broadcast, whole: Broadcast | None = None) -> None:
         """Copy all tensors from the worker that provides the initial values, which then are the values of the keys of
         trained tensors; blocks. whole: for tensors that are not divided; None: `broadcast`, as for the others.
 
@@ -109,9 +197,9 @@ class ModelState:
             _fill(self.trained[name], torch.from_numpy(value))
         self._copy_each(broadcast, whole, "geomx.others", self.others)
 
-    def conclude(self, broadcast: Broadcast, whole: Broadcast | None = None, *, trained: bool) -> str:
+    def copy_final(self, broadcast: Broadcast, whole: Broadcast | None = None, *, trained: bool) -> str:
         """Copy all other tensors, and with `trained` all, from one worker to the others; once, at the end. whole: see
-        `begin`. Return the trained tensor that this has changed by more than rounding errors, or "".
+        `copy_initial`. Return the trained tensor that this has changed by more than rounding errors, or "".
         """
         tensors = {**(self.trained if trained else {}), **self.others}
         changed = self._copy_each(broadcast, whole, "geomx.final", tensors)
@@ -147,13 +235,30 @@ class ModelState:
 
     def _manifest(self) -> dict[str, Any]:
         tensors = {
-            name: [f"{kind}{_division(tensor)}", _plain(tensor.dtype), list(tensor.shape)]
+            name: [f"{kind}{_division(tensor)}", plain(tensor.dtype), list(tensor.shape)]
             for kind, group in (("trained", self.trained), ("not trained", self.others))
             for name, tensor in group.items()
         }
         groups = [len(group["params"]) for group in self.optimizer.param_groups]
         optimizer = [type(self.optimizer).__name__, groups, len(self.optimizer.state)]
         return {"tensors": tensors, "optimizer": optimizer}
+
+
+def check_layout(name: str, parameter: Any, workers: int, shards: int) -> None:
+    """Raise InvalidSettings unless fully_shard has divided a parameter into so many shards, over a party of workers."""
+    if not is_divided(parameter):
+        what = f"parameter {name} is not divided, in a job with --shards {shards}"
+        raise InvalidSettings(what, "call fully_shard on the whole model before the optimizer is created")
+    mesh = parameter.device_mesh.mesh
+    if mesh.shape[-1] != shards:
+        what = f"parameter {name} is divided into {mesh.shape[-1]} shards, in a job with --shards {shards}"
+        raise InvalidSettings(what, f"launch with --shards {mesh.shape[-1]}, or give fully_shard another mesh")
+    # Types by name: other placements, as those of tensor parallelism, derive from these.
+    kinds = [type(item).__name__ for item in parameter.placements]
+    if kinds not in (["Shard"], ["Replicate", "Shard"]) or mesh.flatten().tolist() != list(range(workers)):
+        what = f"parameter {name} is placed as {parameter.placements} on a mesh of shape {tuple(mesh.shape)}"
+        hint = f"use fully_shard alone, on a mesh of the party's {workers} workers: (shard) or (replicate, shard)"
+        raise InvalidSettings(what, hint)
 
 
 def _check_memory(name: str, tensor: Any) -> None:
@@ -165,17 +270,6 @@ def _check_memory(name: str, tensor: Any) -> None:
     if any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.shape, strict=True)):
         what = f"elements of tensor {name} share memory, as after expand"
         raise InvalidSettings(what, "clone it before it becomes a part of the model")
-
-
-def check_gradient(key: str, gradient: Any, dtype: Any) -> None:
-    """Raise InvalidSettings for a sparse gradient, as contributions are dense, and for one that does not travel in this
-    dtype, as those of its tensor did when that was wrapped.
-    """
-    if gradient.layout != torch.strided:
-        raise InvalidSettings(f"the gradient of {key} is sparse", "create the embedding with sparse=False")
-    if EXCHANGED.get(gradient.dtype) != dtype:
-        what = f"the gradient of {key} is of {_plain(gradient.dtype)}, and contributions to it are of {_plain(dtype)}"
-        raise InvalidSettings(what, "convert the model before wrap")
 
 
 def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
@@ -228,7 +322,3 @@ def _differ(one: Any, other: Any) -> bool:
 def _division(tensor: Any) -> str:
     """How a tensor is divided within a party; how many replicas its shards have may differ between parties."""
     return f" as {tensor.placements[-1]}" if is_divided(tensor) else ""
-
-
-def _plain(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ import torch
 
 from geomx_cli.ps.cluster.bodies import MAX_COMPARED, MAX_SETTINGS
 from geomx_cli.ps.model_comparison import EPOCH, HALF, LARGEST, LATE, SUMS, TRAINED
-from geomx_cli.runtime.frontends.torch.tensor_views import local
+from geomx_cli.runtime.frontends.torch.tensors import local
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -49,9 +49,12 @@ class Compared:
     """What workers should have alike when an optimizer begins a step: tensors by name; without any, its
     hyper-parameters.
 
-    send: takes a row of ModelComparison. scope: of the names. of: how many workers send. in_step: whether steps of this
-    number follow as many batches in all workers. scale: with which a GradScaler has begun. epoch: the batches in one of
-    this worker, on which schedules depend; 0 if unknown.
+    send: takes a row of ModelComparison.
+    scope: of the names.
+    of: how many workers send.
+    in_step: whether steps of this number follow as many batches in all workers.
+    scale: with which a GradScaler has begun.
+    epoch: the batches in one of this worker, on which schedules depend; 0 if unknown.
     """
 
     send: "Callable[[Body], None]"
@@ -99,8 +102,9 @@ class CheckTimes:
 
 @runtime_checkable
 class Watchable(Protocol):
-    """A script's store, as a ModelWatch sees it. passes: backward passes that have exchanged gradients; None where no
-    step is possible after others.
+    """A script's store, as a ModelWatch sees it.
+
+    passes: backward passes that have exchanged gradients; None where no step is possible after others.
     """
 
     @property

@@ -9,18 +9,24 @@ import torch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.tensor_views import local
-from geomx_cli.runtime.training.model import LocalSteps, ModelWeights, flat_views
+from geomx_cli.runtime.frontends.torch.tensors import local, read, write
+from geomx_cli.runtime.training.model import flat_views
+from geomx_cli.runtime.training.model import LocalSteps
+from geomx_cli.runtime.training.model import ModelWeights
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.training.train_config import TrainConfig
     from geomx_cli.runtime.training.worker_algorithm import Stopwatch
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["ScriptModel"]
+__all__ = ["ScriptModel", "last_gradients"]
 
 
 class ScriptModel(ModelWeights):
-    """The trained tensors of `state`. statistics: floating-point buffers to exchange too, by key.
+    """The trained tensors of `state`.
+
+    statistics: floating-point buffers to exchange too, by key.
+    written: the numbers of the parameters that the algorithm has written since it was last cleared, and for statistics
+        the number of parameters. The other workers with the same model get those.
 
     Raises InvalidSettings for a float64 tensor: weights are exchanged in float32.
     """
@@ -30,6 +36,7 @@ class ScriptModel(ModelWeights):
         names = [f"{state.prefix}{name}" for name in state.trained]
         super().__init__(names, [local(parameter).numel() for parameter in self.parameters])
         self._statistics = statistics
+        self.written: set[int] = set()
         for name, parameter in state.trained.items():
             if parameter.dtype == torch.float64:
                 what = f"parameter {name} is of float64, and this algorithm exchanges weights in float32"
@@ -51,6 +58,7 @@ class ScriptModel(ModelWeights):
 
     def write_weight(self, index: int, value: Floats) -> None:
         """See ModelWeights."""
+        self.written.add(index)
         write(self.parameters[index], value)
 
     def read_gradient(self, index: int, out: Floats) -> None:
@@ -71,6 +79,7 @@ class ScriptModel(ModelWeights):
 
     def write_statistics(self, values: Mapping[str, Floats]) -> None:
         """See ModelWeights."""
+        self.written.add(len(self.parameters))
         for key, value in values.items():
             write(self._statistics[key], value)
 
@@ -134,16 +143,3 @@ def _elements(tensor: Any) -> Floats:
     """A tensor's elements in float32: its own memory where that is possible."""
     flat: Floats = local(tensor).to("cpu", torch.float32).contiguous().view(-1).numpy()
     return flat
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-def read(tensor: Any, out: Floats) -> None:
-    """Copy a tensor's elements."""
-    torch.from_numpy(out).copy_(local(tensor).reshape(-1))
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-def write(tensor: Any, value: Floats) -> None:
-    """Set a tensor's elements."""
-    own = local(tensor)
-    own.copy_(torch.from_numpy(value).view(own.shape))

@@ -1,7 +1,7 @@
 """Steps of an optimizer on the global servers: parties do not wait for each other (mixed, async)."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,11 @@ import torch
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
-from geomx_cli.runtime.frontends.torch.batch_check import BatchCheck
-from geomx_cli.runtime.frontends.torch.broadcast import Broadcast
-from geomx_cli.runtime.frontends.torch.finite import is_finite, not_finite, warn
-from geomx_cli.runtime.frontends.torch.model_state import EXCHANGED, ModelState, check_gradient
+from geomx_cli.runtime.frontends.torch.checks import BatchCheck, is_finite, not_finite
+from geomx_cli.runtime.frontends.torch.model_state import Broadcast, ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
-from geomx_cli.runtime.frontends.torch.server_optimizer import check_no_state, hyper_parameters, index_of_group
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
+from geomx_cli.runtime.frontends.torch.tensors import EXCHANGED, check_gradient
 from geomx_cli.runtime.script.remote_optimizer import PushedHyper
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
 
@@ -24,8 +22,9 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.operation_queue import PendingExchange
+    from geomx_cli.runtime.frontends.torch.reduction import Reduction
 
-__all__ = ["ServerSynchroniser"]
+__all__ = ["ServerSynchroniser", "ServersOptimizer"]
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers, by the size of the numbers compared through them: nan then equals itself, and it is faster."""
@@ -55,11 +54,10 @@ class ServerSynchroniser(Synchroniser):
     failures are raised from `optimizer.step`.
     """
 
-    def __init__(self, client: "Client", state: ModelState, optimizer: Any, check: BatchCheck) -> None:
-        self._client = client
-        self._state = state
+    def __init__(self, reduction: "Reduction", state: ModelState, optimizer: Any, check: BatchCheck) -> None:
+        super().__init__(reduction, state, optimizer, check)
+        self._client = client = reduction.member
         self._optimizer = optimizer
-        self._check = check
         self._slots = []
         for index, (name, parameter) in enumerate(state.trained.items()):
             dtype, pinned = EXCHANGED[parameter.dtype], parameter.is_cuda
@@ -75,14 +73,13 @@ class ServerSynchroniser(Synchroniser):
         self._vote = StopVote(client, -len(self._slots), f"{state.prefix}{STOP}")
         self._completion = CompletionClient(client)
         self._looks = True  # for gradients that are not finite
-        optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_load_state_dict_post_hook(check_no_state)
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook: begin the round."""
-        self.check_step(self._state)
+        super()._before_step(optimizer, args, kwargs)
         if kwargs.get("closure", (*args, None)[1]) is not None:
             what = "step(closure): the global servers take the step, and here there are no gradients before it"
             raise InvalidSettings(what, "compute them, then call step without arguments")
@@ -127,7 +124,7 @@ class ServerSynchroniser(Synchroniser):
             if not all(is_finite(each.parameter.detach()) for each in self._slots):
                 return
             where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"
-            warn(self._client, not_finite(where, "all workers' weights"))
+            self._reduction.warn(not_finite(where, "all workers' weights"))
 
     def _exchange(self, slot: _Slot, source: "Array | None") -> None:
         hyper: Mapping[str, float] = {}
@@ -163,7 +160,7 @@ class ServerSynchroniser(Synchroniser):
             self.ended = self._vote.result().unfinished == 0
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
-    def conclude(self) -> None:
+    def share_model(self) -> None:
         """See Synchroniser: once all parties are finished, all workers take the global servers' weights."""
         self._completion.leave()
         while not self._completion.complete(stop=False):
@@ -172,4 +169,104 @@ class ServerSynchroniser(Synchroniser):
         for slot, pull in zip(self._slots, pulls, strict=True):
             pull.result()
             slot.parameter.copy_(slot.values)
-        self._state.conclude(Broadcast(self._client), trained=False)
+        self._state.copy_final(Broadcast(self._client), trained=False)
+
+
+# The optimizer of torch.optim as one that the global servers run: name and hyper-parameters.
+
+Hyper = dict[str, float]
+
+
+def _sgd(group: Mapping[str, Any]) -> tuple[str, Hyper]:
+    names = {"momentum": "momentum", "dampening": "dampening", "nesterov": "nesterov", "weight_decay": "wd"}
+    return "torch-sgd", {name: group[key] for key, name in names.items()}
+
+
+def _adam(group: Mapping[str, Any]) -> tuple[str, Hyper]:
+    if group["weight_decay"] and not group.get("decoupled_weight_decay"):
+        hint = "use torch.optim.AdamW, or weight_decay=0"
+        raise InvalidSettings("the global servers have no Adam with weight_decay as a part of the gradient", hint)
+    return _adamw(group)
+
+
+def _adamw(group: Mapping[str, Any]) -> tuple[str, Hyper]:
+    if group["amsgrad"]:
+        raise InvalidSettings("the global servers have no Adam with amsgrad", "use amsgrad=False")
+    beta1, beta2 = group["betas"]
+    return "adamw", {"wd": group["weight_decay"], "beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+
+
+_KINDS: Mapping[type, Callable[[Mapping[str, Any]], tuple[str, Hyper]]] = {
+    torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adamw,
+}  # fmt: skip
+_HINT = "use SGD, Adam or AdamW of torch.optim, or an algorithm whose workers run the optimizer, as --algo hfa"
+
+
+def server_optimizer(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
+    """Return its name (see ps/optim/optimizers.py) and the hyper-parameters of its first group.
+
+    Raises InvalidSettings for an optimizer that the servers do not compute alike.
+    """
+    kind = type(optimizer)
+    if kind not in _KINDS:
+        raise InvalidSettings(f"the global servers cannot run {kind.__name__}", _HINT)
+    check_no_state(optimizer)
+    for group in optimizer.param_groups:
+        for setting in ("maximize", "fused", "differentiable"):
+            if group.get(setting):
+                raise InvalidSettings(f"the global servers cannot run {kind.__name__} with {setting}=True", _HINT)
+        if group.get("nesterov") != optimizer.param_groups[0].get("nesterov"):
+            raise InvalidSettings("the groups differ in nesterov", "use the same in all")
+    name, params = _KINDS[kind](optimizer.param_groups[0])
+    return name, {"learning_rate": float(optimizer.param_groups[0]["lr"]), **params}
+
+
+def check_no_state(optimizer: Any) -> None:
+    """Raise InvalidSettings for an optimizer that has state: that of the servers starts without."""
+    if optimizer.state:
+        what = f"this {type(optimizer).__name__} has state, and the global servers, which hold its state, have none"
+        raise InvalidSettings(what, "create it anew, or train with an algorithm whose workers run the optimizer")
+
+
+class ServersOptimizer:
+    """The one optimizer of the global servers, for all optimizers that a script wraps. Each key's pushes carry the
+    numbers of its own group, so these differ only in numbers.
+    """
+
+    def __init__(self) -> None:
+        self._kind: dict[str, Any] = {}
+
+    def set(self, client: "Client", optimizer: Any) -> None:
+        """Have the servers run an optimizer like this. Raises InvalidSettings as `server_optimizer`, and if they run
+        another kind already.
+        """
+        name, params = server_optimizer(optimizer)
+        kind = {"name": name, **{key: value for key, value in params.items() if isinstance(value, bool)}}
+        if self._kind and kind != self._kind:
+            what = f"a second optimizer of another kind with --algo {client.settings.text('algo')}: the global servers"
+            hint = "use the same class and the same nesterov for all, or an algorithm whose workers run the optimizer"
+            raise InvalidSettings(f"{what} run one, here {_of_kind(self._kind)}, and not {_of_kind(kind)}", hint)
+        if not self._kind and client.global_rank == 0:
+            client.control.set_optimizer(name, params)
+        self._kind = kind
+
+
+def _of_kind(kind: Mapping[str, Any]) -> str:
+    name, *switches = kind.items()
+    return " with ".join([str(name[1]), *(f"{key}={value}" for key, value in switches)])
+
+
+def hyper_parameters(optimizer: Any, group: Mapping[str, Any]) -> Hyper:
+    """Return a group's current hyper-parameters, which contributions carry."""
+    _, params = _KINDS[type(optimizer)](group)
+    numbers = {name: float(value) for name, value in params.items() if not isinstance(value, bool)}
+    return {"learning_rate": float(group["lr"]), **numbers}
+
+
+def index_of_group(optimizer: Any, parameter: Any) -> int:
+    """Return the index of the group that has a parameter; `load_state_dict` replaces the groups themselves."""
+    return next(
+        index
+        for index, group in enumerate(optimizer.param_groups)
+        if any(item is parameter for item in group["params"])
+    )

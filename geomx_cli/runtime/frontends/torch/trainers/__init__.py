@@ -1,1 +1,101 @@
-"""Callbacks of frameworks that own the training loop; each module imports its framework, so none is imported here."""
+"""Frameworks that own the training loop: the optimizer takes part in the job's algorithm, and log values are reported.
+
+Each module imports its framework, so none is imported here.
+"""
+
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime import script
+from geomx_cli.runtime.frontends import finder
+from geomx_cli.runtime.script import reports
+from geomx_cli.runtime.frontends.torch import load
+from geomx_cli.runtime.frontends.torch.store import Store
+
+__all__ = ["TrainingRun"]
+
+_HINT = "geomx launch --algo diloco -- python train.py"
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_./-]")
+_FIELDS = ("step", "samples", "loss", "accuracy")
+_LOSSES = ("loss", "train_loss", "train/loss")
+_VALIDATION_LOSSES = ("eval_loss", "val_loss", "validation_loss", "valid_loss", "val/loss", "eval/loss")
+_ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "valid_acc", "accuracy", "val/accuracy", "eval/accuracy")
+
+
+class TrainingRun:
+    """From the begin of a framework's loop to its last step. For the training thread.
+
+    Where the algorithm exchanges weights, `begin` wraps the optimizer and `finish` ends the training; where it
+    exchanges gradients, DistributedDataParallel does, and both do nothing. So one script serves all of them.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    @staticmethod
+    def check_launched() -> None:
+        """Raise InvalidSettings in a process not started by geomx: its callback would do nothing."""
+        if not finder.has_run():
+            raise InvalidSettings("this script was not started by geomx, and has its callback", _HINT)
+
+    @property
+    def takes_local_steps(self) -> bool:
+        """Whether the algorithm exchanges weights. Raises InvalidSettings before the worker has joined the job."""
+        return not self._store.exchanges_gradients
+
+    @property
+    def _store(self) -> Store:
+        return load.joined(script.session())
+
+    def begin(self, model: Any, optimizers: Sequence[Any], step: int = 0, buffers: str = "local") -> None:
+        """The loop begins, after `step` steps of earlier runs. All workers get the tensors of the worker of rank 0;
+        blocks until all have called this. Raises InvalidSettings as `wrap`.
+        """
+        self._step = step
+        if self.takes_local_steps:
+            self._store.wrap(model, list(optimizers), buffers)
+
+    def finish(self) -> None:
+        """The last step is taken: contribute what is left, and leave the same tensors in all workers. Idempotent."""
+        if self.takes_local_steps and self._store.wraps and not self._store.finished:
+            self._store.finish()
+
+    def steps_until(self, step: int) -> int:
+        """The number of steps since the last call, or `begin`; none where steps begin anew, as in each epoch."""
+        before, self._step = self._step, step
+        return max(0, step - before)
+
+    def report(self, values: Mapping[str, Any], step: int, samples: int = 0) -> None:
+        """Report the loop's log values, those that are numbers: training losses of all workers, everything else, which
+        frameworks reduce over all of them, of the worker of rank 0.
+
+        samples: of this worker since the last report. Names that no metric may have are changed.
+        """
+        found = {name: number for name, value in values.items() if (number := _number(value)) is not None}
+        loss = next((found.pop(name) for name in _LOSSES if name in found), None)
+        if self._store.global_rank:
+            found = {}
+        validation = next((found.pop(name) for name in _VALIDATION_LOSSES if name in found), None)
+        accuracy = next((found.pop(name) for name in _ACCURACIES if 0 <= found.get(name, math.nan) <= 1), None)
+        metrics = {_metric(name): number for name, number in found.items()}
+        if validation is not None:
+            metrics["validation_loss"] = validation
+        if metrics or samples or loss is not None or accuracy is not None:
+            reports.report(step=step, samples=samples or None, loss=loss, accuracy=accuracy, **metrics)
+
+
+def _number(value: Any) -> float | None:
+    if hasattr(value, "numel") and value.numel() == 1:
+        value = value.item()
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
+
+
+def _metric(name: str) -> str:
+    """A name that `report` takes."""
+    usual = _UNUSUAL.sub("_", name)
+    is_free = usual not in _FIELDS and not usual[:1].isdecimal() and usual[:1] not in ("", ".", "/", "-")
+    return (usual if is_free else f"log/{usual}")[: reports.NAME_CHARS]

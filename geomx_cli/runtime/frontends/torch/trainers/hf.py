@@ -5,7 +5,7 @@ from typing import Any
 from accelerate.tracking import GeneralTracker
 from transformers import TrainerCallback
 
-from geomx_cli.runtime.frontends.torch.trainers.training_run import TrainingRun
+from geomx_cli.runtime.frontends.torch.trainers import TrainingRun
 
 __all__ = ["Callback", "Tracker"]
 

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback as LightningCallback
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from geomx_cli.runtime.frontends.torch.trainers.training_run import TrainingRun
+from geomx_cli.runtime.frontends.torch.trainers import TrainingRun
 
 __all__ = ["Callback", "Strategy"]
 

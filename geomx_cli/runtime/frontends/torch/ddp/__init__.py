@@ -1,0 +1,1 @@
+"""Scripts that use torch.distributed: its functions and process groups over the servers of the job."""

@@ -1,0 +1,320 @@
+"""The process group of a party's workers: gloo on CPUs, NCCL on GPUs."""
+
+import contextlib
+import copy
+import inspect
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psutil
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import TCPStore
+
+from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.ps.net import addresses
+from geomx_cli.runtime.frontends.torch.party_activity import GroupActivity
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.bodies import Body
+    from geomx_cli.runtime.settings import Settings
+
+__all__ = ["PartyGroup"]
+
+_FOREVER = timedelta(days=30)
+"""Limit of waits for the leader, whose own waits for servers have limits."""
+_CLOSED, _LATE = ("Connection closed", "reset by peer", "Broken pipe"), ("Timed out", "timed out")
+"""What gloo and NCCL say of a worker that has ended, and of one that takes no part."""
+
+
+class PartyGroup:
+    """Collective operations among a party's workers, which all make the same ones in the same order.
+
+    It is no group of torch.distributed's own functions. Call `form` before all other methods. What fails later is
+    raised as PeerLost, as the connections to a worker that ends are closed. A worker that hangs is noticed after the
+    option `patience`, counted from when code of any of them last ran (`activity`). For the training thread, but for
+    `wait`.
+
+    rank, size: of this worker, among its party's.
+    leads: whether it exchanges with the servers, as rank 0 does.
+    on_failure: called before a PeerLost is raised.
+    on_stuck: see GroupActivity.
+    """
+
+    def __init__(
+        self, settings: "Settings", on_failure: Callable[[GeomxError], object] = lambda _: None,
+        on_stuck: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        assert settings.rank is not None
+        self.rank, self.size = settings.rank, settings.group_size
+        self.leads = self.rank == 0
+        self._peer = ""  # which worker has ended, where it can be one only
+        if self.size == 2 or not self.leads:
+            self._peer = f"{settings.party}/worker:{int(self.leads)}"
+        self._settings = settings
+        self._on_failure = on_failure
+        self._patience = timedelta(seconds=settings.number("patience"))
+        self._client: Client | None = None
+        # The leader first waits as long for the servers and the other parties.
+        self._limit = settings.number("timeout") * (1 if self.leads else 2)
+        if settings.supervised:  # an agent tells if one ends before it has joined
+            self._limit = _FOREVER.total_seconds()
+        limit = timedelta(seconds=self._limit)
+        with self._connecting():
+            self._store = distributed.PrefixStore(settings.job, _store(settings, limit, leads=self.leads))
+            own = distributed.PrefixStore(settings.job, _store(settings, limit, leads=False))
+        self.activity = GroupActivity(settings, own, on_stuck, self._relay)
+        self._posted = 0
+        self._gloo: Any = None
+        self._nccl: Any = None
+        self._parts: list[PartyGroup] = []
+
+    def part(self, ranks: Sequence[int], name: str) -> "PartyGroup":
+        """A group of some workers only, this one among them, ranked in this order; blocks until all of these have
+        called this, with the same name. Failures are those of the party.
+        """
+        found = copy.copy(self)
+        found.rank, found.size = ranks.index(self.rank), len(ranks)
+        found.leads, found._peer = found.rank == 0, ""
+        found._store = distributed.PrefixStore(name, self._store)
+        found._nccl = None
+        with self._connecting():
+            found._gloo = _gloo(found._store, self._settings, found.rank, found.size)
+        self._parts.append(found)
+        return found
+
+    def leave(self) -> None:
+        """End the threads of gloo, here and in the parts. No operation may follow.
+
+        They need Python to drop tensors, which aborts the process while the interpreter shuts down.
+        """
+        self.activity.stop()
+        for group in (*self._parts, self):
+            group._gloo = None
+
+    def post(self, row: "Body") -> None:
+        """Have the first worker send a row of ModelComparison for this one, within seconds; waits for nothing."""
+        with self._translated():
+            self._store.set(GroupActivity.post_key(self.rank, self._posted), msgspec.msgpack.encode(row))
+        self._posted += 1
+
+    def _relay(self, rank: int, content: bytes) -> None:
+        by = f"{self._settings.party}/worker:{rank}"
+        with contextlib.suppress(GeomxError, msgspec.DecodeError):  # the job has failed, or another program has posted
+            assert self._client is not None  # others post once it has joined
+            self._client.control.compare(msgspec.msgpack.decode(content, type=dict[str, Any]), by)
+
+    def publish(self) -> None:
+        """Make torch.distributed's default group one of this party's workers; blocks until all have called this. Its
+        collective operations end after the option `patience`.
+        """
+        if name := _interface_of(_own_address(self._settings)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+        by_nccl = torch.cuda.is_available() and distributed.is_nccl_available()
+        with self._connecting():
+            inspect.unwrap(distributed.init_process_group)(  # not the one that scripts for torchrun get
+                "cpu:gloo,cuda:nccl" if by_nccl else "gloo", rank=self.rank, world_size=self.size,
+                store=distributed.PrefixStore("default", self._store), timeout=self._patience,
+            )  # fmt: skip
+
+    def form(self, client: "Client | None") -> None:
+        """Connect to the party's other workers; blocks until all have called this, and raises TimedOut after the option
+        `timeout`. client: the leader's, whose failure is raised in place of this group's.
+        """
+        self._client = client
+        self._meet()
+        with self._connecting():
+            self._gloo = _gloo(self._store, self._settings, self.rank, self.size)
+
+    @contextlib.contextmanager
+    def _connecting(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            what = f"the workers of party {self._settings.party} do not connect: {_first_line(error)}"
+            raise TimedOut(what, "see the logs of the party's other workers") from error
+
+    def _meet(self) -> None:
+        keys = [f"here/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], "")
+        try:
+            self._store.wait(keys, timedelta(seconds=self._limit))
+        except RuntimeError:
+            absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            if not absent:
+                return
+            who = " and ".join(f"{self._settings.party}/worker:{rank}" for rank in absent)
+            what = f"waited {self._limit:g} s for {who} to call geomx_cli.torch.init"
+            raise TimedOut(what, "see the log there; --timeout sets the limit") from None
+
+    def use_gpus(self) -> None:
+        """Add and send tensors on GPUs by NCCL. Idempotent. Raises InvalidSettings if torch has none."""
+        if self._nccl is not None:
+            return
+        if not distributed.is_nccl_available():
+            what = f"torch {torch.__version__} has no NCCL, by which the GPUs of a party add gradients (--reduce torch)"
+            raise InvalidSettings(what, "install a build with NCCL, or leave --reduce out")
+        # NCCL would take the first interface that it finds.
+        if "NCCL_SOCKET_IFNAME" not in os.environ and (name := _interface_of(_own_address(self._settings))):
+            os.environ["NCCL_SOCKET_IFNAME"] = name
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = _FOREVER
+        self._nccl = distributed.ProcessGroupNCCL(
+            distributed.PrefixStore("nccl", self._store), self.rank, self.size, options
+        )
+
+    def add(self, tensor: Any, *, patient: bool = False) -> Any:
+        """Begin to replace a contiguous tensor by its sum over all workers, the same bits in all; wait for what is
+        returned. patient: see `begin_gather`.
+        """
+        options = distributed.AllreduceOptions()
+        options.reduceOp = distributed.ReduceOp.SUM
+        options.timeout = _FOREVER if patient or self._settings.supervised else self._patience
+        with self._translated():
+            work = self._of(tensor).allreduce([tensor], options)
+        if not patient:
+            self.activity.pending(work)
+        return work
+
+    def send(self, tensor: Any, source: int = 0) -> Any:
+        """Begin to copy a contiguous tensor from the worker of rank `source` to all; wait for what is returned."""
+        options = distributed.BroadcastOptions()
+        options.rootRank = source
+        options.timeout = _FOREVER
+        with self._translated():
+            return self._of(tensor).broadcast([tensor], options)
+
+    def wait(self, work: Any) -> None:
+        """Wait for an operation; on a GPU, the current stream does. Thread-safe. Raises as the class says."""
+        with self._translated():
+            work.wait()
+
+    def begin_gather(self, value: int, *, patient: bool = False) -> "Gathered":
+        """Begin to collect every worker's number, from 0. patient: without a limit, where leaders wait for servers."""
+        table = torch.zeros(self.size, dtype=torch.int64, device="cpu")
+        table[self.rank] = value
+        return Gathered(self, table, self.add(table, patient=patient))
+
+    def gather(self, value: int, *, patient: bool = False) -> list[int]:
+        """Every worker's number, by rank; blocks. patient: see `begin_gather`."""
+        return self.begin_gather(value, patient=patient).values
+
+    def gather_bytes(self, data: "Array") -> "Array":
+        """Every worker's bytes (1-D, uint8, as many in all), by rank, of shape (workers, bytes); blocks."""
+        table = torch.zeros((self.size, data.size), dtype=torch.uint8, device="cpu")
+        table[self.rank] = torch.tensor(data, device="cpu")
+        self.wait(self.add(table))
+        gathered: Array = table.numpy()
+        return gathered
+
+    def share(self, value: int, source: int = 0) -> int:
+        """The number of the worker of rank `source`; blocks."""
+        number = torch.tensor([value], device="cpu")
+        self.wait(self.send(number, source))
+        return int(number[0])
+
+    def share_bytes(self, content: bytes, source: int = 0) -> bytes:
+        """The bytes, of any length, of the worker of rank `source`; blocks."""
+        size = self.share(len(content), source)
+        data = torch.zeros(size, dtype=torch.uint8, device="cpu")
+        if self.rank == source and size:
+            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        if size:
+            self.wait(self.send(data, source))
+        return bytes(data.numpy().tobytes())
+
+    def _of(self, tensor: Any) -> Any:
+        return self._nccl if tensor.is_cuda else self._gloo
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._failure(error, self._peer) from error
+
+    def lost(self, error: RuntimeError) -> GeomxError | None:
+        """What an error of torch.distributed says of this group: that a worker has ended or hangs, else None."""
+        said = str(error)
+        return self._failure(error, "") if any(words in said for words in (*_CLOSED, *_LATE)) else None
+
+    def _failure(self, error: RuntimeError, peer: str) -> GeomxError:
+        if self._client is not None and self._client.failure is not None:
+            return self._client.failure
+        party = self._settings.party
+        # Where this worker does not know which one has ended, the agent there does, and outranks this.
+        who = peer or f"another worker of party {party}"
+        closed = any(words in str(error) for words in _CLOSED)
+        what = "has ended" if closed else f"has ended, or is out of step: {_first_line(error)}"
+        failure = PeerLost(f"{who} {what}", "see its log", peer=peer or f"{party}/worker")
+        self._on_failure(failure)
+        return failure
+
+
+class Gathered:
+    """The numbers that `PartyGroup.begin_gather` collects."""
+
+    def __init__(self, group: PartyGroup, table: Any, work: Any) -> None:
+        self._group, self._table, self._work = group, table, work
+
+    @property
+    def values(self) -> list[int]:
+        """The numbers by rank; blocks until all are here. Thread-safe."""
+        self._group.wait(self._work)
+        return [int(value) for value in self._table]
+
+
+def _store(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:
+    """The store in which the workers find each other's addresses; rank 0 listens, at the planned address only."""
+    if settings.group_size == 1:
+        return distributed.HashStore()
+    host, port = _place(settings.rendezvous[0])
+    listener = None
+    if leads:
+        own = _place(settings.rendezvous[-1])
+        family = socket.AF_INET6 if ":" in own[0] else socket.AF_INET
+        listener = socket.create_server(own, family=family, backlog=1024, dualstack_ipv6=own[0] == "::").detach()
+    return TCPStore(  # not that of torch.distributed, in whose place scripts for torchrun get one over the servers
+        host, port, settings.group_size, is_master=leads, timeout=limit, wait_for_workers=False,
+        master_listen_fd=listener,
+    )  # fmt: skip
+
+
+def _gloo(store: Any, settings: "Settings", rank: int, size: int) -> Any:
+    """The group for CPUs. It listens at this host's address in the party's network, on ports of the kernel's choice."""
+    gloo = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = _FOREVER
+    options._devices = [gloo.create_device(hostname=_own_address(settings))]
+    return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
+
+
+def _own_address(settings: "Settings") -> str:
+    """This host's IP address in the network in which it reaches the first worker of the party."""
+    if settings.group_size == 1:
+        return "127.0.0.1"
+    return addresses.facing(*_place(settings.rendezvous[0]))
+
+
+def _interface_of(address: str) -> str:
+    """The name of the network interface that has this address; "" if none has."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in entries):
+            return name
+    return ""
+
+
+def _place(endpoint: str) -> tuple[str, int]:
+    address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return address.strip("[]"), int(port)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,290 @@
+"""Gradients that a worker exchanges one by one.
+
+With p3 neither `backward` nor `step` waits for them. A gradient is late (late_tensors.py) until its exchange is over,
+and after `step` so is its parameter, for which the step is then taken separately. So the next forward pass waits layer
+by layer; what uses all gradients, as clipping does, waits for all of them.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.frontends.torch.checks import BatchCheck, GradientCheck
+from geomx_cli.runtime.frontends.torch.late_tensors import LateStep, become_late, late_step, no_longer_late, scripted
+from geomx_cli.runtime.frontends.torch.model_state import ModelState
+from geomx_cli.runtime.frontends.torch.synchroniser import Carrier
+from geomx_cli.runtime.frontends.torch.tensors import (
+    BUFFERS,
+    EXCHANGED,
+    DeviceCopies,
+    SentGradient,
+    Staging,
+    check_gradient,
+    is_divided,
+    local,
+    read,
+    set_gradient,
+    shares_memory,
+    write,
+)
+from geomx_cli.runtime.training.model import flat_views
+from geomx_cli.runtime.training.stop_vote import StopVote
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.operation_queue import PendingExchange
+
+__all__ = ["TensorExchanges"]
+
+
+@dataclass(eq=False, slots=True)
+class _Slot:
+    """A trained tensor, its key, and its exchange while that is not over.
+
+    gradient: that it contributed. elements: its memory, which gets the sum.
+    step: the optimizer's, to be taken with the result.
+    """
+
+    key: str
+    parameter: Any
+    priority: int
+    dtype: Any
+    staging: Staging = field(default_factory=Staging)
+    exchange: "PendingExchange | None" = None
+    begun: bool = False
+    gradient: SentGradient | None = None
+    elements: "Array | None" = None
+    step: LateStep | None = None
+
+
+class TensorExchanges(Carrier):
+    """Each gradient is exchanged by itself, once autograd has accumulated it, from its own memory where possible.
+
+    Tensors near the input have a higher priority. Without p3 the end of the backward pass waits for the results.
+
+    vote: its weight is the number of workers that contribute to a round.
+    finite: gets this worker's gradients, and the means.
+    factor: of how many workers each gradient is the mean.
+    """
+
+    def __init__(
+        self, client: "Client", state: ModelState, statistics: Sequence[Any], check: BatchCheck, vote: StopVote,
+        finite: GradientCheck, factor: int,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._client = client
+        self._check = check
+        self._vote = vote
+        self._finite = finite
+        self._factor = factor
+        self.slots = [
+            _Slot(f"{state.prefix}{name}", parameter, -index, EXCHANGED[parameter.dtype])
+            for index, (name, parameter) in enumerate(state.trained.items())
+        ]
+        devices = {slot.parameter.device for slot in self.slots if slot.parameter.is_cuda}
+        self._copies = {device: DeviceCopies(device) for device in devices}
+        self._buffers = _BufferMeans(client, f"{state.prefix}{BUFFERS}", statistics, -len(self.slots))
+        self._round = 0
+        self._notes = False  # gradients of this pass for the check, up to the first matrix's
+        self._p3 = bool(client.settings.options["p3"]) and not statistics
+        self._late: dict[str, _Slot] = {}  # those whose exchange may not be over when their backward pass is, by key
+        self._scripted = scripted(state.model) if self._p3 else set()
+        self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
+        self._settling = threading.RLock()
+
+    def follow(self, optimizer: Any) -> None:
+        """Register the hooks by which late tensors are waited for."""
+        if self._p3:
+            for slot in self.slots:
+                slot.parameter.register_hook(self._before_accumulation)
+            optimizer.register_step_post_hook(self._show_late)
+            for register in (optimizer.register_state_dict_pre_hook, optimizer.register_load_state_dict_pre_hook):
+                register(lambda *_: self._settle_all())
+
+    def _before_accumulation(self, gradient: Any) -> None:
+        """Autograd hook, before the parameter's gradient is accumulated, perhaps in memory that is still being sent."""
+        self._settle_all()
+
+    def begin_round(self, round_: int) -> None:
+        """See Carrier."""
+        self._round, self._notes = round_, True
+
+    def load(self, slot: _Slot) -> None:
+        """See Carrier."""
+        check_gradient(slot.key, slot.parameter.grad, slot.dtype)
+        if slot.begun:
+            what = f"the gradient of {slot.key} was computed twice in one backward pass"
+            raise InvalidSettings(what, "checkpoint activations with use_reentrant=False")
+        # Autograd may leave a gradient in the memory of another one, or of what it still computes with.
+        if not is_divided(slot.parameter) and shares_memory(slot.parameter.grad):
+            slot.parameter.grad = slot.parameter.grad.clone()
+        slot.begun, gradient = True, slot.parameter.grad
+        slot.staging.load(local(gradient), self._copies_of(slot), partial(self._send, slot), self._factor)
+        slot.gradient = SentGradient(gradient)
+
+    def _send(self, slot: _Slot, elements: "Array") -> None:
+        if self._notes:
+            self._check.note(elements)
+            if slot.parameter.ndim > 1:
+                self._end_notes()
+        self._finite.contributes(slot.parameter, torch.from_numpy(elements), self._round)
+        slot.elements = elements
+        slot.exchange = self._client.exchange(slot.key, elements, elements, priority=slot.priority)
+
+    def _end_notes(self) -> None:
+        if self._notes:
+            self._notes = False
+            self._check.end_round()
+
+    def _copies_of(self, slot: _Slot) -> DeviceCopies | None:
+        return self._copies.get(slot.parameter.device)
+
+    def load_rest(self) -> None:
+        """See Carrier."""
+        for slot in self.slots:
+            if not slot.begun:
+                if slot.parameter.grad is None:
+                    self._abstain(slot)
+                else:
+                    self.load(slot)
+        self._buffers.send(contributes=True)
+
+    def receive(self, workers: int) -> None:
+        """See Carrier."""
+        for copies in self._copies.values():
+            copies.wait_for_fetches()
+        self._end_notes()
+        for slot in self.slots:
+            sent = slot.gradient
+            if sent is not None and self.checks:
+                sent.check(slot.key, slot.parameter.grad)
+            if self._p3 and sent is not None and become_late(sent.tensor, partial(self._settle, slot)):
+                self._late[slot.key] = slot
+            else:
+                self._settle(slot)
+        self._buffers.write_means()
+
+    def _abstain(self, slot: _Slot) -> None:
+        """The result is waited for at the end of the pass, as the others may have a gradient; so it goes first."""
+        slot.begun = True
+        slot.exchange = self._client.exchange(slot.key, None, None, priority=1 if self._p3 else slot.priority)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def _settle(self, slot: _Slot) -> None:
+        """Wait for the sum of all workers' gradients, and make this one's the mean; take the step that needs it."""
+        with self._settling:
+            if (exchange := slot.exchange) is None:
+                return
+            exchange.done.result()
+            workers = self._vote.result().unfinished
+            if slot.elements is not None:
+                self._finite.received(slot.parameter, torch.from_numpy(slot.elements))
+                slot.elements = None
+            parameter, gradient, step = slot.parameter, slot.gradient and slot.gradient.tensor, slot.step
+            slot.exchange, slot.begun, slot.gradient, slot.step = None, False, None, None
+            self._late.pop(slot.key, None)
+            if gradient is not None:
+                no_longer_late(gradient)
+                slot.staging.store(local(gradient), self._copies_of(slot), workers)
+            elif exchange.weight > 0:
+                received = torch.empty(local(parameter).shape, dtype=EXCHANGED[parameter.dtype], device="cpu")
+                exchange.copy_to(received.view(-1).numpy())
+                received.div_(float(max(1, workers)))
+                set_gradient(parameter, received.to(parameter.device, parameter.dtype))
+                gradient = parameter.grad
+            if step is not None:
+                no_longer_late(parameter)
+                step(parameter, gradient)
+
+    def _settle_all(self) -> None:
+        """Wait for all late tensors."""
+        for slot in list(self._late.values()):
+            self._settle(slot)
+
+    def settling(self) -> Iterator["Future[None]"]:
+        """See Carrier."""
+        for slot in list(self._late.values()):
+            if slot.exchange is not None:
+                yield slot.exchange.done
+            self._settle(slot)
+
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """See Carrier: hide the gradients that are late, whose parameters then become late too."""
+        self._hidden = []
+        step = late_step(optimizer, args, kwargs) if self._late else None
+        for slot in list(self._late.values()):
+            parameter, gradient, exchange = slot.parameter, slot.gradient and slot.gradient.tensor, slot.exchange
+            is_stepped = slot.step is not None or parameter.grad is not gradient
+            is_over = exchange is None or exchange.done.done()
+            must_wait = step is None or is_stepped or is_over or id(parameter) in self._scripted
+            if must_wait or not become_late(parameter, partial(self._settle, slot)):
+                self._settle(slot)
+            else:
+                slot.step, parameter.grad = step, None
+                self._hidden.append((parameter, gradient))
+
+    def _show_late(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook, after a step: show them again."""
+        hidden, self._hidden = self._hidden, []
+        for parameter, gradient in hidden:
+            parameter.grad = gradient
+
+    def abstain(self) -> None:
+        """See Carrier."""
+        for slot in self.slots:
+            self._abstain(slot)
+        self._buffers.send(contributes=False)
+
+    def skip(self) -> None:
+        """See Carrier."""
+        for slot in self.slots:
+            assert slot.exchange is not None
+            slot.exchange.done.result()
+            slot.exchange, slot.begun = None, False
+        self._buffers.write_means()
+
+
+class _BufferMeans:
+    """Averages a model's floating-point buffers, as running statistics of batch normalization, in one exchange a round.
+
+    For the training thread; nothing is exchanged without buffers. Workers that have finished, and contribute none, get
+    the means too.
+    """
+
+    def __init__(self, client: "Client", key: str, buffers: Sequence[Any], priority: int) -> None:
+        self._client = client
+        self._key = key
+        self._buffers = buffers
+        self._priority = priority
+        self._vector = np.zeros(sum(tensor.numel() for tensor in buffers), np.float32)
+        self._parts = flat_views(self._vector, [tensor.numel() for tensor in buffers])
+        self._exchange: PendingExchange | None = None
+
+    def send(self, *, contributes: bool) -> None:
+        """Begin a round, or abstain from it; returns at once."""
+        if not self._buffers:
+            return
+        if contributes:
+            for part, tensor in zip(self._parts, self._buffers, strict=True):
+                read(tensor, part)
+        source = self._vector if contributes else None
+        self._exchange = self._client.exchange(self._key, source, self._vector, priority=self._priority)
+
+    def write_means(self) -> None:
+        """Wait for the means, and write them to the buffers. Raises the client's error after the job has failed."""
+        if self._exchange is None:
+            return
+        self._exchange.done.result()
+        weight, self._exchange = self._exchange.weight, None
+        if weight:
+            self._vector /= np.float32(weight)
+            for part, tensor in zip(self._parts, self._buffers, strict=True):
+                write(tensor, part)
