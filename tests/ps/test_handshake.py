@@ -18,7 +18,7 @@ LATE = 0.2
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_answers_to_what_the_listening_end_sends_again_arrive(lane: Lane) -> None:
+def test_answers_to_what_the_listening_end_sends_again_arrive(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     """They use the new connection, though the question has crossed on the other one."""
     loop, heard = Loop(), list[Kind]()
 
@@ -28,13 +28,13 @@ def test_answers_to_what_the_listening_end_sends_again_arrive(lane: Lane) -> Non
 
     listener = _transport(loop, "listener", lambda _, header, __: heard.append(header.kind), on_reconnect)
     dialler = _transport(loop, "dialler", lambda link, _, __: _say(link, lane))
-    welcomed = dialler._welcomed
+    welcomed = Link._on_welcome
 
     def welcomed_late(link: Link, number: int) -> None:
         late = LATE if link.lanes.lane_of(number) == lane else 0.0
         loop.call_later(late, partial(welcomed, link, number))
 
-    dialler._welcomed = welcomed_late  # type: ignore[method-assign]
+    monkeypatch.setattr(Link, "_on_welcome", welcomed_late)
     dialler.dial(listener.listen(("tcp://127.0.0.1:*",))[0], "listener", wide_area=False)
     end = time.monotonic() + 10
     loop.run(until=lambda: bool(heard) or time.monotonic() > end)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from geomx_cli.ps.net.tcp import Connection
+from geomx_cli.ps.net.connections import Connection
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -85,7 +85,8 @@ def stand_for_others(client: Client) -> None:
 
     def ask() -> None:
         for number in range(20):
-            link = node.transport.dial(node.settings.local.to_dial(), "the scheduler", wide_area=False)
+            scheduler = node.settings.local.to_dial()
+            link = node.transport.dial(scheduler, "the scheduler", wide_area=False, plane=f"agent {number}")
             body = {"host": f"h{number}", "processes": [f"B/worker:{number}"] * 1000}
             node.rpc.ask(link, "awaited", body, lambda _: None, lambda _: None)
 
@@ -127,8 +128,15 @@ INITIAL = {attack.__name__: attack for attack in (push_initial,)}
 READY = {
     attack.__name__: attack
     for attack in (
-        replace_optimizer, read_optimizer_state, compare_as, declare_twice, claim_workers, report_another,
-        stand_for_others, toil, waste,
+        replace_optimizer,
+        read_optimizer_state,
+        compare_as,
+        declare_twice,
+        claim_workers,
+        report_another,
+        stand_for_others,
+        toil,
+        waste,
     )
 }
 """Before its first contribution, when all are set up."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from geomx_cli.core.errors import PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import WarningRaised
+from geomx_cli.ps.net.lanes import QUIET
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.link_health import QUIET
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.sockets import UNANSWERED
 

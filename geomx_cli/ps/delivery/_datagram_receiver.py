@@ -91,7 +91,7 @@ class DatagramReceiver:
                     raise BadMessage("a datagram of no member")
                 self._take(session, len(datagram), *session.opener.open(datagram))
             except BadMessage as error:
-                self._node.transport.warnings.refuse(None, "datagram", str(error))
+                self._node.transport.count_refused(None, "datagram", str(error))
 
     def _take(self, session: _Session, size: int, channel: int, counter: int, content: bytes) -> None:
         link, wan = session.link, self._node.transport.wan
@@ -105,7 +105,7 @@ class DatagramReceiver:
             try:
                 self._parts.on_fragment(link, decode_fragment(content))
             except BadMessage as error:
-                self._node.transport.warnings.refuse(link, "datagram", str(error))
+                self._node.transport.count_refused(link, "datagram", str(error))
             self._pass(session)
 
         if wan is not None and link.wide_area:

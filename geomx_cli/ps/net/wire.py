@@ -21,6 +21,7 @@ __all__ = [
     "ITEM_SIZES",
     "MAX_CODEC",
     "MAX_ELEMENTS",
+    "MAX_HELLO",
     "MAX_HYPER",
     "MAX_MESSAGE",
     "VERSION",
@@ -44,6 +45,7 @@ MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
 MAX_CONTROL = 16 * 2**20
+MAX_HELLO = 4096
 MAX_CODEC = 64
 """Characters of a codec's name with its argument."""
 DIGEST_SIZE = 16
