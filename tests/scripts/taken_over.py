@@ -128,15 +128,8 @@ INITIAL = {attack.__name__: attack for attack in (push_initial,)}
 READY = {
     attack.__name__: attack
     for attack in (
-        replace_optimizer,
-        read_optimizer_state,
-        compare_as,
-        declare_twice,
-        claim_workers,
-        report_another,
-        stand_for_others,
-        toil,
-        waste,
+        replace_optimizer, read_optimizer_state, compare_as, declare_twice, claim_workers, report_another,
+        stand_for_others, toil, waste,
     )
 }
 """Before its first contribution, when all are set up."""

@@ -33,7 +33,9 @@ def part_header(header: Header, behind: int = 0) -> Header:
     return msgspec.structs.replace(header, kind=Kind.PART, priority=priority)
 
 
-def encode_part(data: Array, has: Array, size: int, rest: int = 0, *, first: bool, by_datagram: bool = False) -> bytes:
+def encode_part(
+    data: Array, has: Array, size: int, rest: int = 0, *, first: bool, by_datagram: bool = False
+) -> bytes:
     """A part with those blocks of `size` bytes of `data` (the slice as uint8) that `has` marks. rest: bytes of blocks
     that come later.
     """

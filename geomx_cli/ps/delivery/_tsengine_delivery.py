@@ -44,7 +44,9 @@ TRY = 0.5
 class Ways:
     """Chooses a way for each contribution. round: the present one. Used by the loop's thread only."""
 
-    def __init__(self, upstream: UpstreamClient, neighbours: Neighbours, max_greed: float, draw: random.Random) -> None:
+    def __init__(
+        self, upstream: UpstreamClient, neighbours: Neighbours, max_greed: float, draw: random.Random
+    ) -> None:
         self.round = 0
         self._upstream = upstream
         self._neighbours = neighbours
@@ -277,7 +279,9 @@ class TsEngine(Direct):
 
     # On their way.
 
-    def _send_through(self, way: int, header: Header, payload: memoryview, on_result: OnResult, *, alone: bool) -> None:
+    def _send_through(
+        self, way: int, header: Header, payload: memoryview, on_result: OnResult, *, alone: bool
+    ) -> None:
         """Send to a peer, which adds this to its own contribution, or passes it on alone."""
         assert self.upstream is not None
         header.asynchronous = alone

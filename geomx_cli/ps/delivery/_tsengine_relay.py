@@ -205,7 +205,8 @@ class Relay:
             self._refuse(clients)
 
     def has_chosen(self, where: tuple[int, int, int]) -> bool:
-        """Whether the way of this process's contribution to this slice and round is chosen: it was sent, or waits here."""
+        """Whether the way of this process's contribution to this slice and round is chosen: it was sent, or waits here.
+        """
         return where[2] <= self._last.get(where[:2], 0) or where[2] in self._waiting.get(where[:2], ())
 
     def _pass_on(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:

@@ -85,10 +85,13 @@ class AcceptedLinks:
 
     def closed(self, descriptor: int) -> None:
         """An accepted connection has ended."""
-        link, lane = self._by_descriptor.pop(descriptor, (None, LANES[0]))
-        connection = link and link.lanes.connections.get(lane)
+        place = self._by_descriptor.pop(descriptor, None)
+        if place is None:
+            return
+        link, lane = place
+        connection = link.lanes.connections.get(lane)
         # An old connection may end after a new one has replaced it: then nothing has ended for the link.
-        if link is not None and connection is not None and connection.descriptor == descriptor:
+        if connection is not None and connection.descriptor == descriptor:
             del link.lanes.connections[lane]
             if lane == "control":
                 self._on_closed(link)
@@ -115,7 +118,8 @@ def _parse_hello(
 
 
 def _is_near(sender: zmq.Frame) -> bool:
-    """Whether the message came over a unix socket: then libzmq gives the peer's account and pid instead of an address."""
+    """Whether the message came over a unix socket: then libzmq gives the peer's account and pid instead of an address.
+    """
     try:
         return str(sender.get("Peer-Address")).startswith("localhost:")
     except zmq.ZMQError:

@@ -322,7 +322,8 @@ class Link:
     # Shared memory.
 
     def share_memory(self) -> None:
-        """The link is a unix socket, and not an emulated wide-area link: lend large payloads, if the peer can map them."""
+        """The link is a unix socket, and not an emulated wide-area link: lend large payloads, if the peer can map them.
+        """
         submit, owes = self._transport.loop.submit, partial(self._transport.owes, self)
         self._memory = LinkMemory(lambda: self._transport.arena, self.control, partial(submit, owes))
 

@@ -188,7 +188,8 @@ class PeerArena:
         self._process = os.getpid()
 
     def view(self, place: memoryview | bytes) -> memoryview:
-        """The payload at a PLACE, read-only; its block appears in `freed` once nothing refers to it. Raises BadMessage."""
+        """The payload at a PLACE, read-only; its block appears in `freed` once nothing refers to it. Raises BadMessage.
+        """
         if len(place) != PLACE.size:
             raise BadMessage(f"a place of {len(place)} bytes")
         offset, size = PLACE.unpack(place)
@@ -277,7 +278,8 @@ class LinkMemory:
         self.offer()
 
     def on_mapped(self) -> bool:
-        """The peer says that it has mapped our arena. Returns whether it was offered, so that it is lent from now on."""
+        """The peer says that it has mapped our arena. Returns whether it was offered, so that it is lent from now on.
+        """
         self._lends = self._mine is not None
         return self._lends
 

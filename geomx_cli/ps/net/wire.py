@@ -40,7 +40,7 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 10
+VERSION = 11
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
@@ -74,7 +74,7 @@ class BadMessage(Exception):
 
 
 class DamagedPayload(BadMessage):
-    """A payload of another size or checksum than its header says, so that a retransmission may be intact."""
+    """A payload of another size than its header says, so that a retransmission may be intact."""
 
 
 class Kind(IntEnum):
@@ -153,7 +153,6 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     members that abstain. An EXCHANGE with a weight and no payload asks whether the contribution was received.
     wide: the payload of an fp16 slice is fp32.
     codec: of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the accepted encoding of its result.
-    checksum: CRC-32 of a payload of `form` ENCODED or CHANGE.
     digest: of the elements (payload.digest). With a PUSH they may follow on request only; the sender of a PULL has such
     elements already.
     follows: of an EXCHANGE: its sender has, or will have, the previous round's result.
@@ -196,7 +195,6 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     hyper: _Hyper = {}
     server: _Rank = 0
     size: _Count = 0
-    checksum: _U32 = 0
     is_sum: bool = False
     digest: _Digest = b""
     shard: _Shard = EVERY
