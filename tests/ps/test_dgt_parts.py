@@ -18,13 +18,22 @@ from geomx_cli.core.options import defaults
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.cluster.config import NodeSettings
-from geomx_cli.ps.delivery._blocks import SILENT, Ranking, channels, dequantise, quantise
-from geomx_cli.ps.delivery._datagram_receiver import DatagramReceiver
-from geomx_cli.ps.delivery._datagram_sender import TOPICS, DatagramSender, Fragment, Pace, encode_fragment
-from geomx_cli.ps.delivery._part_receiver import Grace, PartReceiver
-from geomx_cli.ps.delivery._parts import BEHIND, PREAMBLE, part_header
-from geomx_cli.ps.delivery._splitter import Block, Parts, Splitter
-from geomx_cli.ps.delivery.dgt import DgtServer
+from geomx_cli.ps.delivery._dgt_blocks import (
+    BEHIND,
+    PREAMBLE,
+    SILENT,
+    Block,
+    Fragment,
+    Ranking,
+    channels,
+    dequantise,
+    encode_fragment,
+    part_header,
+    quantise,
+)  # fmt: skip
+from geomx_cli.ps.delivery._dgt_delivery import DgtServer, Parts, Splitter
+from geomx_cli.ps.delivery._dgt_receiver import DatagramReceiver, Grace, PartReceiver
+from geomx_cli.ps.delivery._dgt_sender import TOPICS, DatagramSender, Pace
 from geomx_cli.ps.net import security
 from geomx_cli.ps.net.datagrams import (
     MAX_CHANNELS,

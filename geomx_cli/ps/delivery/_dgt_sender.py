@@ -4,33 +4,25 @@ import bisect
 import itertools
 import os
 import random
-import struct
 import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
 
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.ps.cluster.bodies import Count, Topic
-from geomx_cli.ps.delivery._splitter import Block
+from geomx_cli.ps.cluster.bodies import Body, Count, Topic
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.delivery._dgt_blocks import FRAGMENT, Block, Fragment, encode_fragment
 from geomx_cli.ps.net.addresses import split
 from geomx_cli.ps.net.datagrams import OVERHEAD, SALT, Sealer, SenderSocket, session_key
-from geomx_cli.ps.net.wire import MAX_REPORTED, BadMessage, Header
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.wire import MAX_REPORTED, Header
 
-if TYPE_CHECKING:
-    from geomx_cli.ps.cluster.bodies import Body
-    from geomx_cli.ps.cluster.node import Node
-    from geomx_cli.ps.net.link import Link
-
-__all__ = ["DatagramSender", "FRAGMENT", "Fragment", "Pace", "TOPICS", "decode_fragment", "encode_fragment"]
-
-# What datagrams contain, a fragment of a block of one contribution and padding, and what peers say about them (DGT).
-
-FRAGMENT = struct.Struct("<IIQIH")
+__all__ = ["TOPICS", "DatagramSender", "Pace"]
 
 
 class _Open(TypedDict):
@@ -43,8 +35,13 @@ class _Opened(_Open):
 
 
 class _Report(TypedDict):
-    """sent: key, slice and round of contributions whose blocks have all been sent, in datagrams below these `counters`
-    of each channel. received: bytes so far, `at` seconds of the receiver's clock, and the longest datagram.
+    """Of a sender, or of a receiver.
+
+    sent: key, slice and round of contributions whose blocks have all been sent.
+    counters: of the next datagram on each channel; those of `sent` had lower ones.
+    received: bytes so far.
+    at: when the last of them came, in seconds of the receiver's clock.
+    longest: bytes of the longest datagram since the last report.
     """
 
     sent: NotRequired[Annotated[list[tuple[Count, Count, Count]], msgspec.Meta(max_length=MAX_REPORTED)]]
@@ -55,33 +52,6 @@ class _Report(TypedDict):
 
 
 TOPICS = {"datagrams_open": Topic(_Open, _Opened), "datagrams": Topic(_Report, notifies=True)}
-
-
-class Fragment(NamedTuple):
-    """Bytes of a slice (`part` of its tensor) in a round; `offset` is in bytes. Without bytes it probes the path."""
-
-    key: int = 0
-    part: int = 0
-    round: int = 0
-    offset: int = 0
-    data: bytes = b""
-
-
-def encode_fragment(fragment: Fragment, length: int) -> bytes:
-    """A fragment, padded to `length` bytes of data."""
-    key, part, round_, offset, data = fragment
-    return FRAGMENT.pack(key, part, round_, offset, len(data)) + data.ljust(length, b"\0")
-
-
-def decode_fragment(content: bytes) -> Fragment:
-    """Raises BadMessage."""
-    if len(content) < FRAGMENT.size:
-        raise BadMessage("a datagram without a fragment")
-    key, part, round_, offset, length = FRAGMENT.unpack_from(content)
-    data = content[FRAGMENT.size : FRAGMENT.size + length]
-    if len(data) < length:
-        raise BadMessage("a datagram that is shorter than its fragment")
-    return Fragment(key, part, round_, offset, data)
 
 
 TICK = 0.002  # seconds between bursts
@@ -95,8 +65,12 @@ UNHEARD = 3.0
 
 
 class Pace:
-    """The rate at which datagrams are sent, in bytes per second: GAIN times what has arrived at the receiver lately,
-    so that it grows as long as the path takes more.
+    """The rate at which datagrams are sent: GAIN times what has arrived at the receiver lately.
+
+    So it grows as long as the path takes more, and what is lost does not lower it: a lossy path is no full one. A path
+    that is full delivers less than is sent, GAIN times which is the new rate.
+
+    rate: bytes per second, LEAST or more.
     """
 
     GAIN, LEAST, REPORTS = 1.25, 250_000.0, 20
@@ -107,8 +81,11 @@ class Pace:
         self._last: tuple[float, int] | None = None
 
     def report(self, at: float, received: int, *, busy: bool) -> None:
-        """`received` bytes had arrived in all, `at` seconds of the receiver's clock. busy: whether there was more to
-        send all the time since the last report; else the path may carry more than that.
+        """Apply a report of the receiver.
+
+        at: when the newest datagram arrived, in seconds of the receiver's clock.
+        received: bytes that had arrived in all.
+        busy: whether there was more to send all the time since the last report; else the path may carry more than that.
         """
         last, self._last = self._last, (at, received)
         if last is None or not at > last[0]:
@@ -123,8 +100,9 @@ class Pace:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """The blocks of one contribution that are still to be sent, those that contribute most first. `header`: of its
-    first part.
+    """The blocks of one contribution that are still to be sent, those that contribute most first.
+
+    header: of its first part.
     """
 
     header: Header
@@ -135,10 +113,12 @@ class DatagramSender:
     """Sends blocks to one server. Used by the loop's thread only.
 
     ready: whether datagrams reach the server. Until the first one has, and while none does, it is False and blocks have
-    to be sent reliably. Of the datagrams the part `dgt_loss` is dropped here, to emulate a lossy path.
+        to be sent reliably.
+
+    Of the datagrams the part `dgt_loss` is dropped here, to emulate a lossy path.
     """
 
-    def __init__(self, node: "Node", link: "Link") -> None:
+    def __init__(self, node: Node, link: Link) -> None:
         settings = node.settings
         self.ready = False
         self._node, self._link = node, link
@@ -188,7 +168,7 @@ class DatagramSender:
         """
         self._by_slice.pop((key, index), None)
 
-    def on_report(self, body: "Body") -> None:
+    def on_report(self, body: Body) -> None:
         """The server has received datagrams."""
         self._silent_since = 0.0
         self._path = max(self._path, int(body.get("longest", 0)))
@@ -198,7 +178,7 @@ class DatagramSender:
             self.ready, self._warned = True, False
             self._pace.rate = max(self._pace.rate, self._link.window.rate)
 
-    def _opened(self, body: "Body") -> None:
+    def _opened(self, body: Body) -> None:
         node, link = self._node, self._link
         key = session_key(node.keys, node.process, link.name, self._salt + body["salt"], sends=True)
         self._sealer = Sealer(key, int(body["session"]))
