@@ -31,9 +31,9 @@ from geomx_cli.ps.delivery._dgt_blocks import (
     part_header,
     quantise,
 )  # fmt: skip
+from geomx_cli.ps.delivery._dgt_datagrams import TOPICS, DatagramReceiver, DatagramSender, Pace
 from geomx_cli.ps.delivery._dgt_delivery import DgtServer, Parts, Splitter
-from geomx_cli.ps.delivery._dgt_receiver import DatagramReceiver, Grace, PartReceiver
-from geomx_cli.ps.delivery._dgt_sender import TOPICS, DatagramSender, Pace
+from geomx_cli.ps.delivery._dgt_receiver import Grace, PartReceiver
 from geomx_cli.ps.net import security
 from geomx_cli.ps.net.datagrams import (
     MAX_CHANNELS,
@@ -179,7 +179,7 @@ class Bench:
 
     def expire(self) -> None:
         """Let the wait of everything end."""
-        for incoming in self.parts._incoming.values():
+        for incoming in [each for member in self.parts._members.values() for each in member.slices.values()]:
             for assembly in incoming.open.values():
                 assembly.due = 0.0
         due, self.loop.due = self.loop.due, []
@@ -407,7 +407,7 @@ def test_parts_of_what_was_not_declared_or_of_many_rounds_are_refused() -> None:
     bench.inbox.refuse = True
     with pytest.raises(BadMessage):
         bench.first(1, gradient(1))
-    assert not bench.parts._incoming
+    assert not any(member.slices for member in bench.parts._members.values())
     bench.inbox.refuse = False
     for round_ in range(1, 5):
         bench.first(round_, gradient(1))
@@ -623,7 +623,8 @@ def test_a_sender_finds_the_path_and_sends_what_its_first_part_has_left_the_queu
     other.key = 4
     root.send(other, parts[2].important)
     loop.run(lambda: bool(root.inbox.got) or time.monotonic() > end)
-    assert root.inbox.got[0][1].tobytes() == arrays[2].tobytes() and not root.parts._incoming.get((root.link, 3, 2))
+    assert root.inbox.got[0][1].tobytes() == arrays[2].tobytes()
+    assert not root.parts._members[root.link].slices.get((3, 2))
     assert len(sender.withdraw(3, 2)) == len(parts[1].blocks) and not sender.withdraw(4, 2)
     assert root.parts.bytes["received"] == sum(len(block.data) for block in parts[2].blocks)
     loop.close()

@@ -30,8 +30,8 @@ from geomx_cli.ps.delivery._dgt_blocks import (
     part_header,
     quantise,
 )  # fmt: skip
-from geomx_cli.ps.delivery._dgt_receiver import DatagramReceiver, PartReceiver
-from geomx_cli.ps.delivery._dgt_sender import TOPICS, DatagramSender
+from geomx_cli.ps.delivery._dgt_datagrams import TOPICS, DatagramReceiver, DatagramSender
+from geomx_cli.ps.delivery._dgt_receiver import PartReceiver
 from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import dtype_of

@@ -1,10 +1,7 @@
-"""Receives contributions in parts and datagrams, puts them together, and adds late blocks to later ones (DGT)."""
+"""Puts contributions together from their parts and datagrams, and adds late blocks to later ones (DGT)."""
 
 import contextlib
-import itertools
-import os
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,15 +11,12 @@ from geomx_cli.ps.aggregation.codec import exact_dtype
 from geomx_cli.ps.aggregation.delivery_interface import ContributionInbox
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.node import Node
-from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.delivery._dgt_blocks import Assembly, Fragment, as_contribution, decode_fragment
-from geomx_cli.ps.net.addresses import split
-from geomx_cli.ps.net.datagrams import MAX_CHANNELS, SALT, Opener, ReceiverSocket, session_key, session_of
+from geomx_cli.ps.delivery._dgt_blocks import Assembly, Fragment, as_contribution
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import view
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind
 
-__all__ = ["DatagramReceiver", "Grace", "PartReceiver"]
+__all__ = ["Grace", "PartReceiver"]
 
 MAX_OPEN = 4
 """Rounds of one slice whose parts one peer may send at a time."""
@@ -31,10 +25,6 @@ MAX_EARLY, LEAST_EARLY = 16 * 2**20, 512
 content.
 """
 LEAST_GRACE = 0.005
-REPORT = 0.05
-"""Seconds between reports to those that send."""
-MAX_SENT = 65_536
-"""Reports of one member, and contributions in them, that may wait for datagrams."""
 
 
 @dataclass(slots=True)
@@ -315,119 +305,3 @@ def _observe(incoming: _Incoming, passed_at: float, arrived_at: float = 0.0) -> 
     """A datagram arrived, now by default; later ones had arrived at `passed_at`, 0 if they had not."""
     behind = (arrived_at or time.monotonic()) - passed_at if passed_at else 0.0
     incoming.member.grace.arrived(max(0.0, behind))
-
-
-@dataclass(slots=True)
-class _Session:
-    """The datagrams of one member.
-
-    received: bytes so far.
-    reported: bytes of them that the member knows of.
-    longest: bytes of the longest datagram since then.
-    last: when the last one arrived, time.monotonic seconds.
-    newest: the highest counter of each channel.
-    sent: contributions of which all blocks have been sent, and counters of later datagrams, in order.
-    waiting: reports and contributions in `sent`.
-    """
-
-    link: Link
-    opener: Opener
-    received: int = 0
-    reported: int = 0
-    longest: int = 0
-    last: float = field(default_factory=time.monotonic)
-    newest: list[int] = field(default_factory=lambda: [-1] * MAX_CHANNELS)
-    sent: deque[tuple[list[int], list[tuple[int, int, int]]]] = field(default_factory=deque)
-    waiting: int = 0
-
-
-class DatagramReceiver:
-    """Listens at the address and port number of the process's TCP endpoint or, if it has none, at a port of loopback.
-    Used by the loop's thread only. Raises InvalidSettings if the port is in use.
-
-    parts: gets the authentic fragments.
-    """
-
-    def __init__(self, node: Node, parts: PartReceiver) -> None:
-        self._node = node
-        self._parts = parts
-        endpoint = next((end for end in node.listens if end.startswith("tcp:")), "tcp://127.0.0.1:0")
-        host, port = split(endpoint)
-        self._socket = ReceiverSocket(host, int(port))
-        self._sessions: dict[int, _Session] = {}
-        self._numbers = itertools.count(int.from_bytes(os.urandom(3)))
-        node.loop.watch(self._socket.fileno(), self._read)
-        node.loop.every(REPORT, self._report)
-
-    def open(self, request: Request) -> None:
-        """Begin a session for the datagrams of a member; an earlier one of it ends. Raises BadMessage."""
-        link, salt = request.link, request.body["salt"]
-        if len(salt) != SALT:
-            raise BadMessage(f"{len(salt)} bytes of salt")
-        own = os.urandom(SALT)
-        key = session_key(self._node.keys, link.name, self._node.process, salt + own, sends=False)
-        self._sessions = {number: one for number, one in self._sessions.items() if one.link is not link}
-        number = next(self._numbers)
-        self._sessions[number] = _Session(link, Opener(key))
-        request.answer({"session": number, "port": self._socket.port, "salt": own})
-
-    def on_sent(self, request: Request) -> None:
-        """A member has sent all blocks of some contributions. Raises BadMessage."""
-        session = next((one for one in self._sessions.values() if one.link is request.link), None)
-        counters = request.body.get("counters", [])
-        sent = request.body.get("sent", [])
-        if session is None or len(counters) != MAX_CHANNELS or session.waiting + 1 + len(sent) > MAX_SENT:
-            raise BadMessage("a report on datagrams from a process that sends none, or too many")
-        session.sent.append((counters, sent))
-        session.waiting += 1 + len(sent)
-        self._pass(session)
-
-    def _read(self) -> None:
-        for datagram in self._socket.read():
-            try:
-                session = self._sessions.get(session_of(datagram))
-                if session is None:
-                    raise BadMessage("a datagram of no member")
-                self._take(session, len(datagram), *session.opener.open(datagram))
-            except BadMessage as error:
-                self._node.transport.count_refused(None, "datagram", str(error))
-
-    def _take(self, session: _Session, size: int, channel: int, counter: int, content: bytes) -> None:
-        link, wan = session.link, self._node.transport.wan
-
-        def deliver() -> None:
-            session.received += size
-            session.longest = max(session.longest, size)
-            session.last = time.monotonic()
-            session.newest[channel] = max(session.newest[channel], counter)
-            link.received += size
-            try:
-                self._parts.on_fragment(link, decode_fragment(content))
-            except BadMessage as error:
-                self._node.transport.count_refused(link, "datagram", str(error))
-            self._pass(session)
-
-        if wan is not None and link.wide_area:
-            wan.receive(size, "tensors", link.name, deliver)
-        else:
-            deliver()
-
-    def _pass(self, session: _Session) -> None:
-        """Find the contributions after which newer datagrams have arrived on all channels that are in use."""
-        while session.sent:
-            counters, contributions = session.sent[0]
-            if any(counter and newest < counter for counter, newest in zip(counters, session.newest, strict=True)):
-                return
-            session.sent.popleft()
-            session.waiting -= 1 + len(contributions)
-            for key, index, round_ in contributions:
-                self._parts.on_passed(session.link, key, index, round_)
-
-    def _report(self) -> None:
-        """Tell members what has arrived."""
-        for session in self._sessions.values():
-            if session.received > session.reported:
-                session.reported = session.received
-                body = {"received": session.received, "at": session.last, "longest": session.longest}
-                session.longest = 0
-                session.link.control("datagrams", body)
