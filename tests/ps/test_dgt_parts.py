@@ -155,8 +155,7 @@ class Bench:
     def __init__(self, **options: Any) -> None:
         self.loop, self.inbox, self.link = Loop(), Inbox(), KeptLink()
         self.refused: list[str] = []
-        warnings = SimpleNamespace(refuse=lambda link, reason, text: self.refused.append(text))
-        transport = SimpleNamespace(warnings=warnings, wan=None)
+        transport = SimpleNamespace(count_refused=lambda link, reason, text: self.refused.append(text), wan=None)
         self.node: Any = SimpleNamespace(
             settings=settings(**options), loop=self.loop, transport=transport, keys=None, process="root", listens=()
         )

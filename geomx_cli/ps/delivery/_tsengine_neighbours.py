@@ -43,13 +43,14 @@ IDLE = 4096
 
 
 class Meter:
-    """Measures one direction of a link in bytes per second. Times are in time.monotonic seconds.
+    """Measures one direction of a link. Times are in time.monotonic seconds.
 
     A sample of a link that had bytes to carry all the time is its rate. One in which the link was idle at times is at
     most that, as it includes delays of both ends: it counts only if it is higher than what is known.
 
-    rate: 0 if unknown. measured: the round in which it was last measured. moved: when bytes last arrived, or the link
-    became busy.
+    rate: bytes per second; 0 if unknown.
+    measured: the round in which it was last measured.
+    moved: when bytes last arrived, or the link became busy.
     """
 
     def __init__(self) -> None:
@@ -142,9 +143,15 @@ LOST = 3.0
 
 
 class _Report(TypedDict):
-    """received: bytes so far; rate: bytes per second towards the receiver; servers: to and from each server above.
-    expect: key and slice of contributions that the receiver is to relay; skip: key, slice and round of those that do
-    not come there; refused: requests that the sender does not serve.
+    """What a process tells its neighbours.
+
+    received: bytes so far.
+    rate: bytes per second towards the receiver.
+    servers: bytes per second to and from each server above.
+    left: the sender contributes no more.
+    expect: key and slice of contributions that the receiver is to relay.
+    skip: key, slice and round of those that do not come there.
+    refused: requests that the sender does not serve.
     """
 
     received: NotRequired[Count]
@@ -160,9 +167,13 @@ TOPICS = {TOPIC: Topic(_Report, notifies=True)}
 
 
 class Neighbour:
-    """One process of the overlay. `down`: the rate at which it sends to this process. `servers`: its rates to and from
-    each server above; 0 if unknown, or if it does not relay. `has_left`: it contributes no more. Used by the loop's
-    thread only.
+    """One process of the overlay. Used by the loop's thread only.
+
+    meter: measures the link to it.
+    down: bytes per second at which it sends to this process.
+    servers: its bytes per second to and from each server above; 0 if unknown, or if it does not relay.
+    has_left: it contributes no more.
+    tried: when something was last sent to measure the link, time.monotonic seconds.
     """
 
     def __init__(self, link: Link) -> None:
@@ -171,7 +182,7 @@ class Neighbour:
         self.down = 0.0
         self.servers: list[tuple[float, float]] = []
         self.has_left = False
-        self.tried = 0.0  # when something was last sent to measure the link
+        self.tried = 0.0
         self._reported = False
         self._told, self._told_at = 0, 0.0
 
@@ -292,7 +303,11 @@ def choose(costs: Mapping[int, float | None], max_greed: float, draw: random.Ran
 
 
 class Ways:
-    """Chooses a way for each contribution. round: the present one. Used by the loop's thread only."""
+    """Chooses a way for each contribution. Used by the loop's thread only.
+
+    max_greed: see `choose`.
+    round: the present one.
+    """
 
     def __init__(
         self, upstream: UpstreamClient, neighbours: Neighbours, max_greed: float, draw: random.Random

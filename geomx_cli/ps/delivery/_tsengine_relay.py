@@ -65,8 +65,13 @@ class _Own:
 
 @dataclass(slots=True)
 class _Group:
-    """The contributions to one slice and round, by the peer's rank, that wait for others. skipped: the peers that send
-    theirs another way. since: when the own one came. ask: when to ask the others next. Times in time.monotonic seconds.
+    """The contributions to one slice and round that wait for others. Times in time.monotonic seconds.
+
+    own: this process's; None until it comes.
+    clients: those of peers, by rank.
+    skipped: the peers that send theirs another way.
+    since: when the own one came.
+    ask: when to ask the others next.
     """
 
     own: _Own | None = None
@@ -77,10 +82,12 @@ class _Group:
 
 
 class Relay:
-    """Adds contributions to this process's, or passes them on alone. up: sends the own one alone to the server of this
-    rank. above: of a header, the rank of the server that it is for. relays: whether the peer of this rank still sends
-    through this process, as far as its reports tell. warn: receives warnings for the user. Used by the loop's thread
-    only.
+    """Adds contributions to this process's, or passes them on alone. Used by the loop's thread only.
+
+    up: sends the own one alone to the server of this rank.
+    above: of a header, the rank of the server that it is for.
+    relays: whether the peer of this rank still sends through this process, as far as its reports tell.
+    warn: receives warnings for the user.
     """
 
     def __init__(

@@ -154,6 +154,8 @@ class Link:
 
     def consumed(self, size: int) -> None:
         """Return credit for `size` payload bytes from this peer that are no longer held here."""
+        # Credit rides on whatever is sent next. A message of its own goes out after 4 ms, or at once for CREDIT_STEP
+        # bytes: a peer whose window is full would idle until then.
         self._consumed += size
         if self._consumed - self._told_consumed >= CREDIT_STEP:
             self.flush_credit()
@@ -196,10 +198,11 @@ class Link:
         return found
 
     def credit(self, returned: int, arrived: int = 0) -> None:
-        """Apply the peer's credit, and what has arrived there: bytes since the link exists. Each message carries these
-        totals, so a lost message loses nothing. On a link within a party bytes count as under way until they are
-        returned.
-        """
+        """Apply the peer's credit, and what has arrived there: bytes since the link exists."""
+        # Each message carries totals, so that one that is lost or late loses nothing, and none is counted twice. A new
+        # connection does not reset them. The window forgets what was in flight on the old one (Window.restart), as the
+        # credit for that may never come; if it does come, it lets as much more through, once.
+        # Within a party bytes count as under way until they are returned.
         if not self.wide_area:
             arrived = returned
         if returned > self.returned or arrived > self._delivered:
@@ -368,6 +371,9 @@ class Link:
             self.sent += len(payload) - PLACE.size
         header.place = Place.FRAME if place is None else Place.SHARED_MEMORY
         body = _as_received(payload) if place is None else place
+        # Small tensors wait for others, a large one takes with it what waits: so tensors stay in order, and a receiver
+        # that waits for the large one is not kept waiting. A new connection drops what waits (`reset`), for it was in
+        # flight as far as the window and whoever repeats it know.
         self._fused += (self._encode(header), body)
         if len(body) < SMALL and len(self._fused) < 2 * MAX_FUSED:
             self._transport.fuses(self)
