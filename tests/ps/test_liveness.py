@@ -41,7 +41,7 @@ class Wire:
     def acknowledged(self) -> int:
         return self.acked
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         self.ended = True
 
 

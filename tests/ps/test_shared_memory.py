@@ -135,7 +135,7 @@ def test_a_peer_that_has_left_may_still_free_blocks_that_others_have(arena: Aren
         peer.offer()
         assert peer.on_mapped()
     place = anne.lend(payload, lasting=False)
-    anne.end()
+    anne.release()
     assert place is not None and bob.lend(payload, lasting=False) == place
     block = PLACE.unpack(place)[0]
     anne.on_freed({"blocks": [block]})

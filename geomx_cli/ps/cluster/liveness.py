@@ -232,7 +232,7 @@ class Liveness:
         if tensors is not None and link.health.lost_bytes(tensors) > STALLED:
             on = f"link {self._process} - {link.name}"
             self._warn(f"what is sent on {on} is acknowledged and does not arrive; dialling again")
-            tensors.end()
+            tensors.shut_down()
 
     def _verdict(self, link: Link, now: float) -> PeerLost | None:
         """Why this peer is considered lost, or None."""

@@ -211,8 +211,8 @@ class Assembly:
         """Whether nothing is missing."""
         return self.due is not None and not self.missing
 
-    def take(self, header: Header, payload: memoryview, due: float) -> bool:
-        """Take a part; returns whether it is the first. Raises BadMessage if it is invalid, or of another shape than
+    def add_part(self, header: Header, payload: memoryview, due: float) -> bool:
+        """Add a part; returns whether it is the first. Raises BadMessage if it is invalid, or of another shape than
         others.
         """
         if (header.length, header.dtype, header.wide) != (self.header.length, self.header.dtype, self.header.wide):
@@ -237,8 +237,8 @@ class Assembly:
             self._got += length
         return bool(flags & FIRST)
 
-    def place(self, offset: int, data: bytes) -> None:
-        """Take bytes of a datagram. Raises BadMessage if they lie outside the slice."""
+    def add_bytes(self, offset: int, data: bytes) -> None:
+        """Add the bytes of a datagram. Raises BadMessage if they lie outside the slice."""
         if offset + len(data) > len(self.data):
             raise BadMessage("a datagram of bytes outside the slice")
         self.data[offset : offset + len(data)] = np.frombuffer(data, np.uint8)

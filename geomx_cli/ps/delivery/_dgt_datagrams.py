@@ -373,7 +373,7 @@ class DatagramReceiver:
             raise BadMessage("a report on datagrams from a process that sends none, or too many")
         session.sent.append((counters, sent))
         session.waiting += 1 + len(sent)
-        self._pass(session)
+        self._find_passed(session)
 
     def _read(self) -> None:
         for datagram in self._socket.read():
@@ -381,11 +381,11 @@ class DatagramReceiver:
                 session = self._sessions.get(session_of(datagram))
                 if session is None:
                     raise BadMessage("a datagram of no member")
-                self._take(session, len(datagram), *session.opener.open(datagram))
+                self._on_datagram(session, len(datagram), *session.opener.open(datagram))
             except BadMessage as error:
                 self._node.transport.count_refused(None, "datagram", str(error))
 
-    def _take(self, session: _Session, size: int, channel: int, counter: int, content: bytes) -> None:
+    def _on_datagram(self, session: _Session, size: int, channel: int, counter: int, content: bytes) -> None:
         link, wan = session.link, self._node.transport.wan
 
         def deliver() -> None:
@@ -398,14 +398,14 @@ class DatagramReceiver:
                 self._parts.on_fragment(link, decode_fragment(content))
             except BadMessage as error:
                 self._node.transport.count_refused(link, "datagram", str(error))
-            self._pass(session)
+            self._find_passed(session)
 
         if wan is not None and link.wide_area:
             wan.receive(size, "tensors", link.name, deliver)
         else:
             deliver()
 
-    def _pass(self, session: _Session) -> None:
+    def _find_passed(self, session: _Session) -> None:
         """Find the contributions after which newer datagrams have arrived on all channels that are in use."""
         while session.sent:
             counters, contributions = session.sent[0]

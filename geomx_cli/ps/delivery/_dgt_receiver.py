@@ -133,7 +133,7 @@ class PartReceiver:
         process. Raises BadMessage.
         """
         if header.kind == Kind.EXCHANGE and payload is not None:
-            return self._take_whole(link, header, payload)
+            return self._on_whole(link, header, payload)
         if header.kind != Kind.PART:
             return False
         if payload is None:
@@ -146,7 +146,7 @@ class PartReceiver:
         if not incoming.may_come(header.round):  # the whole contribution has come meanwhile
             link.consumed(len(payload))
         else:
-            self._take_part(incoming, header, payload)
+            self._add_part(incoming, header, payload)
         return True
 
     def on_passed(self, link: Link, key: int, index: int, round_: int) -> None:
@@ -169,7 +169,7 @@ class PartReceiver:
         incoming = member.slices.get(where) or _Incoming(member)
         assembly = incoming.open.get(fragment.round)
         if assembly is not None:
-            assembly.place(fragment.offset, fragment.data)
+            assembly.add_bytes(fragment.offset, fragment.data)
             if assembly.complete:
                 _observe(incoming, incoming.passed_at.get(fragment.round, 0.0))
                 self._hand_in(incoming, assembly)
@@ -188,14 +188,14 @@ class PartReceiver:
             self._members[link] = _Member(link, Grace(self._wait))
         return self._members[link]
 
-    def _take_part(self, incoming: _Incoming, header: Header, payload: memoryview) -> None:
+    def _add_part(self, incoming: _Incoming, header: Header, payload: memoryview) -> None:
         link, assembly = incoming.member.link, incoming.open.get(header.round)
         if assembly is None:
             if len(incoming.open) >= MAX_OPEN:
                 raise BadMessage(f"parts of more than {MAX_OPEN} rounds of one slice")
             assembly = incoming.open[header.round] = Assembly(header)
         try:
-            is_first = assembly.take(header, payload, time.monotonic() + self._wait)
+            is_first = assembly.add_part(header, payload, time.monotonic() + self._wait)
         except BadMessage:
             link.ask_again(header.request, damaged=True)
             raise
@@ -206,7 +206,7 @@ class PartReceiver:
             assembly.credit += len(payload)
         for fragment in _remove_early(incoming, header.round) if is_first else ():
             with contextlib.suppress(BadMessage):
-                assembly.place(fragment.offset, fragment.data)
+                assembly.add_bytes(fragment.offset, fragment.data)
         if assembly.complete:
             self._hand_in(incoming, assembly)
         elif is_first and assembly.by_datagram:
@@ -238,7 +238,7 @@ class PartReceiver:
         array = _with_late(incoming, assembly.data.view(assembly.dtype))
         self._inbox.hand_in(incoming.member.link, *as_contribution(header, array), assembly.credit)
 
-    def _take_whole(self, link: Link, header: Header, payload: memoryview) -> bool:
+    def _on_whole(self, link: Link, header: Header, payload: memoryview) -> bool:
         """Drop the parts of a contribution that has come whole. Returns whether it was handed in, with late blocks."""
         incoming = self._member(link).slices.get((header.key, header.slice))
         if incoming is None or header.contributors != incoming.contributors or not incoming.may_come(header.round):

@@ -99,7 +99,7 @@ class TsEngine(Direct):
             way = way if measured else DIRECT  # the peer waits for it from the next round on
         self._skip(header, way)
         if way == DIRECT and not alone:
-            self._relay.take_own(header, payload, then)
+            self._relay.send_with_others(header, payload, then)
             return
         self._relay.send_apart(header)
         if way == DIRECT:
@@ -120,7 +120,7 @@ class TsEngine(Direct):
             rank = self._peer_at(link)
             if rank is None:
                 return False
-            self._relay.take(link, rank, header, payload)
+            self._relay.on_contribution(link, rank, header, payload)
             self._count("received", len(payload or b""))
             return True
         if header.kind != Kind.RESULT:
@@ -244,7 +244,7 @@ class TsEngine(Direct):
         self._neighbours.report()
         if self.upstream is None or self._relay is None:
             return
-        self._relay.check()
+        self._relay.expire_waits()
         for number, (rank, _) in list(self._via.items()):
             if not self._neighbours.of(self.upstream.peers[rank]).relays():
                 self._skip(self._go_direct(number))

@@ -106,7 +106,7 @@ class Meter:
             self._bytes += news
             self._seconds += waited
         if self._bytes >= SMALLEST and (self._seconds >= SPAN or is_idle):
-            self._take(self._bytes / max(self._seconds, 1e-3), round_)
+            self._add_sample(self._bytes / max(self._seconds, 1e-3), round_)
             self._bytes, self._seconds, self._all_busy = 0, 0.0, True
 
     def restart(self, now: float) -> None:
@@ -120,7 +120,7 @@ class Meter:
         """Whether the rate is too old to be relied on, unknown, or of few samples."""
         return self._taken < FEW or round_ - self.measured > AGE
 
-    def _take(self, rate: float, round_: int) -> None:
+    def _add_sample(self, rate: float, round_: int) -> None:
         if round_ - self.measured > AGE:
             self._samples.clear()
             self._taken = 0

@@ -115,7 +115,7 @@ class Relay:
         where = (header.key, header.slice)
         return bool(self._expected.get(where)) or (*where, header.round) in self._groups
 
-    def take_own(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
+    def send_with_others(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
         """Send this process's contribution together with those that are expected. Rounds of a slice go in order."""
         where = (header.key, header.slice, header.round)
         self._shapes[where[:2]] = _shape(header)
@@ -137,7 +137,7 @@ class Relay:
         if group is not None:
             self._refuse(group.clients.values())
 
-    def take(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
+    def on_contribution(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
         """Take the contribution of a peer, or its question whether that is here. Raises BadMessage."""
         ranks, server = header.contributors, self._above(header)
         if len(ranks) != 1 or ranks[0] % CENTRAL != rank or not header.weight or server >= len(self._upstream.links):
@@ -192,7 +192,7 @@ class Relay:
                 group.clients.pop(rank, None)
                 self._check((key, index, round_))
 
-    def check(self) -> None:
+    def expire_waits(self) -> None:
         """Stop waiting for peers that do not send through here any more."""
         for where in [(*slice_, rounds[0]) for slice_, rounds in self._waiting.items() if rounds]:
             self._check(where)

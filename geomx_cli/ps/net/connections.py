@@ -26,7 +26,7 @@ class Connection:
 
     descriptor: its number.
     peer: the remote address; None if it is closed already.
-    ended: whether `end` was called.
+    ended: whether `shut_down` was called.
     counts: whether the kernel tells its bytes, as of a TCP connection.
     """
 
@@ -88,7 +88,7 @@ class Connection:
         """Seconds without any acknowledgement, as far as calls of `unanswered` have observed."""
         return time.monotonic() - self._moved
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Shut the connection down, for its owner too."""
         self.ended = True
         with contextlib.suppress(OSError), _borrowed(self.descriptor) as stream:
@@ -172,5 +172,5 @@ class UnknownPeers:
             self._loop.call_later(LOOK_AT_UNKNOWN, self._poll)
 
     def _close(self, unknown: _Unknown, text: str) -> None:
-        unknown.connection.end()
+        unknown.connection.shut_down()
         self._on_refused(text)

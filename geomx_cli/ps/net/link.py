@@ -333,7 +333,7 @@ class Link:
     def stop_sharing(self) -> None:
         """The peer has left or is lost: what it was lent is free."""
         if self._memory is not None:
-            self._memory.end()
+            self._memory.release()
 
     def received_at(self, place: memoryview) -> memoryview:
         """The payload at a place in the peer's arena. Raises BadMessage."""

@@ -304,7 +304,7 @@ class LinkMemory:
         """The peer's blocks to which nothing refers any more, to be returned."""
         return self._theirs.freed() if self._theirs is not None else []
 
-    def end(self) -> None:
+    def release(self) -> None:
         """The peer has left or is lost: release everything that it was lent.
 
         It may still be freeing blocks, which others may have by then: that has no effect, and it is lent nothing more.

@@ -221,13 +221,13 @@ class Sockets:
             if pause > LOOK:
                 self._dialled[dealer].excuse(pause)
             if self._dialled[dealer].deaf() > DEAF:
-                self._dialled[dealer].end()
+                self._dialled[dealer].shut_down()
         ages = {connection: connection.unanswered() for connection in self._dialled.values()}
         dead = {connection.peer for connection, age in ages.items() if age > UNANSWERED}
         for connection, age in ages.items():
             # Other connections to the same host are probably dead too, but idle ones do not show it.
             if age > UNANSWERED or (connection.peer in dead and connection.quiet() > UNANSWERED):
-                connection.end()
+                connection.shut_down()
 
     def _watch_accepted(self, router: Socket, on_closed: Callable[[int], None]) -> None:
         failures = (
