@@ -218,7 +218,7 @@ class DatagramSender:
         if self.ready and unheard:
             self.ready, self._path = False, 0
         socket = self._sockets[0]
-        # The short one arrives also where the path drops long datagrams silently; then reports tell the length that fits.
+        # The short one arrives also where the path drops long datagrams silently; reports tell the length that fits.
         for size in (socket.size, socket.least):
             self._emit(1, [Fragment()], size - OVERHEAD - FRAGMENT.size)
         if unheard and not self._warned:
