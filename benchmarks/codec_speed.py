@@ -21,7 +21,7 @@ from tensors import LISTS
 
 from geomx_cli.ps.aggregation.codec import Codec, parse_codec
 from geomx_cli.ps.cluster.partition import Partition, Tensor
-from geomx_cli.ps.net.malloc import keep_freed_memory
+from geomx_cli.ps.net.memory import keep_freed_memory
 
 SPECS = ["fp16", "bf16", "int8", "q4", "topk:0.01", "bsc:0.01", "sparseloco", "2bit:0.5", "1bit:0"]
 

@@ -75,6 +75,12 @@ class RecordingTransport:
     def owes(self, link: Link) -> None:
         """Nothing is owed."""
 
+    def on_reconnect(self, link: Link, lane: Lane) -> None:
+        """Nothing is sent again."""
+
+    def warn(self, message: str) -> None:
+        """There is no log."""
+
     def fuses(self, link: Link) -> None:
         link.flush()
 

@@ -161,7 +161,7 @@ class Tree:
         if header.kind == Kind.EXCHANGE and isinstance(value, np.ndarray):
             encoded = client.compression.contribution(where, value)
             if encoded is not None:
-                payload, header.form, header.checksum = encoded[0], encoded[1]["form"], encoded[1]["checksum"]
+                payload, header.form = encoded[0], encoded[1]["form"]
 
         def take(result: Header, found: Content) -> None:
             self._keep(who, result, found)

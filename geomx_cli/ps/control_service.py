@@ -113,7 +113,7 @@ class ControlService:
             request.refuse(error)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             text = f"a malformed request {request.topic!r}: {error!r}"
-            self._node.transport.warnings.refuse(request.link, "malformed", text)
+            self._node.transport.count_refused(request.link, "malformed", text)
             request.refuse(InvalidSettings(text))
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class ControlService:
 
     def _refusal(self, link: Link, what: str, hint: str) -> InvalidSettings:
         """The error for a request that `link` may not make; logs it here too."""
-        self._node.transport.warnings.refuse(link, "malformed", what)
+        self._node.transport.count_refused(link, "malformed", what)
         return InvalidSettings(what, hint)
 
     def _on_optimizer(self, request: Request) -> None:

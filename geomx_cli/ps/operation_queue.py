@@ -243,7 +243,7 @@ class OperationQueue:
         where = SliceRound(header.key, header.slice, header.dtype, header.size, header.round)
         if header.kind == Kind.EXCHANGE and (encoded := self._compression.contribution(where, array)):
             payload, about = encoded
-            header.form, header.checksum, header.codec = about["form"], about["checksum"], self._compression.spec
+            header.form, header.codec = about["form"], self._compression.spec
             return payload
         return as_payload(array, header.dtype)
 

@@ -29,7 +29,7 @@ from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.control_service import ControlService
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.malloc import share_one_heap
+from geomx_cli.ps.net.memory import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.placement_service import PlacementService

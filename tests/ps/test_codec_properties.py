@@ -4,7 +4,6 @@ order of arrivals, and refused payloads.
 
 import functools
 import itertools
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -244,14 +243,14 @@ SIZES = {"sparseloco": 9000, "topk:0.01+int8": 20_000, "bsc:0.1,q4": 2000, "bsc:
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "bf16"])
 def test_a_bad_contribution_or_result_is_refused_and_the_round_goes_on(spec: str) -> None:
-    """The damaged payloads have the checksums of a hostile sender; then good ones arrive."""
+    """Then good ones arrive."""
     size = SIZES.get(spec, 200)
     array = np.random.default_rng(2).standard_normal(size).astype(np.float32)
     tree, clean = (Tree([1], lambda _, __: FsaServer(), size=size, compress=spec) for _ in range(2))
     root, upstream = tree.roots[0], tree.servers[0].upstream
     fields: dict[str, Any] = {"length": size, "round": 1, "contributors": (0,), "weight": 1.0, "codec": spec}
     for payload in damaged(spec, array):
-        header = Header(kind=Kind.EXCHANGE, form=Form.ENCODED, checksum=zlib.crc32(payload), **fields)
+        header = Header(kind=Kind.EXCHANGE, form=Form.ENCODED, **fields)
         with pytest.raises(BadMessage):
             root.rounds.on_exchange(root.wires[0], header, memoryview(payload), 0)  # type: ignore[arg-type]
     for each in (tree, clean):
@@ -264,25 +263,12 @@ def test_a_bad_contribution_or_result_is_refused_and_the_round_goes_on(spec: str
     upstream.send(wire, asked, as_payload(array, 0), lambda _, found: got.append(found))
     answer = {"kind": Kind.RESULT, "request": asked.request, "length": size, "round": 2}
     for payload in damaged(spec, array) if codec_of(spec).results != "exact" else []:
-        header = Header(**answer, form=Form.ENCODED, codec=spec, checksum=zlib.crc32(payload))  # type: ignore[arg-type]
+        header = Header(**answer, form=Form.ENCODED, codec=spec)  # type: ignore[arg-type]
         with pytest.raises(BadMessage):
             upstream.on_result(wire, header, memoryview(payload))
     assert not got
     upstream.on_result(wire, Header(**answer), as_payload(array, 0))  # type: ignore[arg-type]
     assert np.array_equal(got[0], array)
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@given(seed=st.integers(0, 2**32), bits=st.integers(1, 3))
-def test_payloads_damaged_on_the_way_are_refused_by_name(spec: str, seed: int, bits: int) -> None:
-    random = np.random.default_rng(seed)
-    payload, about = encoded(codec_of(spec).encode(random.standard_normal(600).astype(np.float32)), Form.ENCODED)
-    header = Header(kind=Kind.EXCHANGE, length=600, round=9, codec=spec, **about)
-    assert len(received(header, payload)) == 600
-    broken = np.unpackbits(np.frombuffer(payload, np.uint8))
-    broken[random.choice(len(broken), bits, replace=False)] ^= 1
-    with pytest.raises(BadMessage, match=f"bytes of {spec.replace('+', '[+]')} with a wrong checksum"):
-        received(header, memoryview(np.packbits(broken).tobytes()))
 
 
 def test_a_codec_that_encodes_no_tensor_of_this_size() -> None:

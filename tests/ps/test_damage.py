@@ -1,37 +1,11 @@
-"""Payloads that are damaged on the way are requested again, some times, and the rounds have the right results."""
-
-import sys
-from pathlib import Path
+"""Payloads of a wrong size are requested again, some times, and the rounds have the right results."""
 
 import numpy as np
-import pytest
 from bench import SIZE, Bench, KeptLink, gradient
-from cluster import ROOT, Cluster
-from rounds import assert_equal, found_in
 
 from geomx_cli.ps.aggregation.upstream import MAX_REPEATS, UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
-
-SCRIPT = [sys.executable, str(ROOT / "tests/scripts/damaged.py")]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("spec", ["fp16", "int8", "topk:0.1,min=0"])
-def test_rounds_with_damaged_payloads_end_as_without(cluster: Cluster, tmp_path: Path, spec: str) -> None:
-    """Contributions of one worker and results of another, the first of one slice in all repeats but the last."""
-    found = []
-    for damage in ({}, {"w0": {"DAMAGED": "0,4,5,6"}, "w1": {"DAMAGED_RESULTS": "1,6"}}):
-        cluster.environment = {
-            "OUT": str(tmp_path / "w{rank}.npz"), "SERVER_OPTIMIZER": "1", "GEOMX_COMPRESS": spec,
-            "MXNET_KVSTORE_BIGARRAY_BOUND": "20000", "GEOMX_PATIENCE": "15",
-        }  # fmt: skip
-        cluster.launch_flat(SCRIPT, workers=2, worker_env=damage)
-        cluster.finish()
-        found.append(found_in(tmp_path))
-    assert_equal(found[1], found[0][0])
-    assert "refused a message of this process" in cluster.output("w0")
-    assert "refused a message from" in cluster.output("w1")
 
 
 class Pair:

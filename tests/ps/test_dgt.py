@@ -21,7 +21,7 @@ from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.delivery.dgt import DgtWorker
+from geomx_cli.ps.delivery._dgt_delivery import DgtWorker
 
 ORDERED = {"ENABLE_DGT": "2", "GEOMX_DELIVERY": "dgt"}
 DATAGRAMS = {"ENABLE_DGT": "1", "GEOMX_DELIVERY": "dgt"}

@@ -18,13 +18,22 @@ from geomx_cli.core.options import defaults
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.cluster.config import NodeSettings
-from geomx_cli.ps.delivery._blocks import SILENT, Ranking, channels, dequantise, quantise
-from geomx_cli.ps.delivery._datagram_receiver import DatagramReceiver
-from geomx_cli.ps.delivery._datagram_sender import TOPICS, DatagramSender, Fragment, Pace, encode_fragment
-from geomx_cli.ps.delivery._part_receiver import Grace, PartReceiver
-from geomx_cli.ps.delivery._parts import BEHIND, PREAMBLE, part_header
-from geomx_cli.ps.delivery._splitter import Block, Parts, Splitter
-from geomx_cli.ps.delivery.dgt import DgtServer
+from geomx_cli.ps.delivery._dgt_blocks import (
+    BEHIND,
+    PREAMBLE,
+    SILENT,
+    Block,
+    Fragment,
+    Ranking,
+    channels,
+    dequantise,
+    encode_fragment,
+    part_header,
+    quantise,
+)  # fmt: skip
+from geomx_cli.ps.delivery._dgt_datagrams import TOPICS, DatagramReceiver, DatagramSender, Pace
+from geomx_cli.ps.delivery._dgt_delivery import DgtServer, Parts, Splitter
+from geomx_cli.ps.delivery._dgt_receiver import Grace, PartReceiver
 from geomx_cli.ps.net import security
 from geomx_cli.ps.net.datagrams import (
     MAX_CHANNELS,
@@ -146,8 +155,7 @@ class Bench:
     def __init__(self, **options: Any) -> None:
         self.loop, self.inbox, self.link = Loop(), Inbox(), KeptLink()
         self.refused: list[str] = []
-        warnings = SimpleNamespace(refuse=lambda link, reason, text: self.refused.append(text))
-        transport = SimpleNamespace(warnings=warnings, wan=None)
+        transport = SimpleNamespace(count_refused=lambda link, reason, text: self.refused.append(text), wan=None)
         self.node: Any = SimpleNamespace(
             settings=settings(**options), loop=self.loop, transport=transport, keys=None, process="root", listens=()
         )
@@ -170,7 +178,7 @@ class Bench:
 
     def expire(self) -> None:
         """Let the wait of everything end."""
-        for incoming in self.parts._incoming.values():
+        for incoming in [each for member in self.parts._members.values() for each in member.slices.values()]:
             for assembly in incoming.open.values():
                 assembly.due = 0.0
         due, self.loop.due = self.loop.due, []
@@ -398,7 +406,7 @@ def test_parts_of_what_was_not_declared_or_of_many_rounds_are_refused() -> None:
     bench.inbox.refuse = True
     with pytest.raises(BadMessage):
         bench.first(1, gradient(1))
-    assert not bench.parts._incoming
+    assert not any(member.slices for member in bench.parts._members.values())
     bench.inbox.refuse = False
     for round_ in range(1, 5):
         bench.first(round_, gradient(1))
@@ -614,7 +622,8 @@ def test_a_sender_finds_the_path_and_sends_what_its_first_part_has_left_the_queu
     other.key = 4
     root.send(other, parts[2].important)
     loop.run(lambda: bool(root.inbox.got) or time.monotonic() > end)
-    assert root.inbox.got[0][1].tobytes() == arrays[2].tobytes() and not root.parts._incoming.get((root.link, 3, 2))
+    assert root.inbox.got[0][1].tobytes() == arrays[2].tobytes()
+    assert not root.parts._members[root.link].slices.get((3, 2))
     assert len(sender.withdraw(3, 2)) == len(parts[1].blocks) and not sender.withdraw(4, 2)
     assert root.parts.bytes["received"] == sum(len(block.data) for block in parts[2].blocks)
     loop.close()

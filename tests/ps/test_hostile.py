@@ -162,7 +162,8 @@ def test_connections_that_do_not_say_who_they_are_cost_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve send up to the maximum message size, one sends nothing; identified peers stay connected."""
-    monkeypatch.setattr("geomx_cli.ps.net.sockets.MAX_SECONDS", 3.0)
+    for module in ("connections", "sockets"):
+        monkeypatch.setattr(f"geomx_cli.ps.net.{module}.MAX_SECONDS", 3.0)
     ours = _rings(tmp_path, "job")
     loop = Loop()
     heard: list[str] = []

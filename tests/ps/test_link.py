@@ -9,7 +9,7 @@ from bench import RecordingTransport
 
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.net import link_health
+from geomx_cli.ps.net import lanes
 from geomx_cli.ps.net import transport as transports
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
@@ -31,8 +31,9 @@ def test_a_new_connection_gets_each_message_once_in_order(lane: Lane) -> None:
     in_flight = WINDOW // SLICE
     assert transport.sent == list(range(1, in_flight + 1))
     transport.sent.clear()
+    transport.on_reconnect = upstream.repeat  # type: ignore[method-assign]
     link.reset(lane)
-    link.resume(lane, lambda: upstream.repeat(link, lane))
+    link.resume(lane)
     assert transport.sent == (list(range(1, in_flight + 1)) if lane == "tensors" else [])
     for received in range(1, in_flight + COUNT + 1):
         link.credit(received * SLICE, received * SLICE)
@@ -148,8 +149,8 @@ def test_what_has_arrived_is_reported_on_a_wide_area_link_only() -> None:
 def test_heartbeats_tell_the_round_trip_without_the_time_at_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what is under way is limited by the path, not by what else was sent when slices were."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(link_health.time, "monotonic", lambda: clock.now)
-    ends = link_health.LinkHealth(), link_health.LinkHealth()
+    monkeypatch.setattr(lanes.time, "monotonic", lambda: clock.now)
+    ends = lanes.LinkHealth(), lanes.LinkHealth()
     receiver = 0
     for held, trip, beats in ((0.7, 0.05, 3), (0.2, 0.03, 3), (0.9, 0.2, 3), (0.5, 0.2, 500)):  # between two; both ways
         for _ in range(beats):

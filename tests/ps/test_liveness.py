@@ -10,9 +10,9 @@ from geomx_cli.core.errors import PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.cluster import liveness
 from geomx_cli.ps.cluster.liveness import Liveness
-from geomx_cli.ps.net import link_health
+from geomx_cli.ps.net import lanes
+from geomx_cli.ps.net.lanes import LinkHealth
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.link_health import LinkHealth
 from geomx_cli.ps.net.wire import encode_body
 
 
@@ -22,7 +22,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         fields = {name: getattr(time, name) for name in ("time", "strftime", "localtime")}
-        for module in (liveness, link_health):
+        for module in (liveness, lanes):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, **fields))
 
 
@@ -41,7 +41,7 @@ class Wire:
     def acknowledged(self) -> int:
         return self.acked
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         self.ended = True
 
 
@@ -95,7 +95,7 @@ def test_a_process_that_runs_and_says_nothing_is_waited_for_under_an_agent(clock
     assert (peer.given_up_after(500, probes=True) is None) == supervised
     if supervised:  # until it is stopped
         after = peer.given_up_after(100, probes=False)
-        assert after is not None and after <= link_health.UNPROBED + 2
+        assert after is not None and after <= lanes.UNPROBED + 2
 
 
 def heartbeat(health: LinkHealth, acknowledged: int, taken: int) -> None:

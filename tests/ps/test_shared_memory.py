@@ -10,15 +10,13 @@ import pytest
 from cluster import Cluster
 from rounds import SCRIPT
 
-from geomx_cli.core.event_log import EventLog
-from geomx_cli.ps.net import shared_memory
-from geomx_cli.ps.net.accepted_links import Sharing
-from geomx_cli.ps.net.shared_memory import FIRST, PLACE, SIZE, Arena, PeerArena
+from geomx_cli.ps.net import memory
+from geomx_cli.ps.net.memory import FIRST, PLACE, SIZE, Arena, LinkMemory, PeerArena
 from geomx_cli.ps.net.wire import BadMessage
 
 ANNE, BOB = "anne", "bob"
 WITHOUT = {
-    "": "", "none": "os.memfd_create = None", "little": "shared_memory.SIZE = 3 << 20",
+    "": "", "none": "os.memfd_create = None", "little": "memory.SIZE = 3 << 20",
     "foreign": "os.getpid = lambda: 1 << 22",
 }  # fmt: skip
 
@@ -26,13 +24,13 @@ WITHOUT = {
 HOOK = """
 import os
 from pathlib import Path
-from geomx_cli.ps.net import shared_memory
-put = shared_memory.Arena.put
+from geomx_cli.ps.net import memory
+put = memory.Arena.put
 def noted(arena, *args, **named):
     place = put(arena, *args, **named)
     (Path(__file__).parent / ("no room" if place is None else "lent")).touch()
     return place
-shared_memory.Arena.put = noted
+memory.Arena.put = noted
 """
 """Leaves a file that says whether payloads were lent, or found no room."""
 
@@ -100,7 +98,7 @@ def test_what_changes_is_copied_each_time(arena: Arena) -> None:
 
 
 def test_without_room_there_is_no_place(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "SIZE", FIRST + 2**20)
+    monkeypatch.setattr(memory, "SIZE", FIRST + 2**20)
     payload = memoryview(bytes(2**19))
     places = [arena.put(ANNE, payload, lasting=False) for _ in range(3)]
     assert places[2] is None and places[0] is not None
@@ -129,38 +127,22 @@ def test_a_peer_that_is_gone_holds_nothing(arena: Arena) -> None:
     assert not arena.used
 
 
-class Peer:
-    """The link of a peer that accepts offers. lend: what the offering side lends it with."""
-
-    lend: Any = None
-
-    def control(self, topic: str, body: Any = None) -> None:
-        """Messages have no effect."""
-
-    def map(self, offer: Any) -> bool:
-        return True
-
-    def enable_shared_memory(self, lend: Any) -> None:
-        self.lend = lend
-
-
-def test_a_peer_that_has_left_may_still_free_blocks_that_others_have() -> None:
-    sharing, value = Sharing(EventLog(None)), np.zeros(50_000)
-    anne, bob = peers = Peer(), Peer()
-    links: list[Any] = list(peers)
-    for link in links:
-        sharing.allow(link)
-        sharing.offer(link)
-        sharing.receive(link, "mapped", {})
-    block = shared_memory.PLACE.unpack(anne.lend(links[0], memoryview(value).cast("B"), lasting=False))[0]
-    sharing.forget(links[0])
-    again = bob.lend(links[1], memoryview(value).cast("B"), lasting=False)
-    assert shared_memory.PLACE.unpack(again)[0] == block
-    sharing.receive(links[0], "freed", {"blocks": [block]})
-    assert anne.lend(links[0], memoryview(value).cast("B"), lasting=False) is None
-    sharing.receive(links[1], "freed", {"blocks": [block]})
+def test_a_peer_that_has_left_may_still_free_blocks_that_others_have(arena: Arena) -> None:
+    payload = memoryview(np.zeros(50_000)).cast("B")
+    anne, bob = (LinkMemory(lambda: arena, lambda _, __: None, lambda: None) for _ in (ANNE, BOB))
+    for peer in (anne, bob):
+        assert not peer.on_mapped() and peer.lend(payload, lasting=False) is None, "nothing was offered"
+        peer.offer()
+        assert peer.on_mapped()
+    place = anne.lend(payload, lasting=False)
+    anne.release()
+    assert place is not None and bob.lend(payload, lasting=False) == place
+    block = PLACE.unpack(place)[0]
+    anne.on_freed({"blocks": [block]})
+    assert anne.lend(payload, lasting=False) is None
+    bob.on_freed({"blocks": [block]})
     with pytest.raises(BadMessage, match="does not have it"):
-        sharing.receive(links[1], "freed", {"blocks": [block]})
+        bob.on_freed({"blocks": [block]})
 
 
 @pytest.mark.parametrize("blocks", [None, "x", [FIRST + 1], [-1], ["x"], [[]], [None]])

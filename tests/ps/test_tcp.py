@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from geomx_cli.ps.net.tcp import Connection
+from geomx_cli.ps.net.connections import Connection
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -45,7 +45,7 @@ def test_what_is_acknowledged_or_not_sent_is_not_unanswered(pair: Pair) -> None:
 def test_its_end_is_its_owners(pair: Pair) -> None:
     near, far = pair
     connection = Connection(near.fileno())
-    connection.end()
+    connection.shut_down()
     assert connection.ended and far.recv(1) == b"" and near.recv(1) == b""
 
 
@@ -55,12 +55,12 @@ def test_a_descriptor_that_is_another_connections_by_now_is_left_alone(pair: Pai
     other, peer = connected()
     with other, peer:
         os.dup2(other.fileno(), near.fileno())
-        connection.end()
+        connection.shut_down()
         peer.sendall(b"x")
         assert other.recv(1) == b"x" and connection.unanswered() == 0.0
 
 
 def test_what_is_no_connection_is_left_alone() -> None:
     connection = Connection(999_999)
-    connection.end()
+    connection.shut_down()
     assert connection.peer is None and connection.unanswered() == 0.0

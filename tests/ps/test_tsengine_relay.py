@@ -32,7 +32,7 @@ class Fixture:
         header = _contribution(1, key, round_)
         header.request, header.asynchronous, header.acked = 7, alone, max(0, round_ - 1 - MAX_ROUNDS_AHEAD)
         header.form = Form.ENCODED if alone else Form.FULL
-        self.relay.take(self.peer, 1, header, PAYLOAD)
+        self.relay.on_contribution(self.peer, 1, header, PAYLOAD)
 
     def contribute(self, key: int, round_: int) -> None:
         """The relay contributes alone."""
@@ -78,11 +78,11 @@ def test_contributions_that_are_longer_than_the_own_one_are_refused(alone: bool)
         header = _contribution(1, 3, 2)
         header.length, header.size, header.asynchronous = length, size, alone
         with pytest.raises(BadMessage, match="unlike this process's own"):
-            fixture.relay.take(fixture.peer, 1, header, memoryview(bytes(4 * length)))
+            fixture.relay.on_contribution(fixture.peer, 1, header, memoryview(bytes(4 * length)))
     header = _contribution(1, 3, 2)
     header.asynchronous, header.form = alone, Form.ENCODED if alone else Form.FULL
     with pytest.raises(BadMessage, match="unlike this process's own"):
-        fixture.relay.take(fixture.peer, 1, header, memoryview(bytes(64 * LENGTH)))
+        fixture.relay.on_contribution(fixture.peer, 1, header, memoryview(bytes(64 * LENGTH)))
     assert fixture.refused == 3, "the peer sends them another way"
     assert not fixture.relay._groups and fixture.upstream.waiting == 1
 
@@ -94,10 +94,10 @@ def test_after_some_announcements_that_are_not_kept_nothing_waits_for_a_peer(mon
     for round_ in range(1, 9):
         fixture.relay.expect(1, [(3, 0)])
         own = _contribution(0, 3, round_)
-        fixture.relay.take_own(own, PAYLOAD, lambda _, __: None)
+        fixture.relay.send_with_others(own, PAYLOAD, lambda _, __: None)
         waited.append(not own.request)
         now += LONGEST + 1
-        fixture.relay.check()
+        fixture.relay.expire_waits()
         assert own.request, "it was sent"
     assert waited == [True] * MAX_VAIN + [False] * (8 - MAX_VAIN)
     (warning,) = fixture.warnings
@@ -113,10 +113,10 @@ def test_a_peer_that_is_late_now_and_then_or_with_many_slices_at_once_is_waited_
         for key in range(8):
             fixture.relay.expect(1, [(key, 0)])
             own = _contribution(0, key, round_)
-            fixture.relay.take_own(own, PAYLOAD, lambda _, __: None)
+            fixture.relay.send_with_others(own, PAYLOAD, lambda _, __: None)
             assert not own.request, "it waits"
         now += LONGEST + 1
-        fixture.relay.check()
+        fixture.relay.expire_waits()
     assert not fixture.warnings
 
 

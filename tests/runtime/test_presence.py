@@ -21,7 +21,7 @@ from geomx_cli.ps.cluster.bodies import MAX_AWAITED
 from geomx_cli.ps.cluster.config import PlaneSettings
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.scheduler import Scheduler
-from geomx_cli.ps.net.link_health import LinkHealth
+from geomx_cli.ps.net.lanes import LinkHealth
 from geomx_cli.ps.net.wire import BadMessage
 from geomx_cli.runtime.settings import Settings
 

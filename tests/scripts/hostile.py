@@ -17,7 +17,7 @@ from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps import client
 from geomx_cli.ps.net import security
 from geomx_cli.ps.net.loop import Loop
-from geomx_cli.ps.net.shared_memory import PLACE
+from geomx_cli.ps.net.memory import PLACE
 from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.net.wire import Form, Header, Kind, Place, encode_header, job_number
 from geomx_cli.runtime.settings import Settings
@@ -84,7 +84,7 @@ def misuse_by_control(node, link, good) -> None:
     """Send invalid control messages once refusals of tensors have come: a server reports only the first ones, of both
     lanes.
     """
-    if len(node.transport.warnings._refusals) < 4:
+    if len(link._refusals) < 4:
         node.loop.call_later(0.01, partial(misuse_by_control, node, link, good))
         return
     asked = [

@@ -85,7 +85,8 @@ def stand_for_others(client: Client) -> None:
 
     def ask() -> None:
         for number in range(20):
-            link = node.transport.dial(node.settings.local.to_dial(), "the scheduler", wide_area=False)
+            scheduler = node.settings.local.to_dial()
+            link = node.transport.dial(scheduler, "the scheduler", wide_area=False, plane=f"agent {number}")
             body = {"host": f"h{number}", "processes": [f"B/worker:{number}"] * 1000}
             node.rpc.ask(link, "awaited", body, lambda _: None, lambda _: None)
 

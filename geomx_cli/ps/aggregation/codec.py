@@ -1,6 +1,5 @@
 """The interface to codecs, their specs, and decoding of what was received."""
 
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.kernels import vectorised
 from geomx_cli.ps.net.payload import DTYPES, Content, content
-from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, DamagedPayload, Form, Header
+from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
 
 __all__ = [
     "LARGEST", "Codec", "Encoded", "SliceRound", "bears_momentum", "codec_at", "complete_lan_spec", "complete_spec",
@@ -23,9 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
-"""A payload and the header fields that describe it: whether it is the elements (ENCODED) or their changes (CHANGE), and
-its checksum.
-"""
+"""A payload and the header field that describes it: whether it is the elements (ENCODED) or their changes (CHANGE)."""
 _FP32 = np.dtype(np.float32)
 LARGEST = 2.0**114
 """Codecs with a residual or changes encode only elements below this: the sum of 2048 such is below 2^126, so it is
@@ -223,13 +220,13 @@ def _is_sized(codec: Codec | None) -> TypeGuard[SizedCodec]:
 
 
 def encoded(payload: memoryview, form: Form) -> Encoded:
-    """The payload with the header fields that describe it."""
-    return payload, {"form": form, "checksum": zlib.crc32(payload)}
+    """The payload with the header field that describes it."""
+    return payload, {"form": form}
 
 
 def received(header: Header, payload: memoryview | None) -> Content:
-    """Decode the content of a payload; for `form` CHANGE that is the change. Raises BadMessage;
-    DamagedPayload for a wrong checksum or size.
+    """Decode the content of a payload; for `form` CHANGE that is the change. Raises BadMessage; DamagedPayload for what
+    is not encoded and has a wrong size.
     """
     if header.form not in (Form.ENCODED, Form.CHANGE):
         return content(header, payload)
@@ -239,8 +236,6 @@ def received(header: Header, payload: memoryview | None) -> Content:
         raise BadMessage(error.message) from None
     if codec is None or payload is None:
         raise BadMessage("an encoded payload without a codec" if payload else "no payload where an encoded one belongs")
-    if zlib.crc32(payload) != header.checksum:
-        raise DamagedPayload(f"{len(payload)} bytes of {header.codec} with a wrong checksum")
     try:
         array = codec.decode(payload, header.length)
     except BadMessage:

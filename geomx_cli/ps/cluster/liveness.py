@@ -19,8 +19,8 @@ from pathlib import Path
 from geomx_cli.core.errors import PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import WarningRaised
+from geomx_cli.ps.net.lanes import QUIET
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.link_health import QUIET
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.sockets import UNANSWERED
 
@@ -232,7 +232,7 @@ class Liveness:
         if tensors is not None and link.health.lost_bytes(tensors) > STALLED:
             on = f"link {self._process} - {link.name}"
             self._warn(f"what is sent on {on} is acknowledged and does not arrive; dialling again")
-            tensors.end()
+            tensors.shut_down()
 
     def _verdict(self, link: Link, now: float) -> PeerLost | None:
         """Why this peer is considered lost, or None."""

@@ -116,7 +116,7 @@ class Node:
             shaper=Shaper(settings.text("wan"), settings.wan_share, settings.links, settings.party),
         )
         self.shutdown = Shutdown(
-            self.loop, self.rpc, self.liveness, settings.number("silence"), self.transport.sharing.forget
+            self.loop, self.rpc, self.liveness, settings.number("silence"), Link.stop_sharing
         )
 
     def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:

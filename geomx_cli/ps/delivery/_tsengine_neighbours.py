@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
@@ -17,7 +17,7 @@ from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.bodies import Body, Count, Rate, Topic
 from geomx_cli.ps.net.link import Link
 
-__all__ = ["AGE", "DIRECT", "Meter", "Neighbour", "Neighbours", "TOPIC", "TOPICS", "choose"]
+__all__ = ["AGE", "DIRECT", "Meter", "Neighbour", "Neighbours", "TOPIC", "TOPICS", "Ways", "choose"]
 
 # TSEngine's measurements and choice: what a link carries, and which way a contribution goes. A sender knows when it has
 # handed bytes to a link; the peer reports how many it has received. So a rate is measured only while the link is busy,
@@ -43,13 +43,14 @@ IDLE = 4096
 
 
 class Meter:
-    """Measures one direction of a link in bytes per second. Times are in time.monotonic seconds.
+    """Measures one direction of a link. Times are in time.monotonic seconds.
 
     A sample of a link that had bytes to carry all the time is its rate. One in which the link was idle at times is at
     most that, as it includes delays of both ends: it counts only if it is higher than what is known.
 
-    rate: 0 if unknown. measured: the round in which it was last measured. moved: when bytes last arrived, or the link
-    became busy.
+    rate: bytes per second; 0 if unknown.
+    measured: the round in which it was last measured.
+    moved: when bytes last arrived, or the link became busy.
     """
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ class Meter:
             self._bytes += news
             self._seconds += waited
         if self._bytes >= SMALLEST and (self._seconds >= SPAN or is_idle):
-            self._take(self._bytes / max(self._seconds, 1e-3), round_)
+            self._add_sample(self._bytes / max(self._seconds, 1e-3), round_)
             self._bytes, self._seconds, self._all_busy = 0, 0.0, True
 
     def restart(self, now: float) -> None:
@@ -119,7 +120,7 @@ class Meter:
         """Whether the rate is too old to be relied on, unknown, or of few samples."""
         return self._taken < FEW or round_ - self.measured > AGE
 
-    def _take(self, rate: float, round_: int) -> None:
+    def _add_sample(self, rate: float, round_: int) -> None:
         if round_ - self.measured > AGE:
             self._samples.clear()
             self._taken = 0
@@ -132,20 +133,6 @@ class Meter:
         self.rate = ordered[-1 if len(ordered) <= FEW else len(ordered) // 2]
 
 
-def choose(costs: Mapping[int, float | None], max_greed: float, draw: random.Random) -> int:
-    """The way for a contribution, of those in `costs`: the seconds that it takes by each, None where that is unknown.
-
-    With probability min(known / all, max_greed) the fastest known one, where a relay has to be MARGIN times faster than
-    DIRECT; else any unknown one, so that it is measured.
-    """
-    known = {way: cost for way, cost in costs.items() if cost is not None}
-    unknown = [way for way, cost in costs.items() if cost is None]
-    greed = min(len(known) / len(costs), max_greed)
-    if unknown and (not known or draw.random() >= greed):
-        return draw.choice(unknown)
-    return min(known, key=lambda way: known[way] if way == DIRECT else MARGIN * known[way])
-
-
 TOPIC = "overlay"
 OFTEN, SELDOM = 0.01, 0.2
 """Seconds between reports while bytes arrive, and otherwise."""
@@ -156,9 +143,15 @@ LOST = 3.0
 
 
 class _Report(TypedDict):
-    """received: bytes so far; rate: bytes per second towards the receiver; servers: to and from each server above.
-    expect: key and slice of contributions that the receiver is to relay; skip: key, slice and round of those that do
-    not come there; refused: requests that the sender does not serve.
+    """What a process tells its neighbours.
+
+    received: bytes so far.
+    rate: bytes per second towards the receiver.
+    servers: bytes per second to and from each server above.
+    left: the sender contributes no more.
+    expect: key and slice of contributions that the receiver is to relay.
+    skip: key, slice and round of those that do not come there.
+    refused: requests that the sender does not serve.
     """
 
     received: NotRequired[Count]
@@ -174,9 +167,13 @@ TOPICS = {TOPIC: Topic(_Report, notifies=True)}
 
 
 class Neighbour:
-    """One process of the overlay. `down`: the rate at which it sends to this process. `servers`: its rates to and from
-    each server above; 0 if unknown, or if it does not relay. `has_left`: it contributes no more. Used by the loop's
-    thread only.
+    """One process of the overlay. Used by the loop's thread only.
+
+    meter: measures the link to it.
+    down: bytes per second at which it sends to this process.
+    servers: its bytes per second to and from each server above; 0 if unknown, or if it does not relay.
+    has_left: it contributes no more.
+    tried: when something was last sent to measure the link, time.monotonic seconds.
     """
 
     def __init__(self, link: Link) -> None:
@@ -185,7 +182,7 @@ class Neighbour:
         self.down = 0.0
         self.servers: list[tuple[float, float]] = []
         self.has_left = False
-        self.tried = 0.0  # when something was last sent to measure the link
+        self.tried = 0.0
         self._reported = False
         self._told, self._told_at = 0, 0.0
 
@@ -279,3 +276,94 @@ class Neighbours:
 
 def _bounded(rate: float) -> float:
     return float(rate) if math.isfinite(rate) else 0.0
+
+
+# The choice of a way for each contribution: directly, or through a peer.
+
+LARGE = 64 * 1024
+"""Bytes that a contribution has at least to measure a way."""
+SAME = 0.8
+"""Cost of a peer that was used before, in proportion: to change costs a round."""
+TRY = 0.5
+"""Seconds until a way that was tried, and of which too little is known still, is tried again."""
+
+
+def choose(costs: Mapping[int, float | None], max_greed: float, draw: random.Random) -> int:
+    """The way for a contribution, of those in `costs`: the seconds that it takes by each, None where that is unknown.
+
+    With probability min(known / all, max_greed) the fastest known one, where a relay has to be MARGIN times faster than
+    DIRECT; else any unknown one, so that it is measured.
+    """
+    known = {way: cost for way, cost in costs.items() if cost is not None}
+    unknown = [way for way, cost in costs.items() if cost is None]
+    greed = min(len(known) / len(costs), max_greed)
+    if unknown and (not known or draw.random() >= greed):
+        return draw.choice(unknown)
+    return min(known, key=lambda way: known[way] if way == DIRECT else MARGIN * known[way])
+
+
+class Ways:
+    """Chooses a way for each contribution. Used by the loop's thread only.
+
+    max_greed: see `choose`.
+    round: the present one.
+    """
+
+    def __init__(
+        self, upstream: UpstreamClient, neighbours: Neighbours, max_greed: float, draw: random.Random
+    ) -> None:
+        self.round = 0
+        self._upstream = upstream
+        self._neighbours = neighbours
+        self._max_greed = max_greed
+        self._draw = draw
+        self._began, self._period = 0.0, 0.0  # when the present round began, and seconds of the one before
+        self._largest, self._known_largest = 0, 0  # contribution so far, and before the present round
+
+    def enter(self, round_: int, size: int) -> None:
+        """A contribution of `size` bytes to this round is about to be sent."""
+        if round_ > self.round:
+            now = time.monotonic()
+            self.round, self._began, self._period = round_, now, now - self._began if self._began else 0.0
+            self._known_largest = self._largest
+        self._largest = max(size, self._largest)
+
+    def choose(self, server: int, size: int, before: Collection[int] = ()) -> tuple[int, bool]:
+        """The rank of the peer through which to send `size` bytes to this server, or DIRECT, and whether that is chosen
+        in order to measure it. before: the peers that expect the slice.
+        """
+        straight = self._neighbours.of(self._upstream.links[server])
+        direct = straight.seconds(size)
+        if direct is None:
+            return DIRECT, False
+        # A process may take some hundredths of a second to see what has arrived: little, measured against much of this.
+        measures = size >= LARGE and (size >= SPAN * straight.meter.rate or 2 * size >= self._known_largest > 0)
+        costs = {DIRECT: self._cost(straight, direct, measures)}
+        for rank, link in self._upstream.peers.items():
+            peer = self._neighbours.of(link)
+            onward = peer.seconds_to_server(server, size) if peer.relays() else None
+            if onward is None or onward * MARGIN > direct:
+                continue  # this also keeps two peers from sending through each other
+            leg = peer.seconds(size)
+            if leg is not None:
+                leg = self._cost(peer, max(leg, onward), measures)
+            elif not measures or time.monotonic() - peer.tried < TRY:
+                continue
+            costs[rank] = leg * SAME if leg is not None and rank in before else leg
+        way = choose(costs, self._max_greed, self._draw)
+        measured = costs[way] is None
+        if measured:
+            (straight if way == DIRECT else self._neighbours.of(self._upstream.peers[way])).tried = time.monotonic()
+        return way, measured
+
+    def lead_here(self, rank: int) -> bool:
+        """Whether the contribution of a peer that was expected here may still come."""
+        neighbour = self._neighbours.of(self._upstream.peers[rank])
+        return neighbour.is_alive() and not neighbour.has_left
+
+    def _cost(self, neighbour: Neighbour, seconds: float, measures: bool) -> float | None:
+        """The seconds, or None if too little is known of the way, or what is known is old, and this contribution is
+        good to measure it, and does not take more than twice as long as the last round has taken.
+        """
+        old = neighbour.meter.is_stale(self.round) and time.monotonic() - neighbour.tried > TRY
+        return None if old and measures and seconds <= 2 * self._period else seconds

@@ -65,8 +65,13 @@ class _Own:
 
 @dataclass(slots=True)
 class _Group:
-    """The contributions to one slice and round, by the peer's rank, that wait for others. skipped: the peers that send
-    theirs another way. since: when the own one came. ask: when to ask the others next. Times in time.monotonic seconds.
+    """The contributions to one slice and round that wait for others. Times in time.monotonic seconds.
+
+    own: this process's; None until it comes.
+    clients: those of peers, by rank.
+    skipped: the peers that send theirs another way.
+    since: when the own one came.
+    ask: when to ask the others next.
     """
 
     own: _Own | None = None
@@ -77,10 +82,12 @@ class _Group:
 
 
 class Relay:
-    """Adds contributions to this process's, or passes them on alone. up: sends the own one alone to the server of this
-    rank. above: of a header, the rank of the server that it is for. relays: whether the peer of this rank still sends
-    through this process, as far as its reports tell. warn: receives warnings for the user. Used by the loop's thread
-    only.
+    """Adds contributions to this process's, or passes them on alone. Used by the loop's thread only.
+
+    up: sends the own one alone to the server of this rank.
+    above: of a header, the rank of the server that it is for.
+    relays: whether the peer of this rank still sends through this process, as far as its reports tell.
+    warn: receives warnings for the user.
     """
 
     def __init__(
@@ -108,7 +115,7 @@ class Relay:
         where = (header.key, header.slice)
         return bool(self._expected.get(where)) or (*where, header.round) in self._groups
 
-    def take_own(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
+    def send_with_others(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
         """Send this process's contribution together with those that are expected. Rounds of a slice go in order."""
         where = (header.key, header.slice, header.round)
         self._shapes[where[:2]] = _shape(header)
@@ -130,7 +137,7 @@ class Relay:
         if group is not None:
             self._refuse(group.clients.values())
 
-    def take(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
+    def on_contribution(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
         """Take the contribution of a peer, or its question whether that is here. Raises BadMessage."""
         ranks, server = header.contributors, self._above(header)
         if len(ranks) != 1 or ranks[0] % CENTRAL != rank or not header.weight or server >= len(self._upstream.links):
@@ -185,7 +192,7 @@ class Relay:
                 group.clients.pop(rank, None)
                 self._check((key, index, round_))
 
-    def check(self) -> None:
+    def expire_waits(self) -> None:
         """Stop waiting for peers that do not send through here any more."""
         for where in [(*slice_, rounds[0]) for slice_, rounds in self._waiting.items() if rounds]:
             self._check(where)

@@ -7,26 +7,16 @@ are delivered directly, so of a sparse codec's tensors only the small ones are d
 See docs/explanation/delivery.md.
 """
 
-import math
-from functools import partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from geomx_cli.core.options import Option
-from geomx_cli.ps.delivery.direct import Direct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from geomx_cli.core.options import Value
     from geomx_cli.core.plugins import Spec
-    from geomx_cli.ps.aggregation.delivery_interface import ContributionInbox
-    from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
-    from geomx_cli.ps.cluster.node import Node
-    from geomx_cli.ps.cluster.rpc import Request
-    from geomx_cli.ps.delivery._datagram_receiver import DatagramReceiver
-    from geomx_cli.ps.delivery._datagram_sender import DatagramSender
-    from geomx_cli.ps.net.link import Link
-    from geomx_cli.ps.net.wire import Header
+    from geomx_cli.ps.delivery._dgt_delivery import DgtServer, DgtWorker
 
 name = "dgt"
 chosen_by = "dgt"
@@ -105,127 +95,16 @@ def refuses(spec: "Spec") -> str | None:
     return None
 
 
-class _Loss(TypedDict):
-    loss: float
-
-
-class DgtWorker(Direct):
-    """The delivery of a worker, whose contributions to its local server are whole. With --dgt-adaptive it tells its
-    servers the loss.
-    """
-
-    def begin(self, node: "Node", upstream: "UpstreamClient | None", others: object, /) -> None:
-        """See WorkerDelivery.begin."""
-        from geomx_cli.ps.cluster.bodies import Topic
-
-        super().begin(node, upstream, others)
-        self._node = node
-        node.rpc.add_topics({"loss": Topic(_Loss)})
-        self._told: float | None = None
-        self._is_adaptive = bool(node.settings.options["dgt_adaptive"])
-        if self._is_adaptive:
-            # Contributions that go through other workers (--tsengine) do not come here.
-            node.loop.every(node.settings.number("heartbeat"), self._tell_loss)
-
-    def up(self, server: int, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
-        """Send the contribution, after a loss that has changed."""
-        self._tell_loss()
-        super().up(server, header, payload, on_result)
-
-    def _tell_loss(self) -> None:
-        loss, links = self._node.telemetry.loss, self.upstream.links if self.upstream is not None else ()
-        if self._is_adaptive and links and loss is not None and loss != self._told and math.isfinite(loss):
-            self._told = loss
-            for link in links:
-                self._node.rpc.ask(link, "loss", {"loss": loss}, lambda _: None, lambda _: None)
-
-
-class DgtServer(Direct):
-    """The delivery of a server: a local server divides its sums, a root puts them together."""
-
-    def begin(self, node: "Node", upstream: "UpstreamClient | None", inbox: "ContributionInbox", /) -> None:
-        """See ServerDelivery.begin."""
-        # Imported late: every command scans the deliveries.
-        from geomx_cli.ps.cluster.bodies import Topic
-        from geomx_cli.ps.delivery import _datagram_receiver as datagrams
-        from geomx_cli.ps.delivery._datagram_sender import TOPICS
-        from geomx_cli.ps.delivery._part_receiver import PartReceiver
-        from geomx_cli.ps.delivery._splitter import BY_DATAGRAM, Splitter
-
-        super().begin(node, upstream, inbox)
-        self._node = node
-        node.rpc.add_topics({"loss": Topic(_Loss), **TOPICS})
-        self._splitter = Splitter(node.settings)
-        self._senders: dict[Link, DatagramSender] = {}
-        self._parts = PartReceiver(node, inbox)
-        self._datagrams: DatagramReceiver | None = None
-        self._losses: dict[Link, tuple[float, float]] = {}  # the first and the last one of each worker
-        if self._splitter.mode == BY_DATAGRAM and upstream is not None:
-            node.telemetry.datagrams = {"sent": 0, "withdrawn": 0}  # counted by the senders
-        elif self._splitter.mode == BY_DATAGRAM:
-            node.telemetry.datagrams = self._parts.bytes
-            self._datagrams = datagrams.DatagramReceiver(node, self._parts)
-
-    def up(self, server: int, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
-        """Send a contribution in parts, if it can be divided and, with datagrams, if these arrive."""
-        from geomx_cli.ps.delivery._parts import BEHIND, part_header
-        from geomx_cli.ps.delivery._splitter import BY_DATAGRAM
-
-        assert self.upstream is not None
-        link = self.upstream.links[server]
-        sender = self._sender(link) if self._splitter.mode == BY_DATAGRAM else None
-        unsent = sender.withdraw(header.key, header.slice) if sender is not None and payload is not None else ()
-        parts = self._splitter.split(header, payload, unsent)
-
-        def transmit(header: "Header") -> None:
-            first = part_header(header)
-            link.send(first, memoryview(parts.important))
-            if sender is not None:
-                sender.send(first, parts.blocks)
-            else:
-                link.send(part_header(header, BEHIND), memoryview(parts.others))
-
-        if parts.important and (sender is None or sender.ready):
-            # No later round of the slice is under way: a local server sends one when it has the result of that before.
-            forbid = None if sender is None else partial(sender.forbid_withdrawal, header.key, header.slice)
-            self.upstream.send(link, header, parts.whole, on_result, transmit, on_repeat=forbid)
-        else:
-            self.upstream.send(link, header, parts.whole, on_result)
-
-    def receive(self, link: "Link", header: "Header", payload: memoryview | None) -> bool:
-        """Take parts, and contributions to which late blocks are added."""
-        return self._parts.receive(link, header, payload)
-
-    def on_request(self, request: "Request") -> bool:
-        """Set up datagrams for a member; take what a member has sent, or a root received."""
-        if request.topic == "loss":
-            loss = float(request.body["loss"])
-            self._losses[request.link] = self._losses.get(request.link, (loss, loss))[0], loss
-            self._splitter.follow(self._losses.values())
-            request.answer()
-        elif request.topic == "datagrams_open" and self._datagrams is not None:
-            self._datagrams.open(request)
-        elif request.topic == "datagrams" and request.link in self._senders:
-            self._senders[request.link].on_report(request.body)
-        elif request.topic == "datagrams" and self._datagrams is not None:
-            self._datagrams.on_sent(request)
-        else:
-            return False
-        return True
-
-    def _sender(self, link: "Link") -> "DatagramSender":
-        from geomx_cli.ps.delivery._datagram_sender import DatagramSender
-
-        if link not in self._senders:
-            self._senders[link] = DatagramSender(self._node, link)
-        return self._senders[link]
-
-
-def worker() -> DgtWorker:
+def worker() -> "DgtWorker":
     """The delivery of a worker."""
+    # Imported late: every command scans the deliveries.
+    from geomx_cli.ps.delivery._dgt_delivery import DgtWorker
+
     return DgtWorker()
 
 
-def server() -> DgtServer:
+def server() -> "DgtServer":
     """The delivery of a server."""
+    from geomx_cli.ps.delivery._dgt_delivery import DgtServer
+
     return DgtServer()

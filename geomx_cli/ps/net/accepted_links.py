@@ -1,100 +1,44 @@
-"""The links to the peers that dial this process, found by the identities of their connections."""
+"""The links to the peers that dial this process, found by what their hellos say."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
-from geomx_cli.core.event_log import EventLog
-from geomx_cli.core.events import WarningRaised
-from geomx_cli.ps.net.lanes import Lane, parse_identity
+from geomx_cli.ps.net.connections import Connection
+from geomx_cli.ps.net.lanes import IDENTITY, LANES, Lane
 from geomx_cli.ps.net.link import Link, LinkTransport
-from geomx_cli.ps.net.shared_memory import Arena
 from geomx_cli.ps.net.sockets import Socket
-from geomx_cli.ps.net.tcp import Connection
-from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_body
+from geomx_cli.ps.net.wire import MAX_HELLO, BadMessage, Header, Kind, decode_body
 
-__all__ = ["AcceptedLinks", "MAX_HELLO", "Sharing"]
-
-# Decides which links of a process use shared memory, and keeps track of offers and loans.
-
-class Sharing:
-    """The dialling end of a unix socket offers its memory; a peer that can map it is on the same host and offers its
-    own.
-
-    Used by the loop's thread only.
-    """
-
-    def __init__(self, events: EventLog) -> None:
-        self._events = events
-        self._arena: Arena | None = None
-        self._has_no_arena = self._was_full = False
-        self._allowed: set[Link] = set()
-        self._offered: set[Link] = set()
-        self._gone: set[Link] = set()
-
-    def allow(self, link: Link) -> None:
-        """Mark a link over a unix socket that is not an emulated wide-area link."""
-        self._allowed.add(link)
-
-    def offer(self, link: Link) -> None:
-        """Offer this process's memory once, if the link allows it."""
-        if link not in self._allowed or link in self._offered:
-            return
-        if self._arena is None and not self._has_no_arena:
-            try:
-                self._arena = Arena()
-            except OSError:
-                self._has_no_arena = True
-        if self._arena is not None:
-            self._offered.add(link)
-            link.control("memory", self._arena.offer())
-
-    def receive(self, link: Link, topic: str, body: dict[str, Any]) -> None:
-        """Handle "memory" (an offer), "mapped" (ours was accepted) or "freed" (blocks). Raises BadMessage."""
-        if link not in self._allowed:
-            raise BadMessage("an offer of memory from another host")
-        if topic == "memory":
-            if link.map(body):
-                link.control("mapped")
-                self.offer(link)
-        elif topic == "mapped":
-            if link in self._offered:
-                link.enable_shared_memory(self.lend)
-        elif self._arena is not None and link not in self._gone:
-            self._arena.freed(link, body.get("blocks"))
-
-    def lend(self, link: Link, payload: memoryview, *, lasting: bool) -> bytes | None:
-        """The place of a copy of the payload in shared memory; None if there is no room. See Arena.put."""
-        assert self._arena is not None
-        if link in self._gone:
-            return None
-        place = self._arena.put(link, payload, lasting=lasting)
-        if place is None and not self._was_full:
-            self._was_full = True
-            message = "shared memory with processes of this host is full; falling back to sockets"
-            self._events.write(WarningRaised(message=message))
-        return place
-
-    def forget(self, link: Link) -> None:
-        """Release everything lent to a peer that has left or is lost. It may still be freeing blocks, which others may
-        have by then: that has no effect, and it is lent nothing more.
-        """
-        self._gone.add(link)
-        if self._arena is not None:
-            self._arena.forget(link)
-
+__all__ = ["AcceptedLinks"]
 
 MAX_LINKS = 4096
-MAX_HELLO = 4096
+
+
+class _Peer(NamedTuple):
+    """Whom a link leads to.
+
+    process: its name, which its key proves.
+    plane, rank: in which it dials; "" and None where hellos do not name them, as to a scheduler.
+    life: differs between processes that are started under one name.
+    """
+
+    process: str
+    plane: str
+    rank: int | None
+    # Each life has a link of its own: a process that was started twice by mistake must not receive what is for the
+    # other one, nor end its connections. So its requests come in, and whoever counts members refuses it by name.
+    life: str
 
 
 class AcceptedLinks:
     """Accepts connections by their hello. Used by the loop's thread only.
 
-    party: of this process. on_link: called for each new link, with whether it is over a unix socket; may refuse it with
-    BadMessage. on_closed: called when the connection of a link's control lane has ended. `by_identity`: the links by
-    the routing identities of their connections.
+    party: of this process.
+    on_link: called for each new link, with whether it is over a unix socket; may refuse it with BadMessage.
+    on_closed: called when the connection of a link's control lane has ended.
+    by_identity: link and lane of each connection, by its routing identity.
     """
 
     def __init__(
@@ -108,61 +52,69 @@ class AcceptedLinks:
         self._party = party
         self._on_link = on_link
         self._on_closed = on_closed
-        self.by_identity: dict[bytes, Link] = {}
-        self._by_peer: dict[bytes, Link] = {}
+        self._links: dict[_Peer, Link] = {}
+        self.by_identity: dict[bytes, tuple[Link, Lane]] = {}
         self._by_descriptor: dict[int, tuple[Link, Lane]] = {}
-        self._descriptors: dict[tuple[Link, Lane], int] = {}
 
     def accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
         """The link of a connection whose first message this is: its hello. Raises BadMessage."""
-        name, party, hello = _parse_hello(header, payload, _owner(sender))
         identity = sender.bytes
-        peer, lane = parse_identity(identity)
-        if len(self.by_identity) >= 2 * MAX_LINKS:
+        peer, party, lane, hello = _parse_hello(header, payload, _owner(sender))
+        if len(identity) != IDENTITY:  # libzmq gives a replaced connection another one, of 5 bytes
+            raise BadMessage("a hello on a connection that has been replaced")
+        link = self._links.get(peer)
+        if link is None and len(self._links) >= MAX_LINKS:
             raise BadMessage("too many links")
-        link = self._by_peer.get(peer)
         if link is None:
-            link = Link(self._transport, name, party != self._party)
+            link = Link(self._transport, peer.process, party != self._party)
             link.hello = hello
-        link.lanes.attach(lane, router, identity)
-        if peer not in self._by_peer:
+            link.lanes.attach(lane, router, identity)
             self._on_link(link, _is_near(sender))
-            self._by_peer[peer] = link
-        self.by_identity[identity] = link
+            self._links[peer] = link
+        else:
+            self.by_identity.pop(link.lanes.attach(lane, router, identity), None)
+        self.by_identity[identity] = link, lane
         return link
 
     def note(self, link: Link, lane: Lane, descriptor: int) -> None:
         """Record the connection of a lane; it replaces an older one."""
-        before, key = self._descriptors.get((link, lane)), (link, lane)
-        if before != descriptor:
-            if before is not None and self._by_descriptor.get(before) == key:  # else the system has reused it
-                del self._by_descriptor[before]
-            self._by_descriptor[descriptor], self._descriptors[key] = key, descriptor
+        connection = link.lanes.connections.get(lane)
+        if connection is None or connection.descriptor != descriptor:
+            self._by_descriptor[descriptor] = link, lane
             link.lanes.connections[lane] = Connection(descriptor)
 
     def closed(self, descriptor: int) -> None:
         """An accepted connection has ended."""
-        key = self._by_descriptor.pop(descriptor, None)
-        if key is not None:
-            link, lane = key
-            del self._descriptors[key]
-            link.lanes.connections.pop(lane, None)
+        place = self._by_descriptor.pop(descriptor, None)
+        if place is None:
+            return
+        link, lane = place
+        connection = link.lanes.connections.get(lane)
+        # An old connection may end after a new one has replaced it: then nothing has ended for the link.
+        if connection is not None and connection.descriptor == descriptor:
+            del link.lanes.connections[lane]
             if lane == "control":
                 self._on_closed(link)
 
 
-def _parse_hello(header: Header, payload: memoryview | None, owner: str | None) -> tuple[str, str, dict[str, Any]]:
-    """Process, party and body of a hello, whose sender must have the key of the process that it names."""
+def _parse_hello(
+    header: Header, payload: memoryview | None, owner: str | None
+) -> tuple[_Peer, str, Lane, dict[str, Any]]:
+    """Peer, party, lane and body of a hello, whose sender must have the key of the process that it names."""
     if header.kind != Kind.CONTROL or header.topic != "hello" or payload is None:
         raise BadMessage("a message before the hello")
     hello = decode_body(payload, MAX_HELLO)
     try:
-        name, party = str(hello["process"])[:128], str(hello["party"])[:128]
+        name, party, life = (str(hello[field])[:128] for field in ("process", "party", "life"))
     except KeyError as error:
         raise BadMessage(f"a hello without {error}") from None
     if owner not in (None, name):
         raise BadMessage(f"a hello of {name} with the key of {owner}")
-    return name, party, hello
+    lane = next((known for known in LANES if known == hello.get("lane")), None)
+    if lane is None:
+        raise BadMessage("a connection that is no lane of a link")
+    rank = hello.get("rank")
+    return _Peer(name, str(hello.get("plane", "")), rank if isinstance(rank, int) else None, life), party, lane, hello
 
 
 def _is_near(sender: zmq.Frame) -> bool:

@@ -96,6 +96,8 @@ class Opener:
         """Channel, counter and content. Raises BadMessage for a datagram that is not authentic, that was received
         before, or too late to tell.
         """
+        # The window is consulted before the cipher, which costs more, and extended only after it: else whoever can send
+        # datagrams could make the genuine ones look old.
         outer = datagram[: OUTER.size]
         _, channel, counter = OUTER.unpack(outer)
         if channel >= MAX_CHANNELS or not self._windows[channel].is_new(counter):
@@ -152,9 +154,11 @@ READ_AT_ONCE = 64
 
 
 class SenderSocket:
-    """Sends the datagrams of one channel to one address (host, port). `precedence`, 0 to 7, is the class of its DSCP.
+    """Sends the datagrams of one channel. Raises OSError if there is no way to the address.
 
-    size: bytes of a datagram that fit the path, as far as known. Raises OSError if there is no way to the address.
+    address: host and port.
+    precedence: the class of its DSCP, 0 to 7.
+    size: bytes of a datagram that fit the path, as far as known.
     """
 
     def __init__(self, address: tuple[str, int], precedence: int) -> None:

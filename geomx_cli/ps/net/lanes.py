@@ -1,29 +1,44 @@
-"""The two connections of a link, and the handshake by which a new connection replaces an old one: the dialling end says
-hello, the listening end welcomes it, and the dialling end, which may send from then on, says that it is ready.
+"""The two connections of a link, and what they show of the peer.
+
+A new connection replaces an old one by a handshake: the dialling end says hello, the listening end welcomes it, and the
+dialling end, which may send from then on, says that it is ready.
 """
 
-import secrets
+import math
+import time
 from collections import Counter
 from typing import Any, Literal
 
 import zmq
 
+from geomx_cli.ps.net.connections import Connection
 from geomx_cli.ps.net.sockets import Socket
-from geomx_cli.ps.net.tcp import Connection
-from geomx_cli.ps.net.wire import BadMessage, Header, Place, encode_body, encode_header
+from geomx_cli.ps.net.wire import BadMessage, Header, Place, decode_body, encode_body, encode_header
 
-__all__ = ["LANES", "Lane", "Lanes", "identities", "parse_identity"]
+__all__ = ["IDENTITY", "LANES", "QUIET", "Lane", "Lanes", "LinkHealth"]
 
 Lane = Literal["tensors", "control"]
 LANES: tuple[Lane, Lane] = ("control", "tensors")
-IDENTITY = 12  # bytes, without the one for the lane; a replaced connection gets another identity, of 5 bytes
+IDENTITY = 13
+"""Bytes of a connection's routing identity. They are random, as whoever knows them could take the connection over."""
+QUIET = 5.0
+"""Seconds without a message after which a link counts as silent."""
+MOST_SECONDS = 1e12
+UNPROBED = 6.0
+"""Seconds without a byte after which the peer's process does not run: its libzmq asks or answers every 2 s."""
+SLACK = 64
+"""Bytes by which the counts of both ends may differ: a kernel counts the handshake too."""
+AGEING, SHORTEST = 1.01, 1e-5
+"""The shortest round trip grows by this factor with each heartbeat, so a longer route is noticed; its least seconds."""
 
 
 class Lanes:
     """Writes to the connections of one link.
 
-    job: see Header. counters: counts "unreachable" peers. greeting: what this process says of itself in its hellos;
-    None if the peer dials. connections: those that stand.
+    job: see Header.
+    counters: counts writes to peers that cannot be reached, as "unreachable".
+    greeting: what this process says of itself in its hellos; None if the peer dials.
+    connections: those that stand.
     """
 
     def __init__(self, job: int, counters: Counter[str], greeting: dict[str, Any] | None) -> None:
@@ -37,9 +52,14 @@ class Lanes:
         self._connected: set[Lane] = set()
         self._up: set[Lane] = set()
 
-    def attach(self, lane: Lane, socket: Socket, identity: bytes) -> None:
-        """Use `socket` for this lane; `identity` is the peer's on a ROUTER, else empty."""
+    def attach(self, lane: Lane, socket: Socket, identity: bytes = b"") -> bytes:
+        """Use `socket` for this lane. Returns the identity that was used before, empty if there was none.
+
+        identity: the routing identity of the peer's connection on a ROUTER; empty on a DEALER.
+        """
+        _, before = self._sockets.get(lane, (socket, b""))
         self._sockets[lane] = (socket, identity)
+        return before
 
     def write(self, lane: Lane, parts: list[Any]) -> None:
         """Write to the socket. On a dialled lane the parts are dropped until the peer has welcomed it."""
@@ -106,16 +126,123 @@ class Lanes:
             self._counters["unreachable"] += 1
 
 
-def identities() -> dict[Lane, bytes]:
-    """New routing identities for the connections of one link: random bytes that they share, and the lane's number."""
-    peer = secrets.token_bytes(IDENTITY).replace(b"\0", b"\1")
-    return {lane: peer + bytes([number]) for number, lane in enumerate(LANES, 1)}
+class LinkHealth:
+    """The observations from which liveness.py judges a peer. Times in time.monotonic seconds.
+
+    heard: when the last message was received.
+    echoed: the send time of the newest message that the peer is known to have received, or when its connection was
+        made.
+    round_trip: the shortest time of a heartbeat and its echo on their way, in seconds, inf before the first; it ages
+        (AGEING).
+    unsteady: when our heartbeats last went unanswered for a while.
+    closed: when the peer closed the connection, 0 if it has not.
+    clock: the newest reading of the peer's own clock.
+    acknowledged, taken: bytes of the tensors' connection that the peer has got acknowledged, and has received.
+    """
+
+    def __init__(self) -> None:
+        self.heard = time.monotonic()
+        self.clock = self.echoed = self.closed = self.unsteady = 0.0
+        self.round_trip = math.inf
+        self.acknowledged = self.taken = 0
+        self._clock_received = 0.0
+        self._whole: tuple[object, int, int] = (None, 0, 0)
+        self._stalled_since = 0.0
+        self._silence: tuple[object, float] = (None, 0.0)
+        self._probe = (0, 0.0)  # bytes received on the control lane, and when they last became more
+        self._known = False
+        self._moved = self._moved_behind = self._whole_since = 0.0
+
+    def hear(self, *, moved: bool) -> None:
+        """Record a received message; `moved`: it was a tensor or carried credit for one."""
+        now = time.monotonic()
+        if not self._known or now - self.heard >= QUIET:
+            self._whole_since = now
+        self._known, self.heard = True, now
+        if moved:
+            self._moved = now
+
+    def receive_heartbeat(self, payload: memoryview | None) -> None:
+        """Record a heartbeat's clock, echo and progress. Raises BadMessage."""
+        body: dict[str, Any] = decode_body(payload) if payload is not None else {}
+        clock, echo, moved = body.get("clock", float("inf")), body.get("echo", 0.0), body.get("moved", -1.0)
+        delay = body.get("delay", -1.0)
+        numbers = (clock, echo, moved, delay)
+        if not all(isinstance(number, int | float) and abs(number) < MOST_SECONDS for number in numbers):
+            raise BadMessage(f"a heartbeat that says {numbers!r}"[:200])
+        now = time.monotonic()
+        self.clock = float(clock)
+        self.echoed = max(self.echoed, min(echo, now))
+        self._clock_received = now
+        if echo and delay >= 0:
+            self.round_trip = min(AGEING * self.round_trip, max(SHORTEST, now - echo - delay))
+        self.acknowledged, self.taken = _count(body, "acknowledged"), _count(body, "taken")
+        if moved >= 0:
+            self._moved_behind = max(self._moved_behind, now - moved)
+
+    def runs(self, control: Connection | None) -> bool:
+        """Whether the peer's process runs, though it says nothing, as far as calls in this silence have observed: its
+        libzmq has just sent something. A connection within one host stands as long as the process, which its agent
+        watches.
+        """
+        if control is None:
+            return False
+        now, received = time.monotonic(), control.received()
+        if self._silence != (control, self.heard):
+            self._silence, self._probe = (control, self.heard), (received, 0.0)
+        elif received != self._probe[0]:
+            self._probe = (received, now)
+        return not control.counts or now - self._probe[1] < UNPROBED
+
+    def lost_bytes(self, tensors: Connection) -> float:
+        """Seconds for which bytes of this connection have been acknowledged that the receiving end, here or there, does
+        not get, though it gets nothing else either: a proxy has forgotten the connection. 0 if none are missing.
+        """
+        now, here = time.monotonic(), tensors.received()
+        there = self.taken
+        missing = max(tensors.acknowledged() - there, self.acknowledged - here) > SLACK
+        if not missing or not self.taken or self._whole != (tensors, here, there):
+            self._whole, self._stalled_since = (tensors, here, there), now
+        return now - self._stalled_since
+
+    def echo_delay(self) -> float:
+        """Seconds since the newest reading of the peer's clock, which the next heartbeat echoes, was received."""
+        return time.monotonic() - self._clock_received
+
+    def connected(self) -> None:
+        """Record that the handshake of the connection that carries heartbeats has crossed in both directions."""
+        self.echoed = max(self.echoed, time.monotonic())
+
+    def expect(self) -> None:
+        """Start measuring silence now."""
+        self.heard = time.monotonic()
+
+    def excuse(self, pause: float) -> None:
+        """This process did not run for `pause` seconds: do not count them as the peer's silence."""
+        now = time.monotonic()
+        self.heard = min(now, self.heard + pause)
+        self._whole_since = now if self._known else 0.0
+        self._stalled_since = now
+        if self.closed:
+            self.closed = min(now, self.closed + pause)
+
+    def whole_since(self) -> float:
+        """The start of the current period without silence: now, if the peer is silent; 0 if it was never heard."""
+        now = time.monotonic()
+        return now if self._known and now - self.heard >= QUIET else self._whole_since
+
+    def progress(self) -> float:
+        """The time of the last progress on this link or behind the peer: a tensor, credit for one, or a restored
+        connection.
+
+        It is now while the link is silent, because what is lost then is retransmitted later.
+        """
+        return max(self._moved, self._moved_behind, self.whole_since())
 
 
-def parse_identity(identity: bytes) -> tuple[bytes, Lane]:
-    """The bytes that both lanes of a link share, and the lane. Raises BadMessage."""
-    if len(identity) != IDENTITY + 1:
-        raise BadMessage("a hello on a connection that has been replaced")
-    if not 1 <= identity[-1] <= len(LANES):
-        raise BadMessage("a connection that is no lane of a link")
-    return identity[:-1], LANES[identity[-1] - 1]
+def _count(body: dict[str, Any], name: str) -> int:
+    """A number of bytes in a heartbeat; 0 if it has none. Raises BadMessage."""
+    count = body.get(name, 0)
+    if type(count) is not int or not 0 <= count < MOST_SECONDS:
+        raise BadMessage(f"a heartbeat that says {name} {count!r}"[:200])
+    return count

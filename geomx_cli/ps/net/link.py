@@ -1,55 +1,67 @@
 """A link to one peer: what is sent to it, when, and on which connection.
 
-A link has two lanes, each a connection of its own: "tensors", and "control" for everything else. So credit, requests
+A link belongs to a named process and outlives its connections: everything that this process knows of the peer lies in
+it. It has two lanes, each a connection of its own: "tensors", and "control" for everything else. So credit, requests
 and answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent shortly
 after one another are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per
 message.
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import zmq
 
-from geomx_cli.ps.net.lanes import Lane, Lanes
-from geomx_cli.ps.net.link_health import LinkHealth
+from geomx_cli.ps.net.lanes import LANES, Lane, Lanes, LinkHealth
+from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.memory import PLACE, Arena, LinkMemory
 from geomx_cli.ps.net.send_queue import SendQueue, Window
-from geomx_cli.ps.net.shared_memory import PLACE, PeerArena
-from geomx_cli.ps.net.wire import BadMessage, Header, Kind, Place, encode_body, encode_header
+from geomx_cli.ps.net.wire import MAX_HELLO, BadMessage, Header, Kind, Place, decode_body, encode_body, encode_header
 
-__all__ = ["LINK_TOPICS", "MAX_FUSED", "Lend", "Link", "LinkTransport"]
+__all__ = ["AGAIN", "LINK_TOPICS", "MAX_FUSED", "Link", "LinkTransport"]
 
 CREDIT_STEP = 1024 * 1024
 SMALL = 32 * 1024
 MAX_FUSED = 64
+AGAIN = "hello again"
+"""The topic of a hello on a connection on which one was accepted before, from when it is read."""
 LINK_TOPICS = frozenset({
-    "again", "alive", "credit", "damaged", "freed", "hello", "hello again", "mapped", "memory", "ready", "refused",
-    "want", "welcome",
+    "again", "alive", "credit", "damaged", "freed", "hello", AGAIN, "mapped", "memory", "ready", "refused", "want",
+    "welcome",
 })  # fmt: skip
 """Of control messages about the link itself, which no handler of requests gets."""
-
-
-class Lend(Protocol):
-    """Copies a payload into shared memory for the link's peer and returns its place there; None if there is no room."""
-
-    def __call__(self, link: "Link", payload: memoryview, *, lasting: bool) -> bytes | None: ...
+LONGEST_WHY, MOST_REFUSALS = 500, 20
+"""Characters of a refusal, and how many of one peer are told."""
+TOGETHER = 5.0
+"""Seconds in which the connections of both lanes, usually cut together, are reported once."""
+IN_VAIN, LARGE = 3, 16 * 1024
+"""Connections in a row that were given up, though each was made, without so many bytes of tensors having arrived."""
 
 
 class LinkTransport(Protocol):
-    """What a link requires of its transport."""
+    """What a link requires of its transport.
+
+    job: see Header.
+    who: what this process says of itself: "process" is its name.
+    slice_bytes, window_bytes: see Window.
+    counters: counts what was refused and what could not be sent, by reason.
+    arena: this process's shared memory; None if the system has none.
+    """
 
     job: int
+    who: dict[str, Any]
+    loop: Loop
     slice_bytes: int
     window_bytes: int
     counters: Counter[str]
 
+    @property
+    def arena(self) -> Arena | None: ...
+
     def owes(self, link: "Link") -> None:
         """Schedule returning this link's credit, in case no message carries it first."""
-
-    def owes_later(self, link: "Link") -> None:
-        """Like `owes`, callable from any thread."""
 
     def fuses(self, link: "Link") -> None:
         """Flush this link soon, at the end of the loop's turn at the latest."""
@@ -57,11 +69,27 @@ class LinkTransport(Protocol):
     def hand_over(self, link: "Link", lane: Lane, parts: list[Any], size: int) -> None:
         """Write to the socket, now or when the emulated link has passed the message."""
 
+    def on_asked(self, link: "Link", header: Header) -> None:
+        """The peer requests what is not in the link's queue: see Transport."""
+
+    def on_reconnect(self, link: "Link", lane: Lane) -> None:
+        """Both ends may send on a new connection of this lane: send again what may be lost with the old one."""
+
+    def warn(self, message: str) -> None:
+        """Write a warning to the event log."""
+
 
 class Link:
-    """A link to one peer. `wide_area`: the peer is in another party. `dialled`: this process dials the peer, as it does
-    those above it, at `endpoint`; then `greeting` is what its hellos say. `hello` is what the peer's said. `sent` and
-    `received` count bytes on the wire.
+    """A link to one peer. Used by the loop's thread only.
+
+    name: the peer's process.
+    wide_area: the peer is in another party.
+    greeting: what this process's hellos say; None if the peer dials, as those below do.
+    endpoint: where the peer is dialled; "" if it dials.
+    dialled: whether this process dials.
+    hello: what the peer's first hello said; empty if this process dials.
+    sent, received: bytes on the wire since the link exists.
+    returned: bytes of credit that the peer has returned since then.
     """
 
     def __init__(
@@ -87,8 +115,10 @@ class Link:
         self._consumed = self._told_consumed = self.returned = 0
         self._arrived = self._told_arrived = self._delivered = 0
         self._fused: list[Any] = []
-        self._lend: Lend | None = None  # set once the peer has mapped our arena
-        self._peer_arena: PeerArena | None = None
+        self._memory: LinkMemory | None = None  # over a unix socket only
+        self._refusals: set[str] = set()  # the peer's, that the log has
+        self._restored = 0.0  # when the log was last told that a connection is back
+        self._in_vain = (0, 0)  # credit when a tensor connection was given up, and how often in vain
 
     def send(self, header: Header, payload: memoryview | None = None) -> None:
         """Send `header` and `payload` (bytes that must not change until the receiver has them); returns at once.
@@ -117,15 +147,15 @@ class Link:
         """Bytes of results of the peer's pulls that wait for its window."""
         return self._queue.pulled
 
-    def control(
-        self, topic: str, body: dict[str, Any] | bytes | None = None, request: int = 0, acked: int = 0
-    ) -> None:
+    def control(self, topic: str, body: dict[str, Any] | bytes | None = None, request: int = 0, acked: int = 0) -> None:
         """Send a CONTROL message, whose body may be encoded already. It does not wait for tensors."""
         payload = memoryview(body if isinstance(body, bytes) else encode_body(body)) if body else None
         self._emit(Header(topic=topic, request=request, acked=acked), payload)
 
     def consumed(self, size: int) -> None:
         """Return credit for `size` payload bytes from this peer that are no longer held here."""
+        # Credit rides on whatever is sent next. A message of its own goes out after 4 ms, or at once for CREDIT_STEP
+        # bytes: a peer whose window is full would idle until then.
         self._consumed += size
         if self._consumed - self._told_consumed >= CREDIT_STEP:
             self.flush_credit()
@@ -140,7 +170,7 @@ class Link:
 
     def flush_credit(self) -> None:
         """Send the credit that no message has carried yet, and release shared memory blocks that are free again."""
-        if self._peer_arena is not None and (blocks := self._peer_arena.freed()):
+        if self._memory is not None and (blocks := self._memory.freed()):
             self.control("freed", {"blocks": blocks})
         if self._consumed > self._told_consumed or self._arrived > self._told_arrived:
             self._emit(Header(topic="credit"), None)
@@ -168,10 +198,11 @@ class Link:
         return found
 
     def credit(self, returned: int, arrived: int = 0) -> None:
-        """Apply the peer's credit, and what has arrived there: bytes since the link exists. Each message carries these
-        totals, so a lost message loses nothing. On a link within a party bytes count as under way until they are
-        returned.
-        """
+        """Apply the peer's credit, and what has arrived there: bytes since the link exists."""
+        # Each message carries totals, so that one that is lost or late loses nothing, and none is counted twice. A new
+        # connection does not reset them. The window forgets what was in flight on the old one (Window.restart), as the
+        # credit for that may never come; if it does come, it lets as much more through, once.
+        # Within a party bytes count as under way until they are returned.
         if not self.wide_area:
             arrived = returned
         if returned > self.returned or arrived > self._delivered:
@@ -179,6 +210,8 @@ class Link:
             self.window.arrived(max(0, arrived - self._delivered))
             self.returned, self._delivered = max(returned, self.returned), max(arrived, self._delivered)
             self._pump()
+
+    # Connections.
 
     def reset(self, lane: Lane) -> None:
         """This lane has a new connection, on which this process may send; what was in flight on the old one is lost."""
@@ -189,43 +222,134 @@ class Link:
         else:
             self.health.connected()
 
-    def resume(self, lane: Lane, resend: Callable[[], None]) -> bool:
-        """Both ends may send on a lane's new connection: `resend` sends again what was lost with the old one, before
-        what the queue still holds.
-
-        Returns True if the lane had a connection before.
-        """
-        again = self.lanes.up(lane)
+    def resume(self, lane: Lane) -> None:
+        """Both ends may send on a lane's new connection: what was lost with the old one is sent again."""
+        if self.lanes.up(lane) and self.dialled:
+            self._warn_restored()
+        # Repeats have lower numbers than what the queue still holds, and a slice's rounds must stay in order.
         self._restarting = True
         try:
-            resend()
+            self._transport.on_reconnect(self, lane)
         finally:
             self._restarting = False
             self._pump()
-        return again
+
+    def on_disconnected(self, lane: Lane, *, given_up: bool) -> None:
+        """A dialled connection has ended. given_up: this end gave it up, as nothing was acknowledged."""
+        self.lanes.down(lane)
+        if given_up and lane == "tensors":
+            self._warn_given_up()
+
+    def on_control(self, header: Header, payload: memoryview | None) -> bool:
+        """Handle a CONTROL message about the link itself; returns False for any other. Raises BadMessage."""
+        match header.topic:
+            case "credit":
+                pass  # as in every header
+            case "want":
+                if not self.want(header.key, header.slice, header.round):
+                    self._transport.on_asked(self, header)
+            case "again" | "damaged":
+                self._transport.on_asked(self, header)
+            case "alive":
+                self.health.receive_heartbeat(payload)
+                self.window.crossed(self.health.round_trip)
+            case "memory" | "mapped" | "freed":
+                self._on_memory(header.topic, decode_body(payload) if payload is not None else {})
+            case "hello" | "hello again":
+                self._on_hello(header.request, payload, again=header.topic == AGAIN)
+            case "welcome":
+                self._on_welcome(header.request)
+            case "ready":
+                lane = self.lanes.lane_of(header.request)
+                if not self.dialled and lane is not None:
+                    self.resume(lane)
+            case "refused":
+                self._on_refused(decode_body(payload, MAX_HELLO) if payload is not None else {})
+            case _:
+                return False
+        return True
+
+    def _on_hello(self, number: int, payload: memoryview | None, *, again: bool) -> None:
+        """The peer has dialled, for the first time or again."""
+        lane = decode_body(payload).get("lane") if payload is not None else None
+        if self.dialled or lane not in LANES:
+            raise BadMessage("a hello of no lane, or from a peer that does not dial")
+        # A second hello on one connection follows one that ended before its hello was sent, so nothing was lost. If it
+        # did reset the lane, a peer that repeats hellos would have what it waits for forgotten.
+        if not again:
+            self.reset(lane)
+        self.lanes.welcome(lane, number)
+
+    def _on_welcome(self, number: int) -> None:
+        """The peer knows the connection of a lane that we dial: say so, and report what may be lost."""
+        lane = self.lanes.lane_of(number)
+        if not self.dialled or lane is None:  # a hello of a connection replaced meanwhile
+            return
+        self.reset(lane)
+        self.lanes.ready(lane, number)
+        self.resume(lane)
+        if self.lanes.all_up and self._memory is not None:
+            self._memory.offer()
+
+    # Warnings.
+
+    def refuse(self, why: str) -> None:
+        """Tell the peer why its tensor or query was refused."""
+        self.control("refused", {"why": why[:LONGEST_WHY]})
+
+    def _on_refused(self, body: dict[str, Any]) -> None:
+        """The peer refused a tensor or a query: log why, for whoever waits for the answer."""
+        why = str(body.get("why"))[:LONGEST_WHY]
+        if len(self._refusals) < MOST_REFUSALS and why not in self._refusals:
+            self._refusals.add(why)
+            self._transport.warn(f"{self.name} refused a message of this process: {why}")
+
+    def _warn_restored(self) -> None:
+        now = time.monotonic()
+        if now - self._restored > TOGETHER:
+            self._transport.warn(f"the connection to {self.name} was cut, and is back")
+        self._restored = now
+
+    def _warn_given_up(self) -> None:
+        """Warn after several connections in a row on which no tensor arrived, though they were made."""
+        before, count = self._in_vain
+        count = 1 if self.returned - before > LARGE else count + 1
+        self._in_vain = (self.returned, count)
+        if count == IN_VAIN:
+            own = self._transport.who["process"]
+            what = f"the link {own} - {self.name} passes small messages but drops large ones"
+            why = "does something on the way drop large packets (path MTU)?"
+            hint = "Try a smaller MTU on this host's interface (ip link set dev INTERFACE mtu 1280)"
+            self._transport.warn(f"{what}: {why} {hint}")
 
     # Shared memory.
 
-    def enable_shared_memory(self, lend: Lend) -> None:
-        """The peer has mapped our arena: send large payloads through it from now on."""
-        self._lend = lend
-        self.window.stay_small()
+    def share_memory(self) -> None:
+        """The link is a unix socket, and not an emulated wide-area link: lend large payloads, if the peer can map them.
+        """
+        submit, owes = self._transport.loop.submit, partial(self._transport.owes, self)
+        self._memory = LinkMemory(lambda: self._transport.arena, self.control, partial(submit, owes))
 
-    def map(self, offer: dict[str, Any]) -> bool:
-        """Map the peer's arena if possible. Returns True if it was not mapped before and now is."""
-        if self._peer_arena is not None:
-            return False
-        try:
-            self._peer_arena = PeerArena(offer, partial(self._transport.owes_later, self))
-        except OSError:
-            return False
-        return True
+    def stop_sharing(self) -> None:
+        """The peer has left or is lost: what it was lent is free."""
+        if self._memory is not None:
+            self._memory.release()
 
     def received_at(self, place: memoryview) -> memoryview:
         """The payload at a place in the peer's arena. Raises BadMessage."""
-        if self._peer_arena is None:
+        if self._memory is None:
             raise BadMessage("a payload in memory that is not shared")
-        return self._peer_arena.view(place)
+        return self._memory.view(place)
+
+    def _on_memory(self, topic: str, body: dict[str, Any]) -> None:
+        if self._memory is None:
+            raise BadMessage("an offer of memory from another host")
+        if topic == "memory":
+            self._memory.on_memory(body)
+        elif topic == "freed":
+            self._memory.on_freed(body)
+        elif self._memory.on_mapped():
+            self.window.stay_small()
 
     # Sending.
 
@@ -241,12 +365,15 @@ class Link:
             return
         self.window.sent(len(payload))
         place = None
-        if self._lend is not None and len(payload) >= SMALL:
-            place = self._lend(self, payload, lasting=header.kind == Kind.RESULT)
+        if self._memory is not None and len(payload) >= SMALL:
+            place = self._memory.lend(payload, lasting=header.kind == Kind.RESULT)
         if place is not None:
             self.sent += len(payload) - PLACE.size
         header.place = Place.FRAME if place is None else Place.SHARED_MEMORY
         body = _as_received(payload) if place is None else place
+        # Small tensors wait for others, a large one takes with it what waits: so tensors stay in order, and a receiver
+        # that waits for the large one is not kept waiting. A new connection drops what waits (`reset`), for it was in
+        # flight as far as the window and whoever repeats it know.
         self._fused += (self._encode(header), body)
         if len(body) < SMALL and len(self._fused) < 2 * MAX_FUSED:
             self._transport.fuses(self)

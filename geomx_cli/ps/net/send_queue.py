@@ -1,4 +1,4 @@
-"""The tensors that wait for a link's window."""
+"""The tensors that wait for a link's window, and the window."""
 
 import heapq
 import itertools
@@ -23,19 +23,22 @@ LATE = 0.03
 class Window:
     """Counts the bytes sent on a link in two ways, and limits both. One message may always be sent.
 
-    `held`: sent, and credit has not been returned; they may occupy the receiver's memory. `size` limits them to
-    1.5 x rate x round trip, at least 2 slices: what one member is ahead of others waits at the receiver, and keeps the
-    other direction of a link that they share idle.
-
-    `under_way`: sent, and not arrived. Nothing overtakes these bytes, so that an urgent slice waits for them. On a
-    link with `wide_area`, `path` limits them to rate x round trip, what the rate carries in LATE seconds, the
-    largest message, as one counts until all of it has arrived, and one message more; elsewhere there is no queue to
-    keep short.
-
-    The round trip is the shortest time from sending to arrival, for `path` that of a heartbeat and its echo (see
-    LinkHealth); the rate is the maximum over spans of SPAN seconds, decaying by a tenth each time. A fixed size
-    (`fixed` > 0, bytes) limits both and never changes.
+    slice_bytes: of a usual slice.
+    fixed: bytes that limit both, and never change; 0: the path is measured.
+    wide_area: the link has a queue to keep short.
+    held: bytes sent for which credit has not been returned; they may occupy the receiver's memory.
+    size: limits `held` to 1.5 x rate x round trip, at least 2 slices.
+    under_way: bytes sent that have not arrived.
+    path: limits `under_way` on a wide-area link to rate x round trip, what the rate carries in LATE seconds, the
+        largest message, and one message more; elsewhere inf.
     """
+
+    # Why two limits: what one member is ahead of others waits at the receiver (`held`), and keeps the other direction
+    # of a link that they share idle. And nothing overtakes the bytes under way, so that an urgent slice waits for them.
+    # A message counts as under way until all of it has arrived, so `path` has room for the largest one.
+    # The round trip is the shortest time from sending to arrival, for `path` that of a heartbeat and its echo (see
+    # LinkHealth), as times of slices include the queue that `path` is to keep short. The rate is the maximum over spans
+    # of SPAN seconds, decaying by a tenth each time: a span in which others did not let the link work says nothing.
 
     def __init__(self, slice_bytes: int, fixed: int = 0, *, wide_area: bool = False) -> None:
         self._most = LARGEST
@@ -123,7 +126,9 @@ class SendQueue:
     """A queue by priority, then by request number, so a slice's rounds stay in order even if repeated.
 
     Messages of slices that the peer asked for leave the queue in the order of its requests, ahead of the others; it
-    remembers requests for slices that are not queued. pulled: bytes of the queued results of pulls.
+    remembers requests for slices that are not queued.
+
+    pulled: bytes of the queued results of pulls.
     """
 
     def __init__(self) -> None:

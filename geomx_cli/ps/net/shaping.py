@@ -50,8 +50,10 @@ class WanLog:
 
 
 class _Pipe:
-    """One direction of a link: `rate` in bits per second (0: unlimited), `delay` in seconds. Each lane has its own
-    queue, so control messages overtake tensors.
+    """One direction of a link. Each lane has its own queue, so control messages overtake tensors.
+
+    rate: bits per second; 0: unlimited.
+    delay: seconds.
     """
 
     def __init__(self, rate: float, delay: float) -> None:
@@ -76,9 +78,11 @@ class _Pipe:
 class Shaper:
     """Computes when a message leaves for another party and when a received one has arrived.
 
-    text: rate and round trip of the party's own link, in each direction; each end delays by half the round trip. links:
-    as "A>B=100mbit,15ms", rate and delay from one party to another, which hold for this direction instead of `text`;
-    the sending end emulates them. party: this process's; share: its fraction of its party's links.
+    text: rate and round trip of the party's own link, in each direction; each end delays by half the round trip.
+    share: this process's fraction of its party's links.
+    links: as "A>B=100mbit,15ms", rate and delay from one party to another, which hold for this direction instead of
+        `text`; the sending end emulates them.
+    party: this process's.
     """
 
     def __init__(self, text: str, share: float = 1.0, links: Iterable[str] = (), party: str = "") -> None:

@@ -14,80 +14,15 @@ import struct
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import zmq
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.connections import MAX_SECONDS, Connection, UnknownPeers
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.security import KeyRing, ZapAuthenticator
-from geomx_cli.ps.net.tcp import Connection
 
-__all__ = ["DEAF", "MAX_SECONDS", "Socket", "Sockets", "UNANSWERED", "UnknownPeers"]
-
-# Limits the cost of connections whose peer is not yet identified. libzmq reads whatever a connection sends, up to the
-# largest message size, before the key is checked. So unidentified connections are watched here, and those that send too
-# much or take too long are closed.
-
-LOOK_AT_UNKNOWN = 0.02
-"""Seconds between two looks at what they have sent."""
-MAX_SECONDS = 30.0
-"""Seconds for key and hello: some five round trips, each of several seconds where a slow link's queues are full."""
-MAX_BYTES = 64 * 1024
-MAX_CONNECTIONS = 1024  # a large job dials within seconds
-
-
-class _Unknown(NamedTuple):
-    connection: Connection
-    since: float  # time.monotonic seconds
-
-
-class UnknownPeers:
-    """The unidentified connections of one listening socket, by file descriptor. `on_refused` gets a text for each one
-    closed here. Used by the loop's thread only.
-    """
-
-    def __init__(self, loop: Loop, on_refused: Callable[[str], None]) -> None:
-        self._loop = loop
-        self._on_refused = on_refused
-        self._unknown: dict[int, _Unknown] = {}
-
-    def accepted(self, descriptor: int) -> None:
-        """Register an accepted connection. It is closed at once if there are too many unidentified ones."""
-        unknown = _Unknown(Connection(descriptor), time.monotonic())
-        if len(self._unknown) >= MAX_CONNECTIONS:
-            self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not authenticated")
-            return
-        if not self._unknown:
-            self._loop.call_later(LOOK_AT_UNKNOWN, self._poll)
-        self._unknown[descriptor] = unknown
-
-    def __contains__(self, descriptor: int) -> bool:
-        return descriptor in self._unknown
-
-    def known(self, descriptor: int) -> None:
-        """The connection has sent an accepted hello, or has ended."""
-        self._unknown.pop(descriptor, None)
-
-    def _poll(self) -> None:
-        """Close the connections that have exceeded the byte or time limit."""
-        now = time.monotonic()
-        for descriptor, unknown in list(self._unknown.items()):
-            if now - unknown.since > MAX_SECONDS:
-                text = f"a connection had not authenticated within {MAX_SECONDS:g} s"
-            elif unknown.connection.received() > MAX_BYTES:
-                text = f"a connection had sent more than {MAX_BYTES} bytes before authentication"
-            else:
-                continue
-            del self._unknown[descriptor]
-            self._close(unknown, text)
-        if self._unknown:
-            self._loop.call_later(LOOK_AT_UNKNOWN, self._poll)
-
-    def _close(self, unknown: _Unknown, text: str) -> None:
-        unknown.connection.end()
-        self._on_refused(text)
-
+__all__ = ["DEAF", "Socket", "Sockets", "UNANSWERED"]
 
 Socket = zmq.Socket[bytes]
 
@@ -108,8 +43,10 @@ CONNECT_LIMIT = 8  # seconds; enough for the kernel to repeat a lost SYN, and fo
 class Sockets:
     """Creates sockets, with keys on TCP if there are any, watches them and closes them all.
 
-    on_refused: called with a reason and a text for each refused connection. read: called with a socket that has
-    messages. max_message: size limit in bytes for messages received from others. Used by the loop's thread only.
+    on_refused: called with a reason and a text for each refused connection.
+    max_message: bytes of a message part from others, at most; a longer one ends its connection.
+
+    Used by the loop's thread only.
     """
 
     def __init__(
@@ -136,8 +73,10 @@ class Sockets:
     ) -> tuple[str, ...]:
         """Bind one ROUTER to all `endpoints`; returns the bound endpoints.
 
-        `on_closed` gets the file descriptor of each ended connection, as given by its frames (SRCFD). Raises
-        InvalidSettings naming the endpoint if one cannot be bound.
+        Raises InvalidSettings naming the endpoint if one cannot be bound.
+
+        read: called with the socket when it has messages.
+        on_closed: gets the file descriptor of each ended connection, as given by its frames (SRCFD).
         """
         router = self._make(zmq.ROUTER, read)
         router.set(zmq.ROUTER_MANDATORY, 1)
@@ -170,10 +109,12 @@ class Sockets:
     ) -> Socket:
         """A DEALER that connects to `endpoint`, retrying forever, so the peer may start later.
 
-        on_connected: called for each new connection. on_closed: called when one has ended, with whether this end gave
-        it up. probed: libzmq asks the peer's libzmq for an answer every PING seconds, and the connection is given up
-        once nothing has been received for DEAF seconds, whatever a proxy on the way acknowledges. This says nothing
-        behind long messages.
+        read: called with the socket when it has messages.
+        on_connected: called for each new connection.
+        on_closed: called when one has ended, with whether this end gave it up.
+        probed: libzmq asks the peer's libzmq for an answer every PING seconds, and the connection is given up once
+            nothing has been received for DEAF seconds, whatever a proxy on the way acknowledges. This says nothing
+            behind long messages.
         """
         dealer = self._make(zmq.DEALER, read)
         if probed and endpoint.startswith("tcp:"):
@@ -195,12 +136,13 @@ class Sockets:
 
     def awaits_hello(self, descriptor: int) -> bool:
         """Whether no hello has been accepted on this accepted connection."""
-        self._report_accepted()  # its acceptance may be reported after its first message
+        # libzmq's thread may deliver the first message before this thread has read that the connection was accepted.
+        self._report_accepted()
         return descriptor in self._unknown
 
-    def known(self, descriptor: int) -> None:
+    def identified(self, descriptor: int) -> None:
         """The peer on this accepted connection has sent a hello that was accepted."""
-        self._unknown.known(descriptor)
+        self._unknown.forget(descriptor)
 
     def close(self, linger: float) -> None:
         """Close all sockets; pending data may be sent within `linger` seconds."""
@@ -279,19 +221,17 @@ class Sockets:
             if pause > LOOK:
                 self._dialled[dealer].excuse(pause)
             if self._dialled[dealer].deaf() > DEAF:
-                self._dialled[dealer].end()
+                self._dialled[dealer].shut_down()
         ages = {connection: connection.unanswered() for connection in self._dialled.values()}
         dead = {connection.peer for connection, age in ages.items() if age > UNANSWERED}
         for connection, age in ages.items():
             # Other connections to the same host are probably dead too, but idle ones do not show it.
             if age > UNANSWERED or (connection.peer in dead and connection.quiet() > UNANSWERED):
-                connection.end()
+                connection.shut_down()
 
     def _watch_accepted(self, router: Socket, on_closed: Callable[[int], None]) -> None:
         failures = (
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
         monitor = router.get_monitor_socket(failures | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
 
@@ -301,7 +241,7 @@ class Sockets:
                 if event == zmq.EVENT_ACCEPTED:
                     self._unknown.accepted(value)
                 elif event == zmq.EVENT_DISCONNECTED:
-                    self._unknown.known(value)
+                    self._unknown.forget(value)
                     on_closed(value)
                 else:
                     self._on_refused("handshake", "it does not speak this protocol, or has no key of this job")

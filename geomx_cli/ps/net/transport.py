@@ -4,41 +4,33 @@ Sockets have no limits (see sockets.py): each link queues by priority (FIFO with
 what its window admits.
 """
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
 import zmq
 
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.core.events import Traffic
-from geomx_cli.ps.net.accepted_links import MAX_HELLO, AcceptedLinks, Sharing
-from geomx_cli.ps.net.lanes import LANES, Lane, identities
-from geomx_cli.ps.net.link import LINK_TOPICS, MAX_FUSED, Link
-from geomx_cli.ps.net.link_warnings import LinkWarnings
+from geomx_cli.core.events import Traffic, WarningRaised
+from geomx_cli.ps.net.accepted_links import AcceptedLinks
+from geomx_cli.ps.net.connections import Connection
+from geomx_cli.ps.net.lanes import IDENTITY, LANES, Lane
+from geomx_cli.ps.net.link import AGAIN, MAX_FUSED, MOST_REFUSALS, Link
 from geomx_cli.ps.net.loop import Loop
-from geomx_cli.ps.net.malloc import keep_freed_memory
+from geomx_cli.ps.net.memory import Arena, keep_freed_memory
 from geomx_cli.ps.net.security import KeyRing
 from geomx_cli.ps.net.shaping import DelayLine, Shaper, WanLog
 from geomx_cli.ps.net.sockets import Socket, Sockets
-from geomx_cli.ps.net.tcp import Connection
-from geomx_cli.ps.net.wire import (
-    MAX_MESSAGE,
-    BadMessage,
-    Header,
-    Kind,
-    Place,
-    decode_body,
-    decode_header,
-    largest_message,
-)
+from geomx_cli.ps.net.wire import MAX_MESSAGE, BadMessage, Header, Kind, Place, decode_header, largest_message
 
 __all__ = ["FusingLinks", "Transport", "traffic_of"]
 
 # The bytes that a process's links have carried.
+
 
 def traffic_of(links: Iterable[Link]) -> Traffic:
     """The sums over all links."""
@@ -89,25 +81,31 @@ class FusingLinks:
 
 Handler = Callable[[Link, Header, memoryview | None], None]
 
-AGAIN = "hello again"
-"""The topic of a hello on a connection on which one was accepted before, from when it is read."""
 BATCH = 64
 CREDIT_DELAY = 0.004
+MAX_REASONS = 8192
+"""Reasons and peers for which refused messages are counted."""
 
 
 class Transport:
-    """Sends and receives messages over links. `on_message` gets every well-formed message of this job that is not
-    handled by the transport itself.
+    """Sends and receives messages over links. Used by the loop's thread only.
 
-    on_link: called for each peer that dials; may refuse it with BadMessage. on_reconnect: called for each lane with a
-    new connection, including the first, once both ends may send on it; those in flight on the previous one may be lost.
-    on_closed: called when a link's control lane has ended, until it reconnects. on_asked: gets the peer's requests for
-    retransmission: "want" for a slice (key, slice, round) that is not in the link's queue, "again" and "damaged" for
-    a request number.
-
-    slice_bytes: of a usual slice in float32; longest_slice: of the longest one, if they differ.
-    `wan`: the emulated link to other parties. `counters` counts refused messages by reason, of which the first of each
-    peer is logged.
+    job: see Header.
+    who: what this process says of itself in its hellos: "process", "party" and what its peers check.
+    keys: of this process; None if it has none.
+    on_message: gets every well-formed message of this job that is not about a link itself.
+    on_link: called for each peer that dials; may refuse it with BadMessage.
+    on_reconnect: called for each lane with a new connection, including the first, once both ends may send on it; what
+        was in flight on the previous one may be lost.
+    on_closed: called when a link's control lane has ended, until it reconnects.
+    on_asked: gets the peer's requests for retransmission: "want" for a slice (key, slice, round) that is not in the
+        link's queue, "again" and "damaged" for a request number.
+    slice_bytes: of a usual slice in float32.
+    longest_slice: bytes of the longest one, if they differ.
+    window_bytes: of every window; 0 if they are measured.
+    shaper: emulates the link to other parties.
+    counters: counts refused messages by reason, of which the first of each peer is logged.
+    wan: the emulated link to other parties; None if there is none.
     """
 
     def __init__(
@@ -130,24 +128,23 @@ class Transport:
     ) -> None:
         self.loop = loop
         self.job = job
-        self.who = who
+        self.who = {**who, "life": secrets.token_hex(8)}
         self.slice_bytes = slice_bytes
         self.window_bytes = window_bytes
         self.counters, self.links = Counter[str](), list[Link]()
+        self.on_reconnect = on_reconnect
+        self.on_asked = on_asked
         self._on_message = on_message
         self._on_link = on_link
-        self._on_reconnect = on_reconnect
         self._on_closed = on_closed
-        self._on_asked = on_asked
+        self._events = events
         self.wan = DelayLine(loop, shaper) if shaper else None
         self._wan_log = WanLog(loop, events, lambda: self.traffic().wan[0])
         self._owing, self._fusing = set[Link](), FusingLinks()
         loop.each_turn(self._fusing.flush)
         keep_freed_memory()
-        self.sharing = Sharing(events)
-        self.warnings = LinkWarnings(events, who["process"], self.counters)
         max_message = MAX_MESSAGE if keys is None else largest_message(max(slice_bytes, longest_slice))
-        self._sockets = Sockets(loop, keys, partial(self.warnings.refuse, None), max_message)
+        self._sockets = Sockets(loop, keys, partial(self.count_refused, None), max_message)
         self._accepted = AcceptedLinks(self, who["party"], self._on_accepted, on_closed)
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
@@ -161,15 +158,14 @@ class Transport:
     def dial(self, endpoint: str, name: str, *, wide_area: bool, **hello: Any) -> Link:
         """A link to the process listening at `endpoint`. It starts with a hello; the peer may start later."""
         link = Link(self, name, wide_area, {**self.who, **hello}, endpoint)
-        self.links.append(link)
-        if endpoint.startswith("ipc:") and not (wide_area and self.wan):
-            self.sharing.allow(link)
-        for lane, identity in identities().items():
+        self._add(link, near=endpoint.startswith("ipc:"))
+        for lane in LANES:
+            identity = secrets.token_bytes(IDENTITY).replace(b"\0", b"\1")  # libzmq's own begin with 0
             dealer = self._sockets.dial(
                 endpoint, identity, partial(self._read_dealer, link),
                 partial(self._connected, link, lane), partial(self._disconnected, link, lane), probed=lane == "control",
             )  # fmt: skip
-            link.lanes.attach(lane, dealer, b"")
+            link.lanes.attach(lane, dealer)
         return link
 
     def close(self, linger: float = 1.0) -> None:
@@ -182,17 +178,40 @@ class Transport:
         """Bytes of messages sent and received so far."""
         return traffic_of(self.links)
 
+    # Refusals and warnings.
+
+    def refuse(self, link: Link, error: Exception, credit: int | None) -> None:
+        """Count an invalid message; unless it is a CONTROL message (None), return its credit and tell the peer."""
+        self.count_refused(link, "malformed", str(error))
+        if credit is not None:
+            link.consumed(credit)
+            if self.counters[f"malformed from {link.name}"] <= MOST_REFUSALS:
+                link.refuse(str(error))
+
+    def count_refused(self, link: Link | None, reason: str, text: str) -> None:
+        """This process dropped a message: count it, and log the first of each reason and peer."""
+        peer = link.name if link else "an unknown peer"
+        self.counters[reason] += 1
+        self.counters[f"{reason} from {peer}"] += 1
+        if self.counters[f"{reason} from {peer}"] == 1 and len(self.counters) < MAX_REASONS:
+            self._events.write(WarningRaised(message=f"refused a message from {peer}: {text}", reason=reason))
+
     # For Link only: see LinkTransport.
+
+    @cached_property
+    def arena(self) -> Arena | None:
+        """See LinkTransport.arena."""
+        full = "shared memory with processes of this host is full; falling back to sockets"
+        try:
+            return Arena(partial(self.warn, full))
+        except OSError:
+            return None
 
     def owes(self, link: Link) -> None:
         """See LinkTransport.owes."""
         if not self._owing:
             self.loop.call_later(CREDIT_DELAY, self._flush_credit)
         self._owing.add(link)
-
-    def owes_later(self, link: Link) -> None:
-        """See LinkTransport.owes_later."""
-        self.loop.submit(partial(self.owes, link))
 
     def fuses(self, link: Link) -> None:
         """See LinkTransport.fuses."""
@@ -208,17 +227,25 @@ class Transport:
         else:
             self.wan.send(size, lane, link.name, partial(link.lanes.write, lane, parts))
 
+    def warn(self, message: str) -> None:
+        """See LinkTransport.warn."""
+        self._events.write(WarningRaised(message=message))
+
     # Reading.
 
     def _read_router(self, router: Socket) -> None:
         for _ in range(BATCH):
             try:
-                identity, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+                sender, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            link = self._receive(self._accepted.by_identity.get(identity.bytes), frames, router, identity)
-            if link is not None and LANES[identity.bytes[-1] - 1] == "control":
-                self._accepted.note(link, "control", identity.get(zmq.SRCFD))
+            link, _ = self._accepted.by_identity.get(sender.bytes, (None, None))
+            self._receive(link, frames, router, sender)
+            link, lane = self._accepted.by_identity.get(sender.bytes, (None, None))
+            # Messages that were sent before the end of a connection was noticed are the first on the next one, ahead
+            # of its hello. If that ends too, this is known only if its descriptor is.
+            if link is not None and lane == "control":
+                self._accepted.note(link, lane, sender.get(zmq.SRCFD))
 
     def _read_dealer(self, link: Link, dealer: Socket) -> None:
         for _ in range(BATCH):
@@ -228,11 +255,11 @@ class Transport:
                 return
             self._receive(link, frames, dealer, None)
 
-    def _receive(
-        self, link: Link | None, frames: list[zmq.Frame], socket: Socket, identity: zmq.Frame | None
-    ) -> Link | None:
-        """Split a message into its header and payload, or several fused ones. A message without a link is from a
-        ROUTER, with its connection's `identity`. Returns its link, if it has one now.
+    def _receive(self, link: Link | None, frames: list[zmq.Frame], socket: Socket, sender: zmq.Frame | None) -> None:
+        """Split a message into its header and payload, or several fused ones.
+
+        link: None for the first message of a connection to a ROUTER.
+        sender: the routing identity of a connection to a ROUTER.
         """
         try:
             if len(frames) > 2 * MAX_FUSED:
@@ -244,23 +271,21 @@ class Transport:
                 if (body is None) != (header.place == Place.NONE):
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
-                hello = identity is not None and header.kind == Kind.CONTROL and header.topic == "hello"
-                if hello and identity is not None and not self._sockets.awaits_hello(identity.get(zmq.SRCFD)):
+                hello = sender is not None and header.kind == Kind.CONTROL and header.topic == "hello"
+                if hello and sender is not None and not self._sockets.awaits_hello(sender.get(zmq.SRCFD)):
                     header.topic = AGAIN
-                if link is None and identity is not None:
-                    link = self._accepted.accept(header, payload, socket, identity)
+                if link is None and sender is not None:
+                    link = self._accepted.accept(header, payload, socket, sender)
                 assert link is not None
                 if header.place == Place.SHARED_MEMORY and payload is not None:
                     payload = link.received_at(payload)
                 self._arrived(link, header, payload, len(frame) + (0 if payload is None else len(payload)))
-                if hello and identity is not None:
-                    descriptor = identity.get(zmq.SRCFD)
-                    self._sockets.known(descriptor)
-                    self._accepted.note(link, LANES[identity.bytes[-1] - 1], descriptor)
+                if hello and sender is not None:
+                    self._sockets.identified(sender.get(zmq.SRCFD))
+                    self._accepted.note(*self._accepted.by_identity[sender.bytes], sender.get(zmq.SRCFD))
         except BadMessage as error:
-            self.warnings.refuse(link, "malformed", str(error))
+            self.count_refused(link, "malformed", str(error))
         self._fusing.flush_due()
-        return link
 
     def _arrived(self, link: Link, header: Header, payload: memoryview | None, size: int) -> None:
         link.received += size
@@ -276,44 +301,10 @@ class Transport:
         if payload is not None and header.kind != Kind.CONTROL:
             link.arrived(len(payload))
         try:
-            if header.kind != Kind.CONTROL or not self._handle(link, header, payload):
+            if header.kind != Kind.CONTROL or not link.on_control(header, payload):
                 self._on_message(link, header, payload)
         except (BadMessage, msgspec.ValidationError) as error:
             self.refuse(link, error, None if header.kind == Kind.CONTROL else len(payload or b""))
-
-    def refuse(self, link: Link, error: Exception, credit: int | None) -> None:
-        """Count an invalid message; unless it is a CONTROL message (None), return its credit and tell the peer."""
-        self.warnings.refuse(link, "malformed", str(error))
-        if credit is not None:
-            link.consumed(credit)
-            self.warnings.report_refusal(link, str(error))
-
-    def _handle(self, link: Link, header: Header, payload: memoryview | None) -> bool:
-        """Handle a CONTROL message about the link itself; returns False for any other."""
-        if header.topic not in LINK_TOPICS:
-            return False
-        match header.topic:
-            case "credit":
-                pass  # as in every header
-            case "want":
-                if not link.want(header.key, header.slice, header.round):
-                    self._on_asked(link, header)
-            case "again" | "damaged":
-                self._on_asked(link, header)
-            case "alive":
-                link.health.receive_heartbeat(payload)
-                link.window.crossed(link.health.round_trip)
-            case "memory" | "mapped" | "freed":
-                self.sharing.receive(link, header.topic, decode_body(payload) if payload is not None else {})
-            case "hello" | "hello again":
-                self._greeted(link, header.request, payload, again=header.topic == AGAIN)
-            case "welcome":
-                self._welcomed(link, header.request)
-            case "ready":
-                self._ready(link, header.request)
-            case "refused":
-                self.warnings.refused(link, decode_body(payload, MAX_HELLO) if payload is not None else {})
-        return True
 
     def _flush_credit(self) -> None:
         while self._owing:
@@ -321,49 +312,21 @@ class Transport:
 
     # Connections.
 
-    def _on_accepted(self, link: Link, near: bool) -> None:
-        self._on_link(link)
+    def _add(self, link: Link, *, near: bool) -> None:
+        """near: the link is over a unix socket."""
         self.links.append(link)
         if near and not (link.wide_area and self.wan):
-            self.sharing.allow(link)
+            link.share_memory()
 
-    def _greeted(self, link: Link, number: int, payload: memoryview | None, *, again: bool) -> None:
-        """The peer has dialled, for the first time or again. With `again` it says so a second time on one connection,
-        as after one that ended before the first hello was sent, so nothing was lost; a peer that repeats hellos would
-        have what it waits for forgotten otherwise.
-        """
-        lane = decode_body(payload).get("lane") if payload is not None else None
-        if link.dialled or lane not in LANES:
-            raise BadMessage("a hello of no lane, or from a peer that does not dial")
-        if not again:
-            link.reset(lane)
-        link.lanes.welcome(lane, number)
-
-    def _welcomed(self, link: Link, number: int) -> None:
-        """The peer knows the connection of a lane that we dial: say so, and report what may be lost."""
-        lane = link.lanes.lane_of(number)
-        if not link.dialled or lane is None:  # a hello of a connection replaced meanwhile
-            return
-        link.reset(lane)
-        link.lanes.ready(lane, number)
-        if link.resume(lane, partial(self._on_reconnect, link, lane)):
-            self.warnings.restored(link)
-        if link.lanes.all_up:
-            self.sharing.offer(link)
-
-    def _ready(self, link: Link, number: int) -> None:
-        """The peer sends on the connection of a lane that it dials: report what may be lost."""
-        lane = link.lanes.lane_of(number)
-        if not link.dialled and lane is not None:
-            link.resume(lane, partial(self._on_reconnect, link, lane))
+    def _on_accepted(self, link: Link, near: bool) -> None:
+        self._on_link(link)
+        self._add(link, near=near)
 
     def _connected(self, link: Link, lane: Lane, connection: Connection) -> None:
         link.lanes.connections[lane] = connection
         link.lanes.greet(lane)
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
-        link.lanes.down(lane)
-        if given_up and lane == "tensors":
-            self.warnings.given_up(link)
+        link.on_disconnected(lane, given_up=given_up)
         if lane == "control" and not given_up:
             self._on_closed(link)

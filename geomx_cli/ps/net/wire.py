@@ -21,6 +21,7 @@ __all__ = [
     "ITEM_SIZES",
     "MAX_CODEC",
     "MAX_ELEMENTS",
+    "MAX_HELLO",
     "MAX_HYPER",
     "MAX_MESSAGE",
     "VERSION",
@@ -39,11 +40,12 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 10
+VERSION = 11
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
 MAX_CONTROL = 16 * 2**20
+MAX_HELLO = 4096
 MAX_CODEC = 64
 """Characters of a codec's name with its argument."""
 DIGEST_SIZE = 16
@@ -72,7 +74,7 @@ class BadMessage(Exception):
 
 
 class DamagedPayload(BadMessage):
-    """A payload of another size or checksum than its header says, so that a retransmission may be intact."""
+    """A payload of another size than its header says, so that a retransmission may be intact."""
 
 
 class Kind(IntEnum):
@@ -136,31 +138,40 @@ _Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msg
 class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """The header of every message.
 
-    version: of this format. job: `job_number` of the job's name; messages of another job are refused.
-    kind, request (number repeated in the answer), topic (of a CONTROL).
-    key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in
-    DTYPE_NAMES), size (elements of the whole tensor).
+    version: of this format.
+    job: `job_number` of the job's name; messages of another job are refused.
+    kind: see Kind.
+    request: its number, repeated in the answer.
+    topic: of a CONTROL.
+    key, slice: of the tensor, and in it.
+    root: rank of the root that owns the slice.
+    offset, length: of the slice in the tensor, in elements.
+    size: elements of the whole tensor.
+    dtype: index in DTYPE_NAMES.
     shard: the rank, in its party, of the only worker of each party that contributes to the key; EVERY: all do.
     server: of a worker's EXCHANGE: the rank of the server that it is for, whichever process delivers it.
-    row: elements in a row of the slice; 1 for dense slices. rows: number of rows in the payload (`form`
-    ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
-    round (of this key, from 1; of a PULL the last one that the sender has begun).
+    row: elements in a row of the slice; 1 for dense slices.
+    rows: number of rows in the payload (`form` ROWS): their elements, followed by their uint32 numbers in the slice,
+        strictly increasing; a PULL has only these.
+    round: of this key, from 1; of a PULL the last one that the sender has begun.
     acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
-    the answers to all its requests up to this one.
-    contributors: ranks merged into the payload, ascending. weight: the sum of their weights; 0, and no payload, from
-    members that abstain. An EXCHANGE with a weight and no payload asks whether the contribution was received.
+        the answers to all its requests up to this one.
+    contributors: ranks merged into the payload, ascending.
+    weight: the sum of their weights; 0, and no payload, from members that abstain. An EXCHANGE with a weight and no
+        payload asks whether the contribution was received.
     wide: the payload of an fp16 slice is fp32.
     codec: of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the accepted encoding of its result.
-    checksum: CRC-32 of a payload of `form` ENCODED or CHANGE.
     digest: of the elements (payload.digest). With a PUSH they may follow on request only; the sender of a PULL has such
-    elements already.
+        elements already.
     follows: of an EXCHANGE: its sender has, or will have, the previous round's result.
     reply: of an EXCHANGE, see Reply. A RESULT with fewer than all elements is of `form` ROWS.
     is_sum: of a RESULT: it is the sum of its round alone, not a value that rounds update.
     asynchronous: of a RESULT: parties complete rounds separately, so the global servers may have a newer value.
-    value: version of a result. form and place of the payload. priority: higher goes first.
-    credit: bytes of window returned to the receiver of this message since the link exists. arrived: bytes of tensors
-    that have arrived from it; 0 within a party.
+    value: version of a result.
+    form, place: of the payload.
+    priority: higher goes first.
+    credit: bytes of window returned to the receiver of this message since the link exists.
+    arrived: bytes of tensors that have arrived from it; 0 within a party.
     hyper: hyper-parameters of the optimizer that apply from this round on.
     """
 
@@ -194,7 +205,6 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     hyper: _Hyper = {}
     server: _Rank = 0
     size: _Count = 0
-    checksum: _U32 = 0
     is_sum: bool = False
     digest: _Digest = b""
     shard: _Shard = EVERY

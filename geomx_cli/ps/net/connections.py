@@ -1,16 +1,19 @@
-"""Detects dead TCP connections from the kernel's acknowledgement counters.
+"""The connections under the sockets: which are dead, which have not said who they are, and what their kernel counts.
 
 The kernel itself gives up a connection only when a retransmission is due, and it doubles the interval each time: that
-may be seconds after its limit.
+may be seconds after its limit. So dead ones are found here, by the acknowledgement counters of TCP.
 """
 
 import contextlib
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-__all__ = ["Connection"]
+from geomx_cli.ps.net.loop import Loop
+
+__all__ = ["MAX_SECONDS", "Connection", "UnknownPeers"]
 
 UNACKNOWLEDGED, BYTES_ACKED, BYTES_RECEIVED = 24, 120, 128
 """Where Linux's tcp_info has the number of segments that are not acknowledged (u32), and the bytes that are, and that
@@ -21,12 +24,14 @@ have been received (u64).
 class Connection:
     """A connected descriptor owned by other code, which may close it at any time. Used by one thread.
 
-    `peer`: the remote address. `ended`: whether `end` was called. `counts`: whether the kernel tells its bytes, as of a
-    TCP connection.
+    descriptor: its number.
+    peer: the remote address; None if it is closed already.
+    ended: whether `shut_down` was called.
+    counts: whether the kernel tells its bytes, as of a TCP connection.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._acked = -1
         self._since = self._moved = self._heard = time.monotonic()
         self._received = -1
@@ -74,7 +79,7 @@ class Connection:
 
     def _info(self) -> bytes:
         """The kernel's TCP_INFO; empty once the owner has closed the descriptor."""
-        with contextlib.suppress(OSError), _borrowed(self._descriptor) as stream:
+        with contextlib.suppress(OSError), _borrowed(self.descriptor) as stream:
             if _ends(stream) == self._ends and hasattr(socket, "TCP_INFO"):
                 return stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         return b""
@@ -83,10 +88,10 @@ class Connection:
         """Seconds without any acknowledgement, as far as calls of `unanswered` have observed."""
         return time.monotonic() - self._moved
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Shut the connection down, for its owner too."""
         self.ended = True
-        with contextlib.suppress(OSError), _borrowed(self._descriptor) as stream:
+        with contextlib.suppress(OSError), _borrowed(self.descriptor) as stream:
             if _ends(stream) == self._ends:
                 stream.shutdown(socket.SHUT_RDWR)
 
@@ -104,3 +109,68 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 def _ends(stream: socket.socket) -> tuple[object, object]:
     """Both addresses: they reveal a descriptor that was closed and reused for another connection."""
     return stream.getsockname(), stream.getpeername()
+
+
+# Limits the cost of connections whose peer is not yet identified. libzmq reads whatever a connection sends, up to the
+# largest message size, before the key is checked. So unidentified connections are watched here, and those that send too
+# much or take too long are closed.
+
+LOOK_AT_UNKNOWN = 0.02
+"""Seconds between two looks at what they have sent."""
+MAX_SECONDS = 30.0
+"""Seconds for key and hello: some five round trips, each of several seconds where a slow link's queues are full."""
+MAX_BYTES = 64 * 1024
+MAX_CONNECTIONS = 1024  # a large job dials within seconds
+
+
+class _Unknown(NamedTuple):
+    connection: Connection
+    since: float  # time.monotonic seconds
+
+
+class UnknownPeers:
+    """The unidentified connections of one listening socket, by file descriptor. Used by the loop's thread only.
+
+    on_refused: gets a text for each one closed here.
+    """
+
+    def __init__(self, loop: Loop, on_refused: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._on_refused = on_refused
+        self._unknown: dict[int, _Unknown] = {}
+
+    def accepted(self, descriptor: int) -> None:
+        """Register an accepted connection. It is closed at once if there are too many unidentified ones."""
+        unknown = _Unknown(Connection(descriptor), time.monotonic())
+        if len(self._unknown) >= MAX_CONNECTIONS:
+            self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not authenticated")
+            return
+        if not self._unknown:
+            self._loop.call_later(LOOK_AT_UNKNOWN, self._poll)
+        self._unknown[descriptor] = unknown
+
+    def __contains__(self, descriptor: int) -> bool:
+        return descriptor in self._unknown
+
+    def forget(self, descriptor: int) -> None:
+        """The connection has sent an accepted hello, or has ended."""
+        self._unknown.pop(descriptor, None)
+
+    def _poll(self) -> None:
+        """Close the connections that have exceeded the byte or time limit."""
+        now = time.monotonic()
+        for descriptor, unknown in list(self._unknown.items()):
+            if now - unknown.since > MAX_SECONDS:
+                text = f"a connection had not authenticated within {MAX_SECONDS:g} s"
+            elif unknown.connection.received() > MAX_BYTES:
+                text = f"a connection had sent more than {MAX_BYTES} bytes before authentication"
+            else:
+                continue
+            del self._unknown[descriptor]
+            self._close(unknown, text)
+        if self._unknown:
+            self._loop.call_later(LOOK_AT_UNKNOWN, self._poll)
+
+    def _close(self, unknown: _Unknown, text: str) -> None:
+        unknown.connection.shut_down()
+        self._on_refused(text)

@@ -1,30 +1,125 @@
-"""Contributions in parts: the important blocks of a slice in one message, the rest in another or in datagrams.
+"""Blocks of a slice (DGT): how much each contributes, which go first, and the messages that they come in.
+
+Wang et al., "Differential gradient transmission", FGCS 121 (2021): the contribution of a block is a moving average of
+its mean absolute gradient. Blocks are sorted by it, and the first `k` of them are important. The last block of a slice
+is important too. Important blocks come in one message, the rest in another or in datagrams.
 
 A part is a PART message with the header of the contribution. Its payload: a preamble (struct PREAMBLE: flags, bytes of
 a block, bytes of the blocks that are in neither this part nor silent), a bit for each block that it contains, lowest
 first, and these blocks in order of their place. Blocks that come in no part are zero.
 """
 
+import math
 import struct
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import LARGEST
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.delivery._blocks import dequantise
 from geomx_cli.ps.net.payload import dtype_of
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 
-__all__ = ["BEHIND", "Assembly", "as_contribution", "bytes_in", "encode_part", "encode_quantised", "part_header"]
+__all__ = [
+    "BEHIND", "FRAGMENT", "IMPORTANT", "SILENT", "Assembly", "Block", "Fragment", "Ranking", "as_contribution",
+    "bytes_in", "channels", "decode_fragment", "dequantise", "encode_fragment", "encode_part", "encode_quantised",
+    "part_header", "quantise",
+]  # fmt: skip
 
+IMPORTANT, SILENT = 0, 255
+"""Channels: of important blocks, and of blocks without a bit set, which are not sent."""
+LEVELS = 16
 BEHIND = 1 << 30
 """How far the priority of the other blocks is below that of the important ones: they go behind those of all slices."""
 
 PREAMBLE = struct.Struct("<BII")
 FIRST, QUANTISED, BY_DATAGRAM = 1, 2, 4
+
+
+def channels(count: int, k: float, unreliable: int) -> Array:
+    """The channel of each of `count` blocks in descending order of contribution, of which the last stands apart.
+
+    The first round(k * count), rounded half up, and the last are IMPORTANT. The rest are divided evenly over the
+    channels 1 to `unreliable`.
+    """
+    important = min(math.floor(k * count + 0.5), count - 1)
+    found = np.zeros(count, np.uint8)
+    rest = np.arange(count - 1 - important)
+    found[important : count - 1] = 1 + rest * unreliable // max(1, len(rest))
+    return found
+
+
+@dataclass(slots=True)
+class Ranking:
+    """The contributions of one slice's blocks.
+
+    average: of each block; None before the first round.
+    """
+
+    average: Array | None = None
+
+    def update(self, array: Array, size: int, alpha: float) -> bool:
+        """Take a round's gradient, in blocks of `size` elements: C <- alpha C + (1 - alpha) mean|g|.
+
+        Returns False, and keeps the contributions, if some are not finite.
+        """
+        starts = np.arange(0, len(array), size)
+        lengths = np.minimum(size, len(array) - starts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            magnitude = np.abs(array, dtype=np.promote_types(array.dtype, np.float32))
+            mean = np.add.reduceat(magnitude, starts, dtype=np.float64) / lengths
+        if not np.isfinite(mean).all():
+            return False
+        before = np.zeros(len(mean)) if self.average is None or len(self.average) != len(mean) else self.average
+        self.average = alpha * before + (1 - alpha) * mean
+        return True
+
+    def channels(self, k: float, unreliable: int, zero: Array) -> tuple[Array, Array]:
+        """The channel of each block, and the blocks that are sent, most important first, the last block last.
+
+        zero: which blocks have no bit set. Those without a contribution are SILENT, except the last.
+        """
+        assert self.average is not None
+        count = len(self.average)
+        order = np.argsort(-self.average[:-1], kind="stable")
+        order = order[~((self.average[order] == 0) & zero[order])]
+        order = np.append(order, count - 1)
+        found = np.full(count, SILENT, np.uint8)
+        found[order] = channels(len(order), k, unreliable)
+        return found, order
+
+
+def quantise(blocks: Array) -> tuple[Array, Array]:
+    """Each row in 4 bits an element: the bounds of its 16 bins, float32 in two columns, and two codes to a byte, the
+    first in the low bits. The bins lie between min(0, smallest) and max(0, largest); rows are of even length.
+    """
+    bounds = np.empty((len(blocks), 2), "<f4")
+    bounds[:, 0] = np.minimum(blocks.min(axis=1), 0)
+    bounds[:, 1] = np.maximum(blocks.max(axis=1), 0)
+    low, step = _bins(bounds)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = np.where(step > 0, (blocks - low) / step, 0)
+    codes = np.clip(np.floor(codes), 0, LEVELS - 1).astype(np.uint8)
+    return bounds, codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def dequantise(bounds: Array, codes: Array) -> Array:
+    """The rows that `quantise` encoded, float32: the centres of their bins."""
+    low, step = _bins(bounds)
+    unpacked = np.empty((len(codes), 2 * codes.shape[1]), np.float32)
+    unpacked[:, ::2] = codes & 15
+    unpacked[:, 1::2] = codes >> 4
+    found: Array = low + (unpacked + np.float32(0.5)) * step
+    return found
+
+
+def _bins(bounds: Array) -> tuple[Array, Array]:
+    """The lower bound and the width of the bins, as columns."""
+    low, high = bounds[:, :1], bounds[:, 1:]
+    return low, (high - low) / np.float32(LEVELS)
 
 
 def part_header(header: Header, behind: int = 0) -> Header:
@@ -45,7 +140,7 @@ def encode_part(
 
 
 def encode_quantised(bounds: Array, codes: Array, has: Array, size: int) -> bytes:
-    """A part with quantised blocks (_blocks.quantise): those that `has` marks, in order."""
+    """A part with quantised blocks (see `quantise`): those that `has` marks, in order."""
     bitmap: bytes = np.packbits(has, bitorder="little").tobytes()
     return PREAMBLE.pack(QUANTISED, size, 0) + bitmap + bounds.tobytes() + codes.tobytes()
 
@@ -79,9 +174,14 @@ def as_contribution(header: Header, array: Array) -> tuple[Header, memoryview]:
 
 @dataclass(slots=True)
 class Assembly:
-    """A contribution that arrives in parts. credit: payload bytes of its messages that were not returned. due: when its
-    wait for datagrams is over, time.monotonic seconds; None before its first part. data_at: when the newest datagram
-    arrived, 0 for none.
+    """A contribution that arrives in parts. Times in time.monotonic seconds.
+
+    header: of the part that came first.
+    data: the slice as bytes; zero where nothing has arrived.
+    credit: payload bytes of its messages that were not returned.
+    due: when its wait for datagrams is over; None before its first part.
+    data_at: when the newest datagram arrived, 0 for none.
+    by_datagram: whether the other blocks are datagrams.
     """
 
     header: Header
@@ -111,8 +211,8 @@ class Assembly:
         """Whether nothing is missing."""
         return self.due is not None and not self.missing
 
-    def take(self, header: Header, payload: memoryview, due: float) -> bool:
-        """Take a part; returns whether it is the first. Raises BadMessage if it is invalid, or of another shape than
+    def add_part(self, header: Header, payload: memoryview, due: float) -> bool:
+        """Add a part; returns whether it is the first. Raises BadMessage if it is invalid, or of another shape than
         others.
         """
         if (header.length, header.dtype, header.wide) != (self.header.length, self.header.dtype, self.header.wide):
@@ -137,8 +237,8 @@ class Assembly:
             self._got += length
         return bool(flags & FIRST)
 
-    def place(self, offset: int, data: bytes) -> None:
-        """Take bytes of a datagram. Raises BadMessage if they lie outside the slice."""
+    def add_bytes(self, offset: int, data: bytes) -> None:
+        """Add the bytes of a datagram. Raises BadMessage if they lie outside the slice."""
         if offset + len(data) > len(self.data):
             raise BadMessage("a datagram of bytes outside the slice")
         self.data[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
@@ -163,3 +263,47 @@ def _decoded(
         raise BadMessage("quantised blocks with bounds that are no numbers of their elements")
     codes = np.frombuffer(content[8 * count :], np.uint8).reshape(count, elements // 2)
     return dequantise(bounds, codes).astype(dtype, copy=False).reshape(-1).view(np.uint8)
+
+
+# What datagrams contain: a fragment of a block of one contribution, and padding.
+
+FRAGMENT = struct.Struct("<IIQIH")
+
+
+class Block(NamedTuple):
+    """Bytes of a slice that are sent as datagrams.
+
+    channel: 1 or more; see `channels`.
+    offset: in bytes.
+    """
+
+    channel: int
+    offset: int
+    data: bytes
+
+
+class Fragment(NamedTuple):
+    """Bytes of a slice (`part` of its tensor) in a round; `offset` is in bytes. Without bytes it probes the path."""
+
+    key: int = 0
+    part: int = 0
+    round: int = 0
+    offset: int = 0
+    data: bytes = b""
+
+
+def encode_fragment(fragment: Fragment, length: int) -> bytes:
+    """A fragment, padded to `length` bytes of data."""
+    key, part, round_, offset, data = fragment
+    return FRAGMENT.pack(key, part, round_, offset, len(data)) + data.ljust(length, b"\0")
+
+
+def decode_fragment(content: bytes) -> Fragment:
+    """Raises BadMessage."""
+    if len(content) < FRAGMENT.size:
+        raise BadMessage("a datagram without a fragment")
+    key, part, round_, offset, length = FRAGMENT.unpack_from(content)
+    data = content[FRAGMENT.size : FRAGMENT.size + length]
+    if len(data) < length:
+        raise BadMessage("a datagram that is shorter than its fragment")
+    return Fragment(key, part, round_, offset, data)

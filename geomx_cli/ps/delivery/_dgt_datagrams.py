@@ -1,36 +1,40 @@
-"""Sends blocks as datagrams, at the rate that the path carries (DGT)."""
+"""Blocks as datagrams (DGT): a local server sends them at the rate that the path carries, a root receives them."""
 
 import bisect
 import itertools
 import os
 import random
-import struct
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
 
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.ps.cluster.bodies import Count, Topic
-from geomx_cli.ps.delivery._splitter import Block
+from geomx_cli.ps.cluster.bodies import Body, Count, Topic
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.delivery._dgt_blocks import FRAGMENT, Block, Fragment, decode_fragment, encode_fragment
+from geomx_cli.ps.delivery._dgt_receiver import PartReceiver
 from geomx_cli.ps.net.addresses import split
-from geomx_cli.ps.net.datagrams import OVERHEAD, SALT, Sealer, SenderSocket, session_key
+from geomx_cli.ps.net.datagrams import (
+    MAX_CHANNELS,
+    OVERHEAD,
+    SALT,
+    Opener,
+    ReceiverSocket,
+    Sealer,
+    SenderSocket,
+    session_key,
+    session_of,
+)  # fmt: skip
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import MAX_REPORTED, BadMessage, Header
 
-if TYPE_CHECKING:
-    from geomx_cli.ps.cluster.bodies import Body
-    from geomx_cli.ps.cluster.node import Node
-    from geomx_cli.ps.net.link import Link
-
-__all__ = ["DatagramSender", "FRAGMENT", "Fragment", "Pace", "TOPICS", "decode_fragment", "encode_fragment"]
-
-# What datagrams contain, a fragment of a block of one contribution and padding, and what peers say about them (DGT).
-
-FRAGMENT = struct.Struct("<IIQIH")
+__all__ = ["TOPICS", "DatagramReceiver", "DatagramSender", "Pace"]
 
 
 class _Open(TypedDict):
@@ -43,8 +47,13 @@ class _Opened(_Open):
 
 
 class _Report(TypedDict):
-    """sent: key, slice and round of contributions whose blocks have all been sent, in datagrams below these `counters`
-    of each channel. received: bytes so far, `at` seconds of the receiver's clock, and the longest datagram.
+    """Of a sender, or of a receiver.
+
+    sent: key, slice and round of contributions whose blocks have all been sent.
+    counters: of the next datagram on each channel; those of `sent` had lower ones.
+    received: bytes so far.
+    at: when the last of them came, in seconds of the receiver's clock.
+    longest: bytes of the longest datagram since the last report.
     """
 
     sent: NotRequired[Annotated[list[tuple[Count, Count, Count]], msgspec.Meta(max_length=MAX_REPORTED)]]
@@ -57,33 +66,10 @@ class _Report(TypedDict):
 TOPICS = {"datagrams_open": Topic(_Open, _Opened), "datagrams": Topic(_Report, notifies=True)}
 
 
-class Fragment(NamedTuple):
-    """Bytes of a slice (`part` of its tensor) in a round; `offset` is in bytes. Without bytes it probes the path."""
-
-    key: int = 0
-    part: int = 0
-    round: int = 0
-    offset: int = 0
-    data: bytes = b""
-
-
-def encode_fragment(fragment: Fragment, length: int) -> bytes:
-    """A fragment, padded to `length` bytes of data."""
-    key, part, round_, offset, data = fragment
-    return FRAGMENT.pack(key, part, round_, offset, len(data)) + data.ljust(length, b"\0")
-
-
-def decode_fragment(content: bytes) -> Fragment:
-    """Raises BadMessage."""
-    if len(content) < FRAGMENT.size:
-        raise BadMessage("a datagram without a fragment")
-    key, part, round_, offset, length = FRAGMENT.unpack_from(content)
-    data = content[FRAGMENT.size : FRAGMENT.size + length]
-    if len(data) < length:
-        raise BadMessage("a datagram that is shorter than its fragment")
-    return Fragment(key, part, round_, offset, data)
-
-
+REPORT = 0.05
+"""Seconds between reports to those that send."""
+MAX_SENT = 65_536
+"""Reports of one member, and contributions in them, that may wait for datagrams."""
 TICK = 0.002  # seconds between bursts
 PROBE = 0.2  # seconds between probes
 MAX_BURST = 128 * 1024
@@ -95,8 +81,12 @@ UNHEARD = 3.0
 
 
 class Pace:
-    """The rate at which datagrams are sent, in bytes per second: GAIN times what has arrived at the receiver lately,
-    so that it grows as long as the path takes more.
+    """The rate at which datagrams are sent: GAIN times what has arrived at the receiver lately.
+
+    So it grows as long as the path takes more, and what is lost does not lower it: a lossy path is no full one. A path
+    that is full delivers less than is sent, GAIN times which is the new rate.
+
+    rate: bytes per second, LEAST or more.
     """
 
     GAIN, LEAST, REPORTS = 1.25, 250_000.0, 20
@@ -107,8 +97,11 @@ class Pace:
         self._last: tuple[float, int] | None = None
 
     def report(self, at: float, received: int, *, busy: bool) -> None:
-        """`received` bytes had arrived in all, `at` seconds of the receiver's clock. busy: whether there was more to
-        send all the time since the last report; else the path may carry more than that.
+        """Apply a report of the receiver.
+
+        at: when the newest datagram arrived, in seconds of the receiver's clock.
+        received: bytes that had arrived in all.
+        busy: whether there was more to send all the time since the last report; else the path may carry more than that.
         """
         last, self._last = self._last, (at, received)
         if last is None or not at > last[0]:
@@ -123,8 +116,9 @@ class Pace:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """The blocks of one contribution that are still to be sent, those that contribute most first. `header`: of its
-    first part.
+    """The blocks of one contribution that are still to be sent, those that contribute most first.
+
+    header: of its first part.
     """
 
     header: Header
@@ -135,10 +129,12 @@ class DatagramSender:
     """Sends blocks to one server. Used by the loop's thread only.
 
     ready: whether datagrams reach the server. Until the first one has, and while none does, it is False and blocks have
-    to be sent reliably. Of the datagrams the part `dgt_loss` is dropped here, to emulate a lossy path.
+        to be sent reliably.
+
+    Of the datagrams the part `dgt_loss` is dropped here, to emulate a lossy path.
     """
 
-    def __init__(self, node: "Node", link: "Link") -> None:
+    def __init__(self, node: Node, link: Link) -> None:
         settings = node.settings
         self.ready = False
         self._node, self._link = node, link
@@ -188,7 +184,7 @@ class DatagramSender:
         """
         self._by_slice.pop((key, index), None)
 
-    def on_report(self, body: "Body") -> None:
+    def on_report(self, body: Body) -> None:
         """The server has received datagrams."""
         self._silent_since = 0.0
         self._path = max(self._path, int(body.get("longest", 0)))
@@ -198,7 +194,7 @@ class DatagramSender:
             self.ready, self._warned = True, False
             self._pace.rate = max(self._pace.rate, self._link.window.rate)
 
-    def _opened(self, body: "Body") -> None:
+    def _opened(self, body: Body) -> None:
         node, link = self._node, self._link
         key = session_key(node.keys, node.process, link.name, self._salt + body["salt"], sends=True)
         self._sealer = Sealer(key, int(body["session"]))
@@ -222,6 +218,7 @@ class DatagramSender:
         if self.ready and unheard:
             self.ready, self._path = False, 0
         socket = self._sockets[0]
+        # The short one arrives also where the path drops long datagrams silently; reports tell the length that fits.
         for size in (socket.size, socket.least):
             self._emit(1, [Fragment()], size - OVERHEAD - FRAGMENT.size)
         if unheard and not self._warned:
@@ -312,3 +309,121 @@ class DatagramSender:
         if socket.send(sealed):
             self._unsent = None
         return self._unsent is None
+
+
+@dataclass(slots=True)
+class _Session:
+    """The datagrams of one member.
+
+    received: bytes so far.
+    reported: bytes of them that the member knows of.
+    longest: bytes of the longest datagram since then.
+    last: when the last one arrived, time.monotonic seconds.
+    newest: the highest counter of each channel.
+    sent: contributions of which all blocks have been sent, and counters of later datagrams, in order.
+    waiting: reports and contributions in `sent`.
+    """
+
+    link: Link
+    opener: Opener
+    received: int = 0
+    reported: int = 0
+    longest: int = 0
+    last: float = field(default_factory=time.monotonic)
+    newest: list[int] = field(default_factory=lambda: [-1] * MAX_CHANNELS)
+    sent: deque[tuple[list[int], list[tuple[int, int, int]]]] = field(default_factory=deque)
+    waiting: int = 0
+
+
+class DatagramReceiver:
+    """Listens at the address and port number of the process's TCP endpoint or, if it has none, at a port of loopback.
+    Used by the loop's thread only. Raises InvalidSettings if the port is in use.
+
+    parts: gets the authentic fragments.
+    """
+
+    def __init__(self, node: Node, parts: PartReceiver) -> None:
+        self._node = node
+        self._parts = parts
+        endpoint = next((end for end in node.listens if end.startswith("tcp:")), "tcp://127.0.0.1:0")
+        host, port = split(endpoint)
+        self._socket = ReceiverSocket(host, int(port))
+        self._sessions: dict[int, _Session] = {}
+        self._numbers = itertools.count(int.from_bytes(os.urandom(3)))
+        node.loop.watch(self._socket.fileno(), self._read)
+        node.loop.every(REPORT, self._report)
+
+    def open(self, request: Request) -> None:
+        """Begin a session for the datagrams of a member; an earlier one of it ends. Raises BadMessage."""
+        link, salt = request.link, request.body["salt"]
+        if len(salt) != SALT:
+            raise BadMessage(f"{len(salt)} bytes of salt")
+        own = os.urandom(SALT)
+        key = session_key(self._node.keys, link.name, self._node.process, salt + own, sends=False)
+        self._sessions = {number: one for number, one in self._sessions.items() if one.link is not link}
+        number = next(self._numbers)
+        self._sessions[number] = _Session(link, Opener(key))
+        request.answer({"session": number, "port": self._socket.port, "salt": own})
+
+    def on_sent(self, request: Request) -> None:
+        """A member has sent all blocks of some contributions. Raises BadMessage."""
+        session = next((one for one in self._sessions.values() if one.link is request.link), None)
+        counters = request.body.get("counters", [])
+        sent = request.body.get("sent", [])
+        if session is None or len(counters) != MAX_CHANNELS or session.waiting + 1 + len(sent) > MAX_SENT:
+            raise BadMessage("a report on datagrams from a process that sends none, or too many")
+        session.sent.append((counters, sent))
+        session.waiting += 1 + len(sent)
+        self._find_passed(session)
+
+    def _read(self) -> None:
+        for datagram in self._socket.read():
+            try:
+                session = self._sessions.get(session_of(datagram))
+                if session is None:
+                    raise BadMessage("a datagram of no member")
+                self._on_datagram(session, len(datagram), *session.opener.open(datagram))
+            except BadMessage as error:
+                self._node.transport.count_refused(None, "datagram", str(error))
+
+    def _on_datagram(self, session: _Session, size: int, channel: int, counter: int, content: bytes) -> None:
+        link, wan = session.link, self._node.transport.wan
+
+        def deliver() -> None:
+            session.received += size
+            session.longest = max(session.longest, size)
+            session.last = time.monotonic()
+            session.newest[channel] = max(session.newest[channel], counter)
+            link.received += size
+            try:
+                self._parts.on_fragment(link, decode_fragment(content))
+            except BadMessage as error:
+                self._node.transport.count_refused(link, "datagram", str(error))
+            self._find_passed(session)
+
+        if wan is not None and link.wide_area:
+            wan.receive(size, "tensors", link.name, deliver)
+        else:
+            deliver()
+
+    def _find_passed(self, session: _Session) -> None:
+        """Find the contributions after which newer datagrams have arrived on all channels that are in use."""
+        # On all: networks that honour DSCP let channels overtake each other, but seldom datagrams of one channel. What
+        # has not come by then is most likely lost, and Grace waits a little for the rest.
+        while session.sent:
+            counters, contributions = session.sent[0]
+            if any(counter and newest < counter for counter, newest in zip(counters, session.newest, strict=True)):
+                return
+            session.sent.popleft()
+            session.waiting -= 1 + len(contributions)
+            for key, index, round_ in contributions:
+                self._parts.on_passed(session.link, key, index, round_)
+
+    def _report(self) -> None:
+        """Tell members what has arrived."""
+        for session in self._sessions.values():
+            if session.received > session.reported:
+                session.reported = session.received
+                body = {"received": session.received, "at": session.last, "longest": session.longest}
+                session.longest = 0
+                session.link.control("datagrams", body)

@@ -1,5 +1,6 @@
-"""Shared memory for large payloads between processes of one host; messages carry only their places.
+"""The memory of payloads: what is shared between processes of one host, and how malloc keeps its own.
 
+Of a large payload to a process of the same host, messages carry only the place in shared memory.
 Each process has one arena that only it writes to: an unnamed file of fixed size (sealed memfd). It offers the arena to
 each peer connected by a unix socket, and sends places to those that have mapped it. A block is reused when all
 receivers of its place have freed it, which they do when nothing refers to the payload any more. If sharing is
@@ -9,6 +10,7 @@ numpy is imported with the first payload, so that schedulers, which receive none
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -27,7 +29,7 @@ from geomx_cli.ps.net.wire import BadMessage
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
 
-__all__ = ["PLACE", "Arena", "PeerArena"]
+__all__ = ["PLACE", "Arena", "LinkMemory", "PeerArena", "keep_freed_memory", "share_one_heap"]
 
 SIZE = 2**30  # of address space; pages are allocated when blocks are used
 TOKEN = 16
@@ -54,10 +56,11 @@ class _Block:
 class Arena:
     """This process's memory for payloads. Used by the loop's thread only. Raises OSError if unsupported.
 
-    `peer` identifies a receiver of places: any object.
+    peer: identifies a receiver of places: any object.
+    on_full: called once, when there is no room for the first time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_full: Callable[[], None] = lambda: None) -> None:
         create = getattr(os, "memfd_create", None)
         if create is None:
             raise OSError(errno.ENOSYS, "this system has no files in memory")
@@ -69,6 +72,8 @@ class Arena:
         except BaseException:
             os.close(self._file)
             raise
+        self._on_full = on_full
+        self._was_full = False
         self._token = secrets.token_bytes(TOKEN)
         self._memory[:TOKEN] = self._token
         self._next = FIRST
@@ -93,6 +98,9 @@ class Arena:
         if offset is None or known is None or known() is not source:
             offset = self._allocate(len(payload), source)
             if offset is None:
+                if not self._was_full:
+                    self._was_full = True
+                    self._on_full()
                 return None
             np.copyto(self._bytes[offset : offset + len(payload)], np.frombuffer(payload, np.uint8))
         holders = self._blocks[offset].holders
@@ -155,7 +163,8 @@ class Arena:
 class PeerArena:
     """A peer's arena, mapped read-only. Raises OSError or BadMessage for an unusable offer.
 
-    `on_free` is called, in any thread, when `freed` has blocks again.
+    offer: see Arena.offer.
+    on_free: called, in any thread, when `freed` has blocks again.
     """
 
     def __init__(self, offer: dict[str, Any], on_free: Callable[[], None]) -> None:
@@ -226,3 +235,104 @@ class _Lent:
 
     def __del__(self) -> None:
         self._arena.drop(self._offset)
+
+
+class LinkMemory:
+    """What the two ends of a link over a unix socket lend each other. Used by the loop's thread only.
+
+    The dialling end offers its arena; a peer that can map it is on the same host and offers its own.
+
+    arena: this process's, made when it is first called; None if the system has none.
+    control: sends a CONTROL message to the peer.
+    on_free: called, in any thread, when `freed` has blocks to return.
+    """
+
+    def __init__(
+        self,
+        arena: Callable[[], Arena | None],
+        control: Callable[[str, dict[str, Any] | None], None],
+        on_free: Callable[[], None],
+    ) -> None:
+        self._arena = arena
+        self._control = control
+        self._on_free = on_free
+        self._mine: Arena | None = None  # once it is offered
+        self._theirs: PeerArena | None = None
+        self._lends = self._ended = False
+
+    def offer(self) -> None:
+        """Offer this process's memory, once."""
+        if self._mine is None and (arena := self._arena()) is not None:
+            self._mine = arena
+            self._control("memory", arena.offer())
+
+    def on_memory(self, offer: dict[str, Any]) -> None:
+        """The peer offers its memory: map it if possible, and offer the own one. Raises BadMessage."""
+        if self._theirs is not None:
+            return
+        try:
+            self._theirs = PeerArena(offer, self._on_free)
+        except OSError:
+            return
+        self._control("mapped", None)
+        self.offer()
+
+    def on_mapped(self) -> bool:
+        """The peer says that it has mapped our arena. Returns whether it was offered, so that it is lent from now on.
+        """
+        self._lends = self._mine is not None
+        return self._lends
+
+    def on_freed(self, body: dict[str, Any]) -> None:
+        """The peer has freed blocks. Raises BadMessage for one that it was not lent."""
+        if self._mine is not None and not self._ended:
+            self._mine.freed(self, body.get("blocks"))
+
+    def lend(self, payload: memoryview, *, lasting: bool) -> bytes | None:
+        """The place of a copy of the payload; None if there is no room, or the peer maps nothing. See Arena.put."""
+        if self._mine is None or not self._lends or self._ended:
+            return None
+        return self._mine.put(self, payload, lasting=lasting)
+
+    def view(self, place: memoryview) -> memoryview:
+        """The payload at a place in the peer's arena. Raises BadMessage."""
+        if self._theirs is None:
+            raise BadMessage("a payload in memory that is not shared")
+        return self._theirs.view(place)
+
+    def freed(self) -> list[int]:
+        """The peer's blocks to which nothing refers any more, to be returned."""
+        return self._theirs.freed() if self._theirs is not None else []
+
+    def release(self) -> None:
+        """The peer has left or is lost: release everything that it was lent.
+
+        It may still be freeing blocks, which others may have by then: that has no effect, and it is lent nothing more.
+        """
+        self._ended = True
+        if self._mine is not None:
+            self._mine.forget(self)
+
+
+# glibc's malloc; no effect with other C libraries (musl, macOS).
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+
+
+def keep_freed_memory() -> None:
+    """Let malloc reuse the memory of slices instead of mapping, faulting in and unmapping each one."""
+    _set(M_MMAP_THRESHOLD, 32 * 2**20)
+    _set(M_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def share_one_heap() -> None:
+    """Make all threads share one heap; call before starting threads. Otherwise memory freed by libzmq's thread cannot
+    be reused for the loop's sums, and a server takes up to a third more memory.
+    """
+    _set(M_ARENA_MAX, 1)
+
+
+def _set(parameter: int, value: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(parameter, value)
