@@ -152,7 +152,7 @@ class Bench:
             settings=settings(**options), loop=self.loop, transport=transport, keys=None, process="root", listens=()
         )
         self.parts = PartReceiver(self.node, self.inbox)
-        self.splitter = Splitter(self.node.settings)
+        self.splitter = Splitter(self.node.settings, Kept())
 
     def first(self, round_: int, array: np.ndarray, **fields: Any) -> Parts:
         """Send the first part; the rest is left to the test."""
@@ -292,7 +292,7 @@ def test_a_repeat_is_whole_and_takes_late_blocks_too() -> None:
 
 
 def test_blocks_that_were_not_sent_are_in_the_next_contribution() -> None:
-    splitter = Splitter(settings())
+    splitter = Splitter(settings(), Kept())
     one, two = gradient(1), gradient(2)
     unsent = splitter.split(header(), payload(one)).blocks[:3]
     whole = splitter.split(header(2), payload(two), unsent).whole
@@ -352,7 +352,7 @@ def test_blocks_of_a_contribution_that_was_repeated_whole_are_not_added_to_the_n
 
 
 def test_what_cannot_be_divided_stays_whole() -> None:
-    splitter = Splitter(settings())
+    splitter = Splitter(settings(), Kept())
     for array in (gradient(1)[:BLOCK], np.where(gradient(1) > 3, np.inf, gradient(1)).astype(np.float32)):
         parts = splitter.split(header(length=len(array)), payload(array))
         assert not parts.important and parts.whole is not None and bytes(parts.whole) == array.tobytes()
@@ -436,7 +436,7 @@ def test_the_pace_follows_what_arrives() -> None:
 
 
 def test_k_follows_the_loss() -> None:
-    splitter = Splitter(settings(dgt_k=0.8, dgt_k_min=0.2))
+    splitter = Splitter(settings(dgt_k=0.8, dgt_k_min=0.2), Kept())
     for losses, k in (
         ([(2.0, 2.0)], 0.8), ([(2.0, 1.0)], 0.4), ([(2.0, 1.0), (4.0, 3.5)], 0.6), ([(2.0, 0.1)], 0.2),
         ([(2.0, 9.0)], 1.0), ([(0.0, 1.0)], 0.8),
@@ -602,7 +602,7 @@ def test_a_sender_finds_the_path_and_sends_what_its_first_part_has_left_the_queu
     end = time.monotonic() + 20
     loop.run(lambda: sender.ready or time.monotonic() > end)
     assert sender.ready
-    splitter = Splitter(node.settings)
+    splitter = Splitter(node.settings, Kept())
     arrays = {1: gradient(1), 2: gradient(2)}
     parts = {key: splitter.split(header(1, request=key), payload(array)) for key, array in arrays.items()}
     held.add(1)  # the first part of key 3 waits for the window; key 4's datagrams pass it

@@ -1,4 +1,5 @@
-"""A local server's part of a round: decide on the party's sum, exchange it with the root, take the root's result."""
+"""What a closed round results in: a root updates the value; a local server decides, or exchanges the sum with the root.
+"""
 
 from collections.abc import Callable
 
@@ -6,14 +7,11 @@ from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, RowAlgorithm
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
-from geomx_cli.ps.aggregation.slice_state import Accumulator, Cohort, SliceState, merge_hyper
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import Accumulator, Cohort, SliceState, SliceTable, merge_hyper
 from geomx_cli.ps.net.payload import DTYPES, Content, Rows, cast
 from geomx_cli.ps.net.wire import Header, Kind, Reply
 
 __all__ = ["Forwarder", "Updater"]
-
-# A root's part of a round: update the value from the sum of the contributions.
 
 MAX_WARNED = 1024
 """Warnings of ignored hyper-parameters."""
@@ -37,29 +35,30 @@ class Updater:
 
     def update(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
         """Update the value, or some rows of it, from the sum of a closed round."""
-        slot, before = entry.slot, entry.slot.version
+        before = entry.version
         new = self._new_value(entry, cohort, accumulator, total)
         if isinstance(new, Rows):
             entry.write(new)
             if cohort.changed is None:
                 cohort.changed = Rows(new.numbers, cast(new.values, entry.dtype))
-            slot.version += 1
-        elif new is not None and new is not slot.value:
-            slot.value = cast(new, entry.dtype)
-            slot.version += 1
-        if slot.version != before:  # if all abstained, other cohorts' rounds may have made the value newer
-            cohort.version = slot.version
-        if slot.value is not None:
+            entry.version += 1
+        elif new is not None and new is not entry.value:
+            entry.value = cast(new, entry.dtype)
+            entry.version += 1
+        if entry.version != before:  # if all abstained, other cohorts' rounds may have made the value newer
+            cohort.version = entry.version
+        if entry.value is not None:
             entry.offered = None
 
     def _new_value(
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content
     ) -> Content | None:
         """The new value, or its changed rows, or None if the value stays."""
-        slot, algorithm = entry.slot, entry.algorithm
+        algorithm = entry.algorithm
 
         def ignored(name: str, why: str) -> None:
-            waiter = cohort.rounds[cohort.closed].waiter_of(accumulator.set_by.get(name, -1))
+            assert cohort.round is not None
+            waiter = cohort.round.waiter_of(accumulator.set_by.get(name, -1))
             who = "a member" if waiter is None else waiter.link.name
             if len(self._warned) < MAX_WARNED and (who, name) not in self._warned:
                 self._warned.add((who, name))
@@ -67,15 +66,15 @@ class Updater:
 
         optimizer = None
         if self._table.trains(entry):
-            optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper, ignored)
+            optimizer = self._history.choose(entry, cohort.closed, accumulator.hyper, ignored)
         cohort.is_sum = optimizer is None and not algorithm.starts_from_value
         if not cohort.is_sum:
             self._compression.contributed(entry.in_round(cohort.closed), total)
         if not isinstance(total, Rows):
             aggregate = Aggregate(total, accumulator.weight, cohort.member)
-            return algorithm.aggregate_global(slot, aggregate, optimizer)
+            return algorithm.aggregate_global(entry, aggregate, optimizer)
         assert isinstance(algorithm, RowAlgorithm)
-        new = algorithm.rows_at_root(slot, total, accumulator.weight, cohort.member, optimizer)
+        new = algorithm.rows_at_root(entry, total, accumulator.weight, cohort.member, optimizer)
         if new is None and self._compression.changes:
             return None  # sent as any other result: members keep what the codec has left of the value, all the same
         if cohort.is_sum and isinstance(new, Rows):
@@ -100,7 +99,7 @@ class Forwarder:
         delivery: Delivery,
         compression: Compression,
         own_rank: Callable[[], int] | None,
-        on_result: Callable[[SliceState, Cohort, Accumulator], None],
+        on_result: Callable[[SliceState, Cohort], None],
     ) -> None:
         self._table = table
         self._delivery = delivery
@@ -116,11 +115,11 @@ class Forwarder:
             self._exchange(entry, cohort, accumulator, total, accumulator.weight)
             return False
         aggregate = Aggregate(total, accumulator.weight, cohort.member)
-        decision = entry.algorithm.aggregate_local(entry.slot, aggregate)
+        decision = entry.algorithm.aggregate_local(entry, aggregate)
         if isinstance(decision, PushUp):
             self._exchange(entry, cohort, accumulator, decision.array, decision.weight)
             return False
-        entry.slot.value, cohort.is_sum = cast(decision.array, entry.dtype), False
+        entry.value, cohort.is_sum = cast(decision.array, entry.dtype), False
         merge_hyper(entry.hyper, accumulator.hyper)
         return True
 
@@ -133,11 +132,12 @@ class Forwarder:
         entry.hyper = {}
         payload, about = self._compression.sum(entry.in_round(entry.forwarded), total) if weight else (None, {})
         header = Header(
-            kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
+            kind=Kind.EXCHANGE, key=entry.key, slice=entry.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, shard=entry.shard,
             round=entry.forwarded,
             contributors=tuple(sorted(accumulator.ranks)) if self._own_rank is None else (self._own_rank(),),
-            weight=weight, reply=self._reply(entry, cohort),
+            weight=weight, reply=self._reply(entry, cohort), codec=self._compression.spec,
+            follows=self._compression.has_reference(entry),
             priority=accumulator.priority, hyper=hyper, **about,
         )  # fmt: skip
 
@@ -145,29 +145,30 @@ class Forwarder:
             self._table.asynchronous = result.asynchronous
             accumulator.ranks = set(result.contributors)
             accumulator.weight = result.weight
-            entry.slot.version, cohort.is_sum = result.value, result.is_sum
-            self._take(entry, cohort, found)
-            self._on_result(entry, cohort, accumulator)
+            entry.version, cohort.is_sum = result.value, result.is_sum
+            self._apply(entry, cohort, self._compression.value_of(entry, found, entry.dtype, result.form))
+            self._on_result(entry, cohort)
 
         self._delivery.up(entry.root, header, payload, on_result)
 
     def _reply(self, entry: SliceState, cohort: Cohort) -> Reply:
         """The part of the round's result needed to keep the value complete and to answer the round's members."""
-        replies = {waiter.reply for waiter in cohort.rounds[cohort.closed].waiting()}
+        assert cohort.round is not None
+        replies = {waiter.reply for waiter in cohort.round.waiting()}
         may_be_asynchronous = self._table.asynchronous or not self._table.last_round
         if not self._table.takes_rows or (Reply.FULL in replies and may_be_asynchronous):
             return Reply.FULL
         if self._table.asynchronous:
             return Reply.NONE
-        return Reply.FULL if entry.slot.value is None else Reply.CHANGED
+        return Reply.FULL if entry.value is None else Reply.CHANGED
 
-    def _take(self, entry: SliceState, cohort: Cohort, found: Content) -> None:
+    def _apply(self, entry: SliceState, cohort: Cohort, found: Content) -> None:
         """Apply the root's result of a round: the value, or the rows changed in it."""
         if not isinstance(found, Rows):
-            entry.slot.value = cast(entry.algorithm.on_global(entry.slot, found), entry.dtype)
+            entry.value = cast(entry.algorithm.on_global(entry, found), entry.dtype)
             return
         cohort.changed = cohort.cleared(found) if cohort.is_sum else found
         if self._table.asynchronous:
-            entry.slot.value = None  # only the root has the rows that other parties changed
-        elif entry.slot.value is not None:
+            entry.value = None  # only the root has the rows that other parties changed
+        elif entry.value is not None:
             entry.write(found)

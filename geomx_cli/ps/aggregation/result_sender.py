@@ -1,13 +1,12 @@
 """Sends results of rounds and pulled values to the members of a server."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from geomx_cli.ps.aggregation.compression import Compression, Decoded
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
-from geomx_cli.ps.aggregation.slice_state import Accumulator, Cohort, Result, SliceState, View, Waiter
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import Cohort, Result, RoundState, SliceState, SliceTable, View, Waiter
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.net.link import Link
@@ -37,38 +36,33 @@ class ResultSender:
         self._compressions = compressions
         self._history = history
 
-    def result(
-        self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, waiters: Collection[Waiter]
-    ) -> Result:
-        """The result of the cohort's finished round, with what these members ask for. The value has the round, and may
+    def result(self, entry: SliceState, cohort: Cohort, round_: RoundState) -> Result:
+        """The result of the cohort's finished round, with what its members ask for. The value has the round, and may
         be newer.
         """
+        accumulator, waiters = round_.accumulator, round_.waiting()
         changed, cohort.changed = cohort.changed, None
         enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
         unwanted = all(waiter.reply in enough for waiter in waiters)
         if changed is None and not self._table.asynchronous and any(each.spec for each in self._compressions):
             unwanted = False  # who pulls it gets what the codec leaves of it, as the members of other servers do
-        array = None if unwanted else entry.give()
-        if array is not None and cohort.version != entry.slot.version:  # the value includes other cohorts' rounds
+        array = None if unwanted else entry.share()
+        if array is not None and cohort.version != entry.version:  # the value includes other cohorts' rounds
             self._given(entry, cohort.member)
-            cohort.version = entry.slot.version
+            cohort.version = entry.version
         views: tuple[View, ...] = ()
-        cohort.seen = ()
         if changed is not None:
             for compression in self._compressions:
-                compression.forget(entry.slot.id, cohort.member)
+                compression.forget(entry, cohort.member)
         if array is not None:
             ranks = [waiter.rank for waiter in waiters]
             encode = _unencoded if changed is not None else self._encoder(entry, cohort)
             views = self._views(array, encode, central=max(ranks) >= CENTRAL)
-            if not self._table.asynchronous and any(view.encoded is not None for view in views):
-                cohort.seen = views
             decoded = self._seen(views[plane_of(min(ranks))], array)
             if decoded is not None:
                 self._given(entry, cohort.member, decoded=decoded)
         return Result(
-            views, entry.slot.version, tuple(sorted(accumulator.ranks))[:4096], accumulator.weight,
-            {rank for waiter in waiters for rank in waiter.ranks}, changed, cohort.is_sum,
+            views, entry.version, tuple(sorted(accumulator.ranks))[:4096], accumulator.weight, changed, cohort.is_sum
         )  # fmt: skip
 
     def answer(self, entry: SliceState, waiter: Waiter, round_: int, result: Result) -> None:
@@ -91,11 +85,11 @@ class ResultSender:
         """Send the present value, or the rows of it that were asked for, or that the member has the value already. In a
         synchronous job the value is the last round's result, as the codec left it.
         """
-        member, version = self._table.member(waiter.rank), entry.slot.version
+        member, version = self._table.member(waiter.rank), entry.version
         seen = () if self._table.asynchronous else entry.cohort(member).seen
         if waiter.numbers is not None:
             self._given(entry, member, waiter.numbers)
-            value = seen[plane_of(waiter.rank)].array if seen else entry.slot.value
+            value = seen[plane_of(waiter.rank)].array if seen else entry.value
             assert value is not None
             self.pass_on(entry, waiter, version, Rows.of(value, entry.row, waiter.numbers))
             return
@@ -106,7 +100,7 @@ class ResultSender:
             self._given(entry, member)
             self._send(entry, waiter, 0, Result((), version), None, {"form": Form.SAME})
             return
-        array = entry.give()
+        array = entry.share()
         views = self._newest(entry, array) if waiter.newest else self._views(array, _unencoded)
         self._given(entry, member, decoded=self._seen(views[plane_of(waiter.rank)], array))
         self.answer(entry, waiter, 0, Result(views, version))
@@ -152,16 +146,16 @@ class ResultSender:
         """
         optimizer = self._history.present(entry.hyper) if self._table.asynchronous else None
         if optimizer is not None:
-            assert entry.slot.value is not None
+            assert entry.value is not None
             rows = None if numbers is None else (entry.row, numbers)
-            optimizer.given(entry.slot.id, member, entry.slot.value, rows, decoded)
+            optimizer.given(entry.optimizer_state, member, entry.value, rows, decoded)
 
     def _send(
         self, entry: SliceState, waiter: Waiter, round_: int, result: Result, payload: memoryview | None,
         about: dict[str, Any],
     ) -> None:  # fmt: skip
         header = Header(
-            kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index, offset=entry.offset,
+            kind=Kind.RESULT, request=waiter.request, key=entry.key, slice=entry.index, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=round_, value=result.version,
             contributors=result.contributors, weight=result.weight, asynchronous=self._table.asynchronous,
             priority=waiter.priority, is_sum=result.is_sum, **about,
