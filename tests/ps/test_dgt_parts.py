@@ -107,12 +107,23 @@ def test_quantised_blocks_are_the_centres_of_sixteen_bins() -> None:
 # Parts.
 
 
+class Kept:
+    """The arrays kept with each slice."""
+
+    def __init__(self) -> None:
+        self._slices: defaultdict[tuple[int, int], Arrays] = defaultdict(dict)
+
+    def __call__(self, header: Header) -> Arrays:
+        return self._slices[header.key, header.slice]
+
+
 @dataclass
 class Inbox:
     """Keeps what is handed in."""
 
     got: list[tuple[int, np.ndarray, int]] = field(default_factory=list)
     refuse: bool = False
+    kept: Kept = field(default_factory=Kept)
 
     def check(self, link: Any, header: Header) -> None:
         if self.refuse:
