@@ -166,7 +166,8 @@ class Tree:
         self, client: "_Client", who: Who, header: Header, payload: memoryview | None, value: Content | None
     ) -> None:
         """Send for a worker that encodes."""
-        kept, exchanges, compression = client.slices[header.key, header.slice], header.kind == Kind.EXCHANGE, client.compression
+        kept, compression = client.slices[header.key, header.slice], client.compression
+        exchanges = header.kind == Kind.EXCHANGE
         if exchanges:
             header.codec, header.follows = compression.spec, compression.has_reference(kept)
         if exchanges and isinstance(value, np.ndarray):

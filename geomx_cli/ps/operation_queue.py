@@ -204,7 +204,8 @@ class OperationQueue:
                 kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
                 length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=contributors,
                 weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
-                codec=codec, follows=exchanges and self.compression.has_reference(slices[index]), server=piece.server, size=placement.tensor.size, shard=placement.tensor.shard,
+                codec=codec, follows=exchanges and self.compression.has_reference(slices[index]),
+                server=piece.server, size=placement.tensor.size, shard=placement.tensor.shard,
                 **({} if rows is None else form_of(rows)),
             )  # fmt: skip
             if operation.numbers is not None and rows is not None:

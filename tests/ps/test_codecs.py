@@ -26,7 +26,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec, received
 from geomx_cli.ps.aggregation.compression import Compression, ErrorFeedback
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply

@@ -10,7 +10,7 @@ from bench import SIZE, Bench, KeptLink
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.deadlock_breaker import SHARE, DeadlockBreaker
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.net.wire import Header, Kind

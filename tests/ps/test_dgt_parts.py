@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.arrays import Arrays
 from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.delivery._blocks import SILENT, Ranking, channels, dequantise, quantise

@@ -19,8 +19,7 @@ from geomx_cli.core.options import Value
 from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.slice_state import SliceState
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.payload import Content, as_payload, digest, view

@@ -7,7 +7,7 @@ import pytest
 from bench import SIZE, Bench, KeptLink, gradient
 from tree import Tree
 
-from geomx_cli.ps.aggregation.slice_state import SERIAL, Accumulator, Contribution
+from geomx_cli.ps.aggregation.slices import SERIAL, Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, decode_header, encode_header
@@ -299,7 +299,7 @@ def test_hyper_parameters_of_rounds_that_stay_in_the_party_go_up_with_the_next()
 def test_what_is_meant_for_an_older_optimizer_does_not_change_a_newer_one() -> None:
     accumulator, ones = Accumulator(), np.ones(1, np.float32)
     for rank, hyper in enumerate(({"learning_rate": 0.1, "wd": 0.5}, {SERIAL: 1.0, "learning_rate": 0.5}, {"wd": 0.7})):
-        accumulator.offer(Contribution((rank,), ones, 1.0, hyper, lambda: None))
+        accumulator.park(Contribution((rank,), ones, 1.0, hyper, lambda: None))
     accumulator.merge([0, 1, 2])
     assert accumulator.hyper == {SERIAL: 1.0, "learning_rate": 0.5}
     assert not accumulator.conflicts

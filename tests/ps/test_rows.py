@@ -7,7 +7,7 @@ import pytest
 from tree import Tree
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
+from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.net.payload import Rows, as_payload, content, row_numbers, sum_payload
@@ -76,7 +76,7 @@ def test_a_gathering_adds_rows_and_arrays_in_rank_order(seed: int, dtype: str) -
     for order in (range(5), (4, 2, 0, 3, 1)):
         accumulator, copies = Accumulator(), [None if item is None else _copy(item) for item in given]
         for rank in order:
-            accumulator.offer(Contribution((rank,), copies[rank], 1.0, {}, lambda: None))
+            accumulator.park(Contribution((rank,), copies[rank], 1.0, {}, lambda: None))
             accumulator.merge(range(5))
         total = accumulator.total
         assert isinstance(total, Rows) == (1 not in kinds and 0 in kinds)

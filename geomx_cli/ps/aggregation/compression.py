@@ -219,8 +219,8 @@ class Compression:
         return new
 
     def pulled(self, arrays: SliceArrays, result: Header, found: Content) -> Content:
-        """The content of a value pulled before this process's first round. An initial value becomes the reference of the first change, unless the first
-        round's result has overtaken it, which has one already.
+        """The content of a value pulled before this process's first round. An initial value becomes the reference of
+        the first change, unless the first round's result has overtaken it, which has one already.
         """
         if result.value or self.has_reference(arrays):
             return found

@@ -60,8 +60,10 @@ class ValueService:
     """Takes initial values and answers pulls. At a local server the roots have the initial values; it fetches those
     that it needs.
 
-    upstream: None at a root. compression: this end of encoded exchanges with the roots. on_value: called when a slice may have got its initial value. may_offer: whether a member
-    may offer values; asked at a root. warn: receives warnings for the user. Used by the loop's thread only.
+    upstream: None at a root. compression: this end of encoded exchanges with the roots.
+    on_value: called when a slice may have got its initial value.
+    may_offer: whether a member may offer values; asked at a root. warn: receives warnings for the user.
+    Used by the loop's thread only.
     """
 
     def __init__(

@@ -168,8 +168,8 @@ class Optimizer(ABC):
     def update_rows(self, state: Arrays, weight: Array, grad: Rows, *, member: int = 0) -> "Rows | Array":
         """Like `update`, with a gradient that is zero except for some rows. `weight` is 1-D, of whole rows.
 
-        A lazy rule changes only those rows, in the weight and in the slice's arrays, and returns their new values; every
-        other rule changes all elements and returns the new weight.
+        A lazy rule changes only those rows, in the weight and in the slice's arrays, and returns their new values;
+        every other rule changes all elements and returns the new weight.
         """
         call, arrays = self._count(state, weight, grad.values, member)
         if not self._lazy:
