@@ -356,7 +356,7 @@ def test_blocks_of_a_contribution_that_was_repeated_whole_are_not_added_to_the_n
             whole = link.sent[-1][1]
             assert whole == array.tobytes()
         answer = header(round_, request=about.request)
-        answer.kind, answer.acked = Kind.RESULT, 0
+        answer.kind = Kind.RESULT
         upstream.on_result(link, answer, payload(array))
     assert (node.telemetry.datagrams["withdrawn"] > 0) != repeated
     sender = server._senders[link]

@@ -169,8 +169,6 @@ class PartReceiver:
     def _take_part(self, link: "Link", incoming: _Incoming, header: Header, payload: memoryview) -> None:
         assembly = incoming.open.get(header.round)
         if assembly is None:
-            if any(number > header.round for number in incoming.open):
-                raise BadMessage(f"a part of round {header.round} after one of a later round")
             assembly = incoming.open[header.round] = Assembly(header)
         try:
             is_first = assembly.take(header, payload, time.monotonic() + self._wait)
