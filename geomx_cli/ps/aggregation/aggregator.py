@@ -10,12 +10,11 @@ from functools import partial
 
 import numpy as np
 
-from geomx_cli.ps.aggregation.closing import Forwarder, Updater
+from geomx_cli.ps.aggregation.closing import Forwarder, ResultSender, Updater, plane_of
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
-from geomx_cli.ps.aggregation.result_sender import ResultSender, plane_of
 from geomx_cli.ps.aggregation.slices import (
     Accumulator,
     Cohort,

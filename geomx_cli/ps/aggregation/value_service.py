@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from geomx_cli.ps.aggregation.closing import ResultSender
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.result_sender import ResultSender
 from geomx_cli.ps.aggregation.slices import SERIAL, SliceState, SliceTable, Waiter
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array
