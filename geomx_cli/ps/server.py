@@ -38,10 +38,11 @@ from geomx_cli.ps.server_peers import PEERS, ServerJoining, ServerPeers
 
 __all__ = ["ContributionService", "Server"]
 
-# The contributions that a server receives: who may send them, and for which ranks.
 
 class ContributionService:
-    """Hands contributions to the aggregator; see ContributionInbox. Used by the loop's thread only."""
+    """Checks who sends contributions and for which ranks, and hands them to the aggregator; see ContributionInbox. Used
+    by the loop's thread only.
+    """
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class ContributionService:
         self._delivery = delivery
         self._aggregator = aggregator
 
-    def take(self, link: Link, header: Header, payload: memoryview | None, credit: int | None = None) -> None:
-        """Handle an EXCHANGE. Raises BadMessage for one that its sender may not send, or that is invalid."""
+    def accept(self, link: Link, header: Header, payload: memoryview | None, credit: int | None = None) -> None:
+        """Hand an EXCHANGE to the aggregator. Raises BadMessage for one that its sender may not send, or that is invalid."""
         rank = self._check_sender(link, header)
         self._aggregator.on_exchange(link, header, payload, rank, credit)
 
@@ -70,7 +71,7 @@ class ContributionService:
     def hand_in(self, link: Link, header: Header, payload: memoryview, credit: int) -> None:
         """See ContributionInbox.hand_in."""
         try:
-            self.take(link, header, payload, credit)
+            self.accept(link, header, payload, credit)
         except BadMessage as error:
             self._node.transport.refuse(link, error, credit)
         except GeomxError as error:
@@ -147,7 +148,7 @@ class Server:
         self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
         self.node.loop.every(1.0, self._aggregator.values.check_offers)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
-        self._straggler_monitor.begin()
+        self._straggler_monitor.start()
         try:
             self.node.run()
         finally:
@@ -224,7 +225,7 @@ class Server:
             return
         rank = self._members.rank_of(link)
         if header.kind == Kind.EXCHANGE:
-            self._contributions.take(link, header, payload)
+            self._contributions.accept(link, header, payload)
         elif header.kind == Kind.PULL:
             self._aggregator.values.on_pull(link, header, rank, payload)
             if self._members.settle(rank):

@@ -143,7 +143,9 @@ class Compression:
     # Results, at a server.
 
     def starts_from(self, where: SliceRound, member: int, value: Array) -> None:
-        """Set the reference of a cohort's first round: every participant may have this value."""
+        """Set the reference of a cohort's first round: every participant may have this value. One that has not gets the
+        first result exact, as its `follows` says.
+        """
         if self._sends_changes(self._codec_at(where)):
             reference = value.astype(exact_dtype(where.dtype), copy=False)
             self._kept(where.kept).setdefault(f"reference/{member}", reference)
@@ -169,6 +171,8 @@ class Compression:
             return self.newest(where, array)
         exact = array.astype(exact_dtype(where.dtype), copy=False)
         kept, name = self._kept(where.kept), f"reference/{member}"
+        # Two ways to lose nothing in the long run. A value differs little from the last one, so its change is encoded.
+        # A sum is no successor of the last sum, so it is encoded itself, and what that loses is added to the next.
         if is_sum:
             kept.pop(name, None)  # the members' reference is this sum now, not the last value
             payload = encode_with_residual(_only(codec, exact), exact, kept)

@@ -134,6 +134,8 @@ class UpstreamClient:
         only the control lane was replaced, as happens on slow and congested paths, only queries about contributions
         are repeated.
         """
+        # What still waits in the link's queue was not lost. Anything else is asked about first: on the slow paths where
+        # connections break, most contributions have arrived, and sending megabytes again would congest them further.
         for pending in list(self._pending.values()):
             if pending.link is not link or link.queues(pending.header):
                 continue
@@ -143,6 +145,7 @@ class UpstreamClient:
 
     def again(self, link: Link, request: int, *, damaged: bool = False) -> None:
         """The peer lacks this contribution or initial value, or it was damaged: send it with its payload."""
+        # `asked` is cleared with the first answer, so a peer that repeats its answer does not get the payload twice.
         pending = self._pending.get(request)
         if pending is None or pending.link is not link or _stays_here(pending.header):
             return
