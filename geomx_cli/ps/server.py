@@ -59,7 +59,7 @@ class ContributionService:
         self._aggregator = aggregator
 
     def accept(self, link: Link, header: Header, payload: memoryview | None, credit: int | None = None) -> None:
-        """Hand an EXCHANGE to the aggregator. Raises BadMessage for one that its sender may not send, or that is invalid."""
+        """Hand an EXCHANGE to the aggregator. Raises BadMessage if it is invalid, or its sender may not send it."""
         rank = self._check_sender(link, header)
         self._aggregator.on_exchange(link, header, payload, rank, credit)
 
