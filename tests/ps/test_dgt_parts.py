@@ -423,7 +423,7 @@ def test_parts_of_what_was_not_declared_are_refused_and_those_of_earlier_rounds_
     bench.inbox.refuse = False
     for round_ in (*range(1, 6), 3):
         bench.first(round_, gradient(1))
-    (incoming,) = bench.parts._incoming.values()
+    ((incoming,),) = [member.slices.values() for member in bench.parts._members.values()]
     assert list(incoming.open) == [5], "who begins a round has the results of those before"
 
 
