@@ -128,11 +128,16 @@ class Client:
     ) -> PendingExchange:
         """Contribute `src` to this key's next round; the result goes to `out`, or is kept for `pull`. Returns at once.
 
-        src, out: 1-D, of the declared size and dtype. `src` must not change before `.sent`; it is copied if it is not
-        contiguous. `src` may be Rows, numbered within the tensor: only they are sent, only they change if the optimizer
-        is lazy, and `out` is not allowed; needed parts of the result have to be pulled. Without `src` this worker
-        abstains: it receives the round's result without counting in it, at almost no cost. Higher `priority` is sent
-        first. `weight`, above 0, is sent with the contribution; `hyper` holds hyper-parameters for the optimizer.
+        One round of a key is under way at a time: the next one is sent when the result of this has come.
+
+        src: 1-D, of the declared size and dtype; it must not change before `.sent`, and is copied if not contiguous.
+        Rows, numbered within the tensor, are sent alone, and change alone if the optimizer is lazy. Without `src` this
+        worker abstains: it receives the round's result without counting in it, at almost no cost.
+        out: as `src`; not with Rows, after which the needed parts of the result have to be pulled.
+        priority: higher is sent first.
+        weight: above 0, is sent with the contribution.
+        hyper: hyper-parameters for the optimizer.
+
         Raises InvalidSettings for a worker that does not train or has left, for another one's shard, for rows that the
         key does not have, and if too many rounds of the key have no result yet (declared_tensor.MAX_OPEN).
         """
@@ -149,7 +154,7 @@ class Client:
             Kind.EXCHANGE, tensor.placement, src, out, tensor.round, 0.0 if src is None else weight, priority,
             dict(hyper or {}), Reply.NONE if isinstance(src, Rows) or abstains_from_rows else Reply.FULL,
         )  # fmt: skip
-        tensor.begin(self._start(operation))
+        tensor.add_exchange(self._start(operation))
         return operation.pending
 
     def _check_contribution(self, weight: float, hyper: Mapping[str, float]) -> None:
@@ -179,10 +184,10 @@ class Client:
         elsewhere = latest is not None and not latest.holds
         if latest is None or elsewhere or (latest.done.done() and self.asynchronous):
             operation = Operation(
-                Kind.PULL, tensor.placement, tensor.take_common(), out, tensor.round, 0.0, priority, in_turn=elsewhere,
+                Kind.PULL, tensor.placement, tensor.pop_common(), out, tensor.round, 0.0, priority, in_turn=elsewhere,
                 by_digest=True,
             )  # fmt: skip
-            tensor.begin_pull(self._start(operation))
+            tensor.add_pull(self._start(operation))
             return operation.pending.done
         return after([latest.done], partial(latest.copy_to, out))
 
@@ -209,7 +214,7 @@ class Client:
         operation = Operation(
             Kind.PULL, placement, out=out, round=declared.round, priority=priority, numbers=numbers, in_turn=True
         )
-        declared.begin_pull(self._start(operation))
+        declared.add_pull(self._start(operation))
         return operation.pending.done
 
     def versions(self, name: str) -> tuple[int, int]:

@@ -38,19 +38,19 @@ class DeclaredTensor:
         """The exchange begun last, None before any."""
         return self._open[-1] if self._open else None
 
-    def take_common(self) -> Array | None:
+    def pop_common(self) -> Array | None:
         """This worker's own initial values, if this is the first pull, before any round."""
         common, self.common = None if self.round else self.common, None
         return common
 
-    def begin(self, exchange: PendingExchange) -> None:
-        """This exchange of the next round has begun."""
+    def add_exchange(self, exchange: PendingExchange) -> None:
+        """Note the exchange of a round that has been begun."""
         self._open.append(exchange)
         self.newest = exchange
         self._forget_done()  # free the previous result's memory before the next one is allocated
 
-    def begin_pull(self, pull: PendingExchange) -> None:
-        """This pull from the servers has begun."""
+    def add_pull(self, pull: PendingExchange) -> None:
+        """Note a pull from the servers that has been begun."""
         self.pulls += 1
         self.newest = pull
 

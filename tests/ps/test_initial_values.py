@@ -19,10 +19,9 @@ from geomx_cli.core.options import Value
 from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.slice_state import SliceState
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.arrays import Array, SliceArrays
 from geomx_cli.ps.net.payload import Content, as_payload, digest, view
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
@@ -79,7 +78,7 @@ def test_an_offer_completes_a_digest_in_any_order(order: tuple[str, ...]) -> Non
         steps[step]()
     assert sorted(root.answers()) == [(1, Form.FULL, 0), (50, Form.SAME, 0)]
     assert root.far.again == []
-    assert np.array_equal(root.entry.slot.value, FIRST)
+    assert np.array_equal(root.entry.value, FIRST)
     assert root.entry.offered is None
     root.pull(OTHER, 51)
     assert root.answers() == [(51, Form.FULL, 4 * SIZE)]
@@ -92,13 +91,13 @@ def test_an_offer_that_differs_sets_nothing(first: str) -> None:
     for step in steps if first == "offer" else reversed(steps):
         step()
     root.pull(OTHER)
-    assert (root.far.again, root.answers(), root.entry.slot.value) == ([1], [], None)
+    assert (root.far.again, root.answers(), root.entry.value) == ([1], [], None)
     root.push(FIRST, whole=True)
     assert sorted(root.answers()) == [(1, Form.FULL, 0), (50, Form.FULL, 4 * SIZE)]
-    assert np.array_equal(root.entry.slot.value, FIRST)
+    assert np.array_equal(root.entry.value, FIRST)
     root.offer(OTHER)
     root.push(OTHER, 2)
-    assert np.array_equal(root.entry.slot.value, FIRST), "the first push wins"
+    assert np.array_equal(root.entry.value, FIRST), "the first push wins"
     assert root.entry.offered is None
     assert root.answers() == [(2, Form.FULL, 0)]
 
@@ -133,7 +132,7 @@ def test_one_push_of_a_slice_waits_and_further_ones_send_their_value() -> None:
     assert (root.far.again, root.near.again) == ([2], [1])
     root.push(OTHER, 2, whole=True)
     assert sorted(root.answers()) == [(1, Form.FULL, 0), (2, Form.FULL, 0)], "the one that waited is answered as well"
-    assert np.array_equal(root.entry.slot.value, OTHER)
+    assert np.array_equal(root.entry.value, OTHER)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -149,7 +148,7 @@ def test_a_later_push_of_another_value_is_warned_of_once(whole: bool) -> None:
     assert "was given an initial value by far and by near; the first one counts" in warning
     root.push(OTHER, 5, whole=whole)
     assert "twice by far, with different values" in root.warnings[1]
-    assert np.array_equal(root.entry.slot.value, FIRST)
+    assert np.array_equal(root.entry.value, FIRST)
 
 
 def test_a_push_after_a_round_is_warned_of_if_it_is_no_repeat() -> None:
@@ -169,7 +168,7 @@ def test_a_push_of_the_value_after_a_round_is_not_warned_of(whole: bool) -> None
     root.push(FIRST, whole=True)
     for rank in (0, 1):
         root.bench.push(rank, 1, np.ones(SIZE, np.float32))
-    root.push(root.entry.slot.value, 1, root.near, whole=whole)
+    root.push(root.entry.value, 1, root.near, whole=whole)
     assert root.warnings == []
     root.push(OTHER, 2, root.near, whole=whole)
     assert len(root.warnings) == 1
@@ -199,8 +198,8 @@ def test_an_offer_of_wider_elements_cannot_add_bits() -> None:
     root.values.on_offer(root.near, header, payload(wide))  # type: ignore[arg-type]
     digested = root.bench.header(Kind.PUSH, request=1, digest=digest(as_payload(exact, 2), 2))
     root.values.on_push(root.far, digested, None)  # type: ignore[arg-type]
-    assert root.entry.slot.value.dtype == np.float16
-    assert np.array_equal(root.entry.slot.value, exact)
+    assert root.entry.value.dtype == np.float16
+    assert np.array_equal(root.entry.value, exact)
 
 
 # The sending end.
@@ -210,14 +209,18 @@ class Upstream:
     """A client with a link to a root in another party, and the contents of results."""
 
     def __init__(self, compress: str = "") -> None:
-        self.client, self.link = UpstreamClient(Compression(compress)), KeptLink()
+        self.client, self.link = UpstreamClient(), KeptLink()
+        self.compression, self.arrays = Compression(compress), SliceArrays()
         self.link.wide_area = True
         self.found: list[Content] = []
 
     def send(self, kind: Kind, array: Array) -> Header:
         header = Header(kind=kind, length=SIZE, digest=digest(payload(array), 0))
-        self.client.send(self.link, header, payload(array), lambda _, found: self.found.append(found))  # type: ignore[arg-type]
+        self.client.send(self.link, header, payload(array), self.take)  # type: ignore[arg-type]
         return header
+
+    def take(self, result: Header, found: Content) -> None:
+        self.found.append(self.compression.pulled(self.arrays, result, found))
 
     def sent(self) -> list[int]:
         """Bytes of the payloads sent since the last call."""
@@ -259,7 +262,7 @@ def test_the_same_value_is_the_one_at_hand_and_the_reference_of_changes(compress
         up.answer(asked, form=Form.SAME)
     (found,) = up.found
     assert isinstance(found, np.ndarray) and found.tobytes() == FIRST.tobytes()
-    assert up.client.compression.has_reference((0, 0)) == bool(compress)
+    assert up.compression.has_reference(up.arrays) == bool(compress)
 
 
 def test_only_who_has_a_value_is_told_that_it_is_the_same() -> None:
@@ -327,7 +330,7 @@ def test_a_local_server_warns_of_another_value_and_not_of_another_worker() -> No
 def test_a_local_server_does_not_warn_of_the_present_value() -> None:
     server = LocalServer()
     server.push(server.near, 1)
-    server.rounds.table.entries[0, 0].slot.value = OTHER
+    server.rounds.table.entries[0, 0].value = OTHER
     server.push(server.far, 1, OTHER)
     assert server.warnings == []
 

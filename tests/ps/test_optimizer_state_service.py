@@ -10,7 +10,7 @@ from bench import SIZE, Bench
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
 
 MOMENTUM = {"0/0/step": np.array([5]), "0/0/momentum": np.arange(SIZE, dtype=np.float32)}

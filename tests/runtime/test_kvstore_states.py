@@ -10,7 +10,8 @@ from mxnet_scripts import hooked
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize, digest
+from geomx_cli.ps.optim.optimizer import LocalOptimizer
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize, digest
 from geomx_cli.runtime.script import optimizer_state
 from geomx_cli.runtime.script.optimizer_state import SavedState
 
@@ -62,16 +63,16 @@ def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
     """After three rounds a file holds the same state as the optimizer in one process."""
     run(tmp_path, "save", "sgd", "hand", 2)
     params = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.25}
-    alone, weights = optimizers.create("sgd", params), np.random.RandomState(7)
+    alone, weights = LocalOptimizer(optimizers.create("sgd", params)), np.random.RandomState(7)
     big = weights.randn(700, 50).astype(np.float32)
     for number in range(3):
         sources = [np.random.RandomState(1000 * number + 10 * rank) for rank in range(2)]
         given = [source.randn(700, 50).astype(np.float32) for source in sources]
-        big = alone.update((0, 0), big, given[0] + given[1])
+        big = alone.update(big, given[0] + given[1])
     state = optimizer_state.read(tmp_path / "states")
     assert state.params["momentum"] == 0.9 and len(state.slices["big"]) > 4
     found = state.cut("big", (0, 35_000))
-    assert found["step"] == 3 and np.array_equal(found["momentum"], alone.export_state()["0/0/momentum"])
+    assert found["step"] == 3 and np.array_equal(found["momentum"], alone.state["momentum"])
     assert state.slices["half"][0, 120]["master"].dtype == np.float32
 
 

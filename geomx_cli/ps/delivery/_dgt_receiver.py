@@ -14,12 +14,14 @@ from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.delivery._dgt_blocks import Assembly, Fragment, as_contribution
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import view
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind
+from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 
 __all__ = ["Grace", "PartReceiver"]
 
-MAX_OPEN = 4
-"""Rounds of one slice whose parts one peer may send at a time."""
+MAX_MISSED = 64
+"""Rounds of one slice that another process may have brought, until one comes in parts again."""
+MAX_PAST = 64
+"""Rounds of one slice of which late blocks may still come."""
 MAX_EARLY, LEAST_EARLY = 16 * 2**20, 512
 """Bytes of one peer's datagrams that may wait for the first part of their contribution, and what each takes beside its
 content.
@@ -103,7 +105,7 @@ class _Incoming:
 
     def may_come(self, round_: int) -> bool:
         """Whether this round is neither over nor too far ahead."""
-        return self.handed_in < round_ <= self.handed_in + MAX_ROUNDS_AHEAD + 1
+        return self.handed_in < round_ <= self.handed_in + MAX_MISSED + 1
 
 
 class PartReceiver:
@@ -142,7 +144,7 @@ class PartReceiver:
         member = self._member(link)
         incoming = member.slices.setdefault((header.key, header.slice), _Incoming(member))
         incoming.contributors = header.contributors
-        self._close_acked(incoming, header.acked)
+        self._close_before(incoming, header.round)
         if not incoming.may_come(header.round):  # the whole contribution has come meanwhile
             link.consumed(len(payload))
         else:
@@ -191,8 +193,6 @@ class PartReceiver:
     def _add_part(self, incoming: _Incoming, header: Header, payload: memoryview) -> None:
         link, assembly = incoming.member.link, incoming.open.get(header.round)
         if assembly is None:
-            if len(incoming.open) >= MAX_OPEN:
-                raise BadMessage(f"parts of more than {MAX_OPEN} rounds of one slice")
             assembly = incoming.open[header.round] = Assembly(header)
         try:
             is_first = assembly.add_part(header, payload, time.monotonic() + self._wait)
@@ -256,10 +256,11 @@ class PartReceiver:
         return True
 
     @staticmethod
-    def _close_acked(incoming: _Incoming, acked: int) -> None:
-        """The sender has the results of rounds up to this one: another process may have brought the contributions."""
-        _close(incoming, acked)
-        for number in [number for number in incoming.open if number <= acked]:
+    def _close_before(incoming: _Incoming, round_: int) -> None:
+        """The sender has the results of the rounds before this one: another process may have brought the contributions.
+        """
+        _close(incoming, round_ - 1)
+        for number in [number for number in incoming.open if number < round_]:
             incoming.member.link.consumed(incoming.open.pop(number).credit)
 
     def _add_late(self, incoming: _Incoming, past: _Past, fragment: Fragment) -> None:
@@ -285,7 +286,7 @@ def _close(incoming: _Incoming, round_: int) -> None:
         _remove_early(incoming, number)
     for number in [number for number in incoming.passed_at if number <= round_]:
         del incoming.passed_at[number]
-    for number in [number for number in incoming.past if number < round_ - MAX_ROUNDS_AHEAD]:
+    for number in [number for number in incoming.past if number < round_ - MAX_PAST]:
         del incoming.past[number]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
-    from geomx_cli.ps.optim.optimizers import Optimizer
+    from geomx_cli.ps.optim.optimizer import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.train_config import TrainConfig
     from geomx_cli.runtime.training.worker_algorithm import Stopwatch
@@ -105,7 +105,7 @@ class MeanServer(FsaServer):
         if total.weight == 0:
             return slot.value
         mean = total.array / total.array.dtype.type(total.weight)
-        return slot.value - mean if optimizer is None else optimizer.update(slot.id, slot.value, mean)
+        return slot.value - mean if optimizer is None else optimizer.update(slot.optimizer_state, slot.value, mean)
 
 
 # The worker part for the bundled training job.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.net.payload import Content, Rows
-    from geomx_cli.ps.optim.optimizers import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer, Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.train_config import TrainConfig
     from geomx_cli.runtime.training.worker_algorithm import Stopwatch
@@ -73,7 +73,7 @@ class FsaServer:
         if slot.value is not None and total.weight == 0 and (optimizer is not None or self.asynchronous):
             return slot.value
         if optimizer is not None and slot.value is not None:
-            return optimizer.update(slot.id, slot.value, total.array, member=total.member)
+            return optimizer.update(slot.optimizer_state, slot.value, total.array, member=total.member)
         self._check_synchronous()
         slot.state.pop("rows", None)
         return total.array
@@ -86,7 +86,7 @@ class FsaServer:
         if weight == 0 and (optimizer is not None or self.asynchronous):
             return None
         if optimizer is not None:
-            return optimizer.update_rows(slot.id, slot.value, total, member=member)
+            return optimizer.update_rows(slot.optimizer_state, slot.value, total, member=member)
         self._check_synchronous()
         before, slot.state["rows"] = slot.state.get("rows"), total.numbers
         return total.with_zeros(total.not_zero(slot.value) if before is None else before)
@@ -125,14 +125,15 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "F
     return FsaWorker(client, model, client.num_all_workers, optimizer=own_optimizer(config))
 
 
-def own_optimizer(config: "TrainConfig") -> "Optimizer | None":
+def own_optimizer(config: "TrainConfig") -> "LocalOptimizer | None":
     """The optimizer of each worker, where no server runs one."""
     from geomx_cli.ps.optim import optimizers, schedules
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer
 
     if config.optimizer_on == "server":
         return None
     schedule = schedules.optional(config.schedule())
-    return optimizers.create(config.optimizer, _optimizer_params(config), schedule)
+    return LocalOptimizer(optimizers.create(config.optimizer, _optimizer_params(config), schedule))
 
 
 class FsaWorker(FiniteWorkerAlgorithm):
@@ -152,7 +153,7 @@ class FsaWorker(FiniteWorkerAlgorithm):
         model: "ModelWeights",
         workers: int,
         share: float = 1.0,
-        optimizer: "Optimizer | None" = None,
+        optimizer: "LocalOptimizer | None" = None,
     ) -> None:
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
@@ -177,7 +178,7 @@ class FsaWorker(FiniteWorkerAlgorithm):
         state = super().state()
         if self.optimizer is not None:
             state.arrays["weights"] = self._weights
-            state.add("optimizer", State({}, self.optimizer.export_state()))
+            state.add("optimizer", State({}, self.optimizer.state))
         return state
 
     def load(self, state: State) -> None:
@@ -185,7 +186,7 @@ class FsaWorker(FiniteWorkerAlgorithm):
         super().load(state)
         if self.optimizer is not None:
             self._weights = state.arrays["weights"].copy()
-            self.optimizer.import_state(state.named("optimizer"))
+            self.optimizer.state = {name: array.copy() for name, array in state.named("optimizer").items()}
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Begin each tensor's exchange as soon as its gradient is ready, from the output to the input."""
@@ -218,7 +219,7 @@ class FsaWorker(FiniteWorkerAlgorithm):
             return
         self._rounds.wait()
         if self.optimizer is not None:
-            self._weights[...] = self.optimizer.update((0, 0), self._weights, self._rounds.vector)
+            self._weights[...] = self.optimizer.update(self._weights, self._rounds.vector)
         self._model.write_weights(self._weights)
 
     def _on_result(self, _: object) -> None:

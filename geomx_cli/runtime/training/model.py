@@ -14,6 +14,7 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.ps.optim import optimizers, schedules
+from geomx_cli.ps.optim.optimizer import LocalOptimizer
 from geomx_cli.runtime.data.samples import Batch
 from geomx_cli.runtime.training.architecture import Architecture
 from geomx_cli.runtime.training.state import State
@@ -21,7 +22,6 @@ from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 if TYPE_CHECKING:
     from geomx_cli.ps.operation_queue import PendingExchange
-    from geomx_cli.ps.optim.optimizer import Optimizer
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = ["LocalSteps", "ModelAdapter", "ModelWeights", "Network", "OptimizerSteps", "flat_views"]
@@ -40,7 +40,7 @@ class LocalSteps(ABC):
     optimizer: the servers' implementation that takes the steps; None if another one does.
     """
 
-    optimizer: "Optimizer | None" = None
+    optimizer: LocalOptimizer | None = None
 
     def __init__(self) -> None:
         self.count = self.samples = 0
@@ -139,8 +139,9 @@ class OptimizerSteps(LocalSteps):
     def __init__(self, model: "ModelAdapter", config: "TrainConfig") -> None:
         super().__init__()
         self._model = model
-        self.optimizer: Optimizer = optimizers.create(
-            config.optimizer, config.optimizer_params, schedules.optional(config.schedule())
+        schedule = schedules.optional(config.schedule())
+        self.optimizer: LocalOptimizer = LocalOptimizer(
+            optimizers.create(config.optimizer, config.optimizer_params, schedule)
         )
         self._vector, self._gradient = np.zeros(model.size, np.float32), np.zeros(model.size, np.float32)
         self._weights = flat_views(self._vector, model.sizes)
@@ -158,13 +159,13 @@ class OptimizerSteps(LocalSteps):
     def state(self) -> State:
         """See LocalSteps."""
         state = super().state()
-        state.add("optimizer", State({}, self.optimizer.export_state()))
+        state.add("optimizer", State({}, self.optimizer.state))
         return state
 
     def load(self, state: State) -> None:
         """See LocalSteps."""
         super().load(state)
-        self.optimizer.import_state(state.named("optimizer"))
+        self.optimizer.state = {name: array.copy() for name, array in state.named("optimizer").items()}
 
     def step(self, samples: int, watch: Stopwatch) -> None:
         """See LocalSteps."""
@@ -175,7 +176,7 @@ class OptimizerSteps(LocalSteps):
         with watch("local update"):
             for index, gradient in enumerate(self._gradients):
                 self._model.read_gradient(index, gradient)
-            self._vector[...] = self.optimizer.update((0, 0), self._vector, self._gradient)
+            self._vector[...] = self.optimizer.update(self._vector, self._gradient)
             self._model.write_weights(self._vector)
 
     def put(self, index: int, value: Floats) -> Floats:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from geomx_cli.ps.arrays import Floats
-    from geomx_cli.ps.optim.optimizer import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = [
@@ -69,7 +69,7 @@ class WorkerAlgorithm(ABC):
     recorded: fields of the last round's record that only this algorithm has.
     arrived: when (monotonic) the newest result has come, if `synchronise` does not wait for all: then uses of the model
         do.
-    optimizer: this worker's own, whose slot (0, 0) is the vector of all weights; None if it has none.
+    optimizer: this worker's own, for the vector of all weights; None if it has none.
     kept: names of the attributes that `state` saves, JSON values.
     parts: names of the attributes that have a `state` of their own.
     """
@@ -85,7 +85,7 @@ class WorkerAlgorithm(ABC):
     asynchronous: bool = False
     recorded: Mapping[str, float] = MappingProxyType({})
     arrived: float = 0.0
-    optimizer: "Optimizer | None" = None
+    optimizer: "LocalOptimizer | None" = None
 
     @property
     def must_wait(self) -> bool:
