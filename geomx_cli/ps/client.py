@@ -88,30 +88,23 @@ class Client:
 
     def init(
         self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *,
-        source: int | None = None, common: bool = False,
+        source: int | None = None,
     ) -> None:  # fmt: skip
         """Set the initial values of declared tensors; blocks. Only the master's count, or those of the worker of global
         rank `source`.
 
         values: 1-D, contiguous, of the declared size and dtype. They are sent together, which takes as long as the
-        links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors. common: all
-        workers call this with values of their own, expected to equal the master's; where they do, only digests cross
-        links between parties. They must not change before the first `pull`.
+        links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors.
         """
         sets = self.is_master if source is None else self.global_rank == source
-        if not (sets or common):
+        if not sets:
             return
         self._worker.check()
         operations = []
         for name, value in values.items():
             tensor = self._tensor(name)
             tensor.check(value)
-            if sets:
-                own, by_digest = dict((hyper or {}).get(name, {})), common and not self.flat
-                operations.append(Operation(Kind.PUSH, tensor.placement, value, hyper=own, by_digest=by_digest))
-            elif self.rank == 0 and not self.flat:
-                operations.append(Operation(Kind.OFFER, tensor.placement, value))
-            tensor.common = value if common and self.flat else None
+            operations.append(Operation(Kind.PUSH, tensor.placement, value, hyper=dict((hyper or {}).get(name, {}))))
         limit = self._worker.node.patience
         for exchange in [self._start(operation) for operation in operations]:
             self._worker.wait(exchange.done, limit, "the servers to take the initial values (--patience)")
@@ -179,8 +172,7 @@ class Client:
         elsewhere = latest is not None and not latest.holds
         if latest is None or elsewhere or (latest.done.done() and self.asynchronous):
             operation = Operation(
-                Kind.PULL, tensor.placement, tensor.take_common(), out, tensor.round, 0.0, priority, in_turn=elsewhere,
-                by_digest=True,
+                Kind.PULL, tensor.placement, None, out, tensor.round, 0.0, priority, in_turn=elsewhere
             )  # fmt: skip
             tensor.begin_pull(self._start(operation))
             return operation.pending.done

@@ -21,7 +21,7 @@ MAX_OPEN = 4096
 @dataclass(slots=True)
 class DeclaredTensor:
     """round: the last one begun. pulls: the number of those sent to the servers. newest: the exchange or pull begun
-    last, None before any. common: this worker's own initial values, if the servers may have the same, until it pulls.
+    last, None before any.
 
     All checks raise InvalidSettings.
     """
@@ -30,18 +30,12 @@ class DeclaredTensor:
     round: int = 0
     pulls: int = 0
     newest: PendingExchange | None = None
-    common: Array | None = None
     _open: deque[PendingExchange] = field(default_factory=deque)  # the latest one, and earlier ones without a result
 
     @property
     def latest(self) -> PendingExchange | None:
         """The exchange begun last, None before any."""
         return self._open[-1] if self._open else None
-
-    def take_common(self) -> Array | None:
-        """This worker's own initial values, if this is the first pull, before any round."""
-        common, self.common = None if self.round else self.common, None
-        return common
 
     def begin(self, exchange: PendingExchange) -> None:
         """This exchange of the next round has begun."""

@@ -123,7 +123,7 @@ class Server:
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, self._notify_roots if upstream else None)
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._joining.party_index, table=self._table,
-            above=self._compression.wan, below=self._compression.below, may_offer=self._members.may_offer,
+            above=self._compression.wan, below=self._compression.below,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
         self._control = ControlService(
@@ -140,7 +140,6 @@ class Server:
     def run(self) -> Optimizer | None:
         """Serve until all members have said goodbye; return a root's optimizer with its state, if one was set."""
         self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
-        self.node.loop.every(1.0, self._aggregator.values.check_offers)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._straggler_monitor.begin()
         try:
@@ -220,8 +219,6 @@ class Server:
             self._aggregator.values.on_pull(link, header, rank, payload)
             if self._members.settle(rank):
                 self._aggregator.members_changed()
-        elif header.kind == Kind.OFFER:
-            self._aggregator.values.on_offer(link, header, payload)
         elif header.kind == Kind.PUSH:
             self._aggregator.values.on_push(link, header, payload)
         else:

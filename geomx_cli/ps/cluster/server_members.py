@@ -109,10 +109,6 @@ class ServerMembers:
         """The links to the parties' local servers; none in a flat cluster."""
         return [link for rank, links in self._links.items() if self.is_party(rank) for link in links]
 
-    def may_offer(self) -> bool:
-        """Whether a local server of this root's party has arrived or may still do; it offers initial values."""
-        return not self.complete or any(not link.wide_area for link in self.local_servers())
-
     def trains(self, rank: int) -> bool:
         """Whether this rank contributes, that is, is not a master worker that does not train."""
         return rank < CENTRAL or self._central_train
