@@ -14,15 +14,15 @@ from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, Activity, newest
+from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.operation_queue import OperationQueue
-from geomx_cli.ps.worker_peers import WorkerPeers
+from geomx_cli.ps.peers import Peers
 
 __all__ = ["Worker", "WorkerInfo"]
 
@@ -63,7 +63,7 @@ class Worker:
         self.ends: Future[None] = Future()
         self.error: GeomxError | None = None
         self.failure: GeomxError | None = None
-        self.peers = WorkerPeers(settings, settings.local)
+        self.peers = Peers(settings)
         self.upstream = UpstreamClient()
         self.upstream.peers = self.peers.links
         self.node = Node(
@@ -167,7 +167,7 @@ class Worker:
             )  # fmt: skip
             self.upstream.links.append(link)
             self.node.liveness.watch(link)
-        self.peers.join(self.node, membership)
+        self.peers.join(self.node, membership, membership.rank)
         asked = {"rank_scope": self._settings.text("rank_scope")}
         limit = self.node.joining  # a server answers once the members of its planes have joined
         self.node.rpc.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail, limit)

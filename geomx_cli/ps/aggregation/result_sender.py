@@ -9,7 +9,7 @@ from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
 from geomx_cli.ps.aggregation.slice_state import Accumulator, Cohort, Result, SliceState, View, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.cluster.server_members import CENTRAL
+from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply

@@ -15,10 +15,9 @@ from geomx_cli.core.events import Telemetry
 from geomx_cli.ps.cluster.bodies import MAX_TEXT
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
-from geomx_cli.ps.cluster.membership import Membership
+from geomx_cli.ps.cluster.membership import Membership, Shutdown
 from geomx_cli.ps.cluster.partition import LONGEST, NEAR
 from geomx_cli.ps.cluster.rpc import Request, Rpc
-from geomx_cli.ps.cluster.shutdown import Shutdown
 from geomx_cli.ps.net import addresses, security
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
