@@ -67,8 +67,10 @@ class Services:
         self._topics: dict[str, tuple[_Handler, _Check]] = {"barrier": (self._on_barrier, any_member)}
 
     def apply(self, topic: str, body: Body, sender: Member) -> Body:
-        """Change the state as a command says; returns the answer. Raises InvalidSettings for a refused one, and KeyError
-        and the like for a malformed one. These change nothing, but that a master that asked for an optimizer is set up.
+        """Change the state as a command says; returns the answer.
+
+        Raises InvalidSettings for a refused one, and KeyError and the like for a malformed one. These change nothing,
+        except that a master whose optimizer is refused counts as set up.
         """
         return self._commands[topic](body, sender)
 
