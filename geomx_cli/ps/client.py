@@ -55,13 +55,13 @@ class DeclaredTensor:
         """The exchange begun last, None before any."""
         return self._open[-1] if self._open else None
 
-    def begin(self, exchange: PendingExchange) -> None:
+    def add_exchange(self, exchange: PendingExchange) -> None:
         """This exchange of the next round has begun."""
         self._open.append(exchange)
         self.newest = exchange
         self._forget_done()  # free the previous result's memory before the next one is allocated
 
-    def begin_pull(self, pull: PendingExchange) -> None:
+    def add_pull(self, pull: PendingExchange) -> None:
         """This pull from the servers has begun."""
         self.pulls += 1
         self.newest = pull
@@ -239,7 +239,7 @@ class Client:
             Kind.EXCHANGE, tensor.placement, src, out, tensor.round, 0.0 if src is None else weight, priority,
             dict(hyper or {}), Reply.NONE if isinstance(src, Rows) or abstains_from_rows else Reply.FULL,
         )  # fmt: skip
-        tensor.begin(self._start(operation))
+        tensor.add_exchange(self._start(operation))
         return operation.pending
 
     def _check_contribution(self, weight: float, hyper: Mapping[str, float]) -> None:
@@ -271,7 +271,7 @@ class Client:
             operation = Operation(
                 Kind.PULL, tensor.placement, None, out, tensor.round, 0.0, priority, in_turn=elsewhere
             )  # fmt: skip
-            tensor.begin_pull(self._start(operation))
+            tensor.add_pull(self._start(operation))
             return operation.pending.done
         return after([latest.done], partial(latest.copy_to, out))
 
@@ -298,7 +298,7 @@ class Client:
         operation = Operation(
             Kind.PULL, placement, out=out, round=declared.round, priority=priority, numbers=numbers, in_turn=True
         )
-        declared.begin_pull(self._start(operation))
+        declared.add_pull(self._start(operation))
         return operation.pending.done
 
     def versions(self, name: str) -> tuple[int, int]:
@@ -362,7 +362,7 @@ class Client:
 
     # Shutdown.
 
-    def settle(self) -> None:
+    def await_rounds(self) -> None:
         """Wait for the results of all rounds that this worker has started."""
         for tensor in list(self.tensors.values()):
             if tensor.latest is not None:
@@ -370,7 +370,7 @@ class Client:
 
     def leave(self) -> None:
         """Declare that this worker contributes no more. Waits for its pending results, and until the servers know."""
-        self.settle()
+        self.await_rounds()
         self._left = True
         self._worker.node.loop.submit(self._worker.leave)
         self.control.leave()

@@ -244,7 +244,7 @@ class OptimizerStateService:
         self._rests: dict[str, float] = {}  # until when (time.monotonic seconds)
         self._snapshots: dict[str, _Snapshot] = {}
         self._upload: _Upload | None = None
-        self._taken: tuple[Optimizer, str, int] | None = None
+        self._loaded_last: tuple[Optimizer, str, int] | None = None
         self._loads, self._loaded = 0, ""
 
     def rest(self, sender: Member) -> float:
@@ -267,7 +267,7 @@ class OptimizerStateService:
                 self._snapshots.pop(by, None)
                 return {}
             case "state_begin":
-                return self._begin(_upload(by, body), str(body["optimizer"]))
+                return self._start_upload(_upload(by, body), str(body["optimizer"]))
         return self._write(by, _natural(body["at"]), memoryview(body["piece"]))
 
     def _optimizer(self) -> Optimizer:
@@ -293,7 +293,7 @@ class OptimizerStateService:
             raise InvalidSettings(f"{by} has not opened the optimizer's state")
         return self._snapshots[by]
 
-    def _begin(self, new: _Upload, name: str) -> Body:
+    def _start_upload(self, new: _Upload, name: str) -> Body:
         optimizer = self._optimizer()
         if optimizer.name != name:
             raise InvalidSettings(
@@ -302,7 +302,7 @@ class OptimizerStateService:
         most = 8 * self._most_arrays * sum(self._aggregator.table.lengths().values()) + 2**20
         if new.size > most:
             raise InvalidSettings(f"state of {new.size} bytes is too much: these keys have {most} at the most")
-        if self._taken == (optimizer, new.digest, optimizer.updates):
+        if self._loaded_last == (optimizer, new.digest, optimizer.updates):
             self._loaded = new.whole
             return {"go": "known"}
         other = self._upload is not None and self._upload.by != new.by
@@ -320,10 +320,10 @@ class OptimizerStateService:
         upload.touched = time.monotonic()
         if len(upload.run) >= upload.size:
             self._upload = None
-            self._take(upload)
+            self._load(upload)
         return {}
 
-    def _take(self, upload: _Upload) -> None:
+    def _load(self, upload: _Upload) -> None:
         if upload.hash.hexdigest() != upload.digest:
             raise InvalidSettings("the state changed in transit")
         most = self._most_arrays * len(self._aggregator.table.lengths())
@@ -331,7 +331,7 @@ class OptimizerStateService:
         self._check(named)
         optimizer.import_state(named)
         self._loads, self._loaded = self._loads + 1, upload.whole
-        self._taken = (optimizer, upload.digest, optimizer.updates)
+        self._loaded_last = (optimizer, upload.digest, optimizer.updates)
 
     @property
     def _most_arrays(self) -> int:

@@ -147,7 +147,7 @@ class Server:
         self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
         self._joining = ServerJoining(settings, self.node, self._members, upstream, self._peers, self._serve)
         delivery.begin(self.node, upstream, self._contributions)
-        self._joining.begin()
+        self._joining.register()
 
     def run(self) -> Optimizer | None:
         """Serve until all members have said goodbye; return a root's optimizer with its state, if one was set."""
@@ -262,7 +262,7 @@ class Server:
         elif request.topic == "bye":
             self._on_goodbye(request)
         else:
-            self._services.take(request)
+            self._services.receive(request)
 
     def _serve(self) -> None:
         """A member has arrived, or the roots are dialled: process everything that waited for that."""

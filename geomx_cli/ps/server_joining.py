@@ -39,7 +39,7 @@ class ServerJoining:
         self._endpoints = node.listen(settings.local or settings.upper)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
 
-    def begin(self) -> None:
+    def register(self) -> None:
         """Register with the schedulers."""
         settings, local, upper = self._settings, self._settings.local, self._settings.upper
         if self._upstream is not None:

@@ -74,7 +74,7 @@ class Services:
         """
         return self._commands[topic](body, sender)
 
-    def take(self, request: Request) -> None:
+    def receive(self, request: Request) -> None:
         """Answer `request`, now or later; a malformed one is counted and refused."""
         self._queue.append(request)
         self.serve()
@@ -334,7 +334,7 @@ class RootServices(Services):
 
     def _on_compare(self, request: Request, sender: Member) -> None:
         """See ModelComparison. The worker does not wait for the answer."""
-        self._comparison.take(request.body)
+        self._comparison.add(request.body)
         request.answer()
 
     def _on_difference(self, message: str, hint: str) -> None:

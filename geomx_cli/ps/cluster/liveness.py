@@ -145,7 +145,7 @@ class Liveness:
         self._leaving: set[Link] = set()
         self._last = 0.0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start sending heartbeats and checking links."""
         self._last = time.monotonic()
         self._loop.every(self._interval, self._tick)

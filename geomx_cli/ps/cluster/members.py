@@ -1,7 +1,7 @@
 """The processes that another one knows, one record each; a server's members; the barriers that they meet at."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from geomx_cli.ps.cluster.config import NodeSettings
@@ -12,9 +12,6 @@ __all__ = ["CENTRAL", "Barrier", "Member", "Members", "ServerMembers"]
 
 CENTRAL = 32_768
 """Ranks of central workers among a root's contributors begin here, behind every party's."""
-_SAVED = (
-    "process", "party", "host", "role", "rank", "endpoints", "wanted", "group", "workers", "state", "is_set_up",
-)  # fmt: skip
 _ANNOUNCED = ("process", "party", "host", "role", "rank", "endpoints")
 
 
@@ -92,7 +89,8 @@ class Members:
 
     def save(self) -> list[dict[str, Any]]:
         """All records as plain data."""
-        return [{name: getattr(member, name) for name in _SAVED} for member in self._all]
+        saved = [each.name for each in fields(Member) if each.name != "link"]
+        return [{name: getattr(member, name) for name in saved} for member in self._all]
 
     def load(self, saved: Iterable[Mapping[str, Any]]) -> None:
         """Take over the records of `save`, whose processes have no link yet."""

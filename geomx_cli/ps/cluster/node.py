@@ -193,7 +193,7 @@ class Node:
         A KeyboardInterrupt is raised again after the schedulers, or a scheduler's members, have been told.
         """
         self.loop.every(self.settings.number("heartbeat"), self._report)
-        self.liveness.begin()
+        self.liveness.start()
         try:
             self.loop.run()
         except KeyboardInterrupt as told:
