@@ -3,7 +3,7 @@
 Messages arrive in the order of sending, contributions in the order given by a test.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +15,9 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
 from geomx_cli.ps.aggregation.codec import SliceRound, has_momentum
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
-from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.arrays import Array, SliceArrays
 from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.net.payload import DTYPES, Content, Rows, as_payload, cast, content, form_of, numbers_payload
 from geomx_cli.ps.net.wire import Form, Header, Kind, Reply
@@ -92,6 +92,15 @@ class Node:
     wires: dict[int, Wire] = field(default_factory=dict)
 
 
+@dataclass
+class _Client:
+    """A worker that encodes: its end of the exchanges, and the arrays that it keeps with each slice."""
+
+    compression: Compression
+    upstream: UpstreamClient = field(default_factory=UpstreamClient)
+    slices: defaultdict[Slice, SliceArrays] = field(default_factory=lambda: defaultdict(SliceArrays))
+
+
 class Tree:
     """Local servers of `parties` (numbers of workers) below `roots`; `part(workers, is_root)` makes their algorithm.
 
@@ -106,7 +115,7 @@ class Tree:
         compress_lan: str = "",
     ) -> None:  # fmt: skip
         self._compress, self._compress_lan = compress, compress_lan
-        self._clients: dict[Who, UpstreamClient] = {}
+        self._clients: dict[Who, _Client] = {}
         code = [str(kind) for kind in DTYPES].index(dtype)
         self._shape = {"length": size, "dtype": code, "row": row, "size": tensor}
         self.crossed: list[int] = []
@@ -133,7 +142,7 @@ class Tree:
 
     def push(
         self, who: Who, number: int, value: Content | None, where: Slice = (0, 0), weight: float = 1.0,
-        reply: Reply | None = None, acked: int = -1, hyper: dict[str, float] | None = None,
+        reply: Reply | None = None, hyper: dict[str, float] | None = None,
     ) -> None:  # fmt: skip
         """Send a worker's contribution to a round; without a value it abstains. A contribution of rows wants no result.
         """
@@ -143,7 +152,7 @@ class Tree:
             reply = Reply.NONE if given else Reply.FULL
         header = self._header(
             Kind.EXCHANGE, where, round=number, contributors=(rank,), weight=0.0 if value is None else weight,
-            acked=number - 1 if acked < 0 else acked, reply=reply, hyper=hyper or {}, **given,
+            reply=reply, hyper=hyper or {}, **given,
         )  # fmt: skip
         payload = None if value is None else _bytes(value if isinstance(value, Rows) else value.copy())
         client = self._clients.get(who)
@@ -154,20 +163,27 @@ class Tree:
         self._run()
 
     def _send(
-        self, client: UpstreamClient, who: Who, header: Header, payload: memoryview | None, value: Content | None
+        self, client: "_Client", who: Who, header: Header, payload: memoryview | None, value: Content | None
     ) -> None:
         """Send for a worker that encodes."""
-        where = SliceRound(header.key, header.slice, header.dtype, header.size, header.round)
-        if header.kind == Kind.EXCHANGE and isinstance(value, np.ndarray):
-            encoded = client.compression.contribution(where, value)
+        kept, compression = client.slices[header.key, header.slice], client.compression
+        exchanges = header.kind == Kind.EXCHANGE
+        if exchanges:
+            header.codec, header.follows = compression.spec, compression.has_reference(kept)
+        if exchanges and isinstance(value, np.ndarray):
+            encoded = compression.contribution(SliceRound(kept, header.dtype, header.size, header.round), value)
             if encoded is not None:
                 payload, header.form, header.checksum = encoded[0], encoded[1]["form"], encoded[1]["checksum"]
 
         def take(result: Header, found: Content) -> None:
+            if exchanges:
+                found = compression.value_of(kept, found, header.dtype, result.form)
+            elif not header.round:
+                found = compression.pulled(kept, result, found)
             self._keep(who, result, found)
 
         node, rank = self._above(who, (header.key, header.slice))
-        client.send(node.wires[rank], header, payload, take)  # type: ignore[arg-type]
+        client.upstream.send(node.wires[rank], header, payload, take)  # type: ignore[arg-type]
 
     def pull(self, who: Who, where: Slice = (0, 0), number: int = 0, rows: Array | None = None) -> None:
         """Pull the value, or some rows of it, for a worker that has begun round `number`."""
@@ -194,7 +210,7 @@ class Tree:
             left += [(root, party) for root in self.roots if self.servers[party].members == [rank]]
         for node, member in left:
             node.members.remove(member)
-            node.rounds.left(member)
+            node.rounds.members_changed()
         self._run()
 
     def got(self, who: Who, where: Slice = (0, 0)) -> list[Result]:
@@ -219,19 +235,22 @@ class Tree:
 
     def _server(self, party: int, part: ServerAlgorithm, workers: int) -> Node:
         gradients = self._gradients and not has_momentum(self._compress_lan)
-        upstream = UpstreamClient(Compression(self._compress, gradients=gradients))
+        upstream, above = UpstreamClient(), Compression(self._compress, gradients=gradients)
         for root in self.roots:
             wire = root.wires[party] = Wire(up=partial(self._at_root, root, party), sent=self._sent)
             wire.down = partial(self._below_root, upstream, wire)
             upstream.links.append(wire)  # type: ignore[arg-type]
-        node = self._node(part, list(range(workers)), upstream, party)
+        node = self._node(part, list(range(workers)), upstream, party, above)
         node.wires = {rank: self._worker((party, rank), node) for rank in range(workers)}
         return node
 
-    def _node(self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0) -> Node:
+    def _node(
+        self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0,
+        above: Compression | None = None,
+    ) -> Node:  # fmt: skip
+        wan = [Compression(self._compress)] if upstream is None else []
         rounds = Aggregator(
-            above=None if upstream is None else upstream.compression,
-            below=[*([Compression(self._compress)] if upstream is None else []), Compression(self._compress_lan)],
+            above=above, below=[*wan, Compression(self._compress_lan, "lan")],
             delivery=Delivery(self._sent, upstream), upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
                 algorithm=part, roots=None if upstream is None else lambda: len(upstream.links),
@@ -251,9 +270,10 @@ class Tree:
     def _worker(self, who: Who, node: Node) -> Wire:
         wire = Wire(down=lambda header, payload: self._keep(who, header, content(header, payload)), sent=self._sent)
         if self._compress_lan:
-            client = self._clients[who] = UpstreamClient(Compression(self._compress_lan, gradients=self._gradients))
+            client = _Client(Compression(self._compress_lan, "lan", gradients=self._gradients))
+            self._clients[who] = client
             wire.up = partial(self._at_server, node, wire, who)
-            wire.down = partial(self._below_server, client, wire)
+            wire.down = partial(self._below_server, client.upstream, wire)
         return wire
 
     def _keep(self, who: Who, header: Header, found: Content) -> None:

@@ -1,11 +1,28 @@
-"""Types of numpy arrays, for annotations."""
+"""Types of numpy arrays, for annotations, and the arrays that a process keeps with a slice."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Floats"]
+__all__ = ["Array", "Arrays", "Floats", "SliceArrays"]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+Arrays = dict[str, Array]
+"""Named arrays; the names are unique within one part of a slice."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SliceArrays:
+    """Everything that one process keeps for one slice from round to round, as named arrays. It is the only owner.
+
+    parts: the arrays by who uses them: "optimizer", "algorithm", "codec-wan", "codec-lan", "delivery".
+    """
+
+    parts: dict[str, Arrays] = field(default_factory=dict)
+
+    def part(self, name: str) -> Arrays:
+        """The arrays of one part; it may add, replace and remove them."""
+        return self.parts.setdefault(name, {})

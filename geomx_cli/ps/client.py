@@ -218,11 +218,16 @@ class Client:
     ) -> PendingExchange:
         """Contribute `src` to this key's next round; the result goes to `out`, or is kept for `pull`. Returns at once.
 
-        src, out: 1-D, of the declared size and dtype. `src` must not change before `.sent`; it is copied if it is not
-        contiguous. `src` may be Rows, numbered within the tensor: only they are sent, only they change if the optimizer
-        is lazy, and `out` is not allowed; needed parts of the result have to be pulled. Without `src` this worker
-        abstains: it receives the round's result without counting in it, at almost no cost. Higher `priority` is sent
-        first. `weight`, above 0, is sent with the contribution; `hyper` holds hyper-parameters for the optimizer.
+        One round of a key is under way at a time: the next one is sent when the result of this has come.
+
+        src: 1-D, of the declared size and dtype; it must not change before `.sent`, and is copied if not contiguous.
+        Rows, numbered within the tensor, are sent alone, and change alone if the optimizer is lazy. Without `src` this
+        worker abstains: it receives the round's result without counting in it, at almost no cost.
+        out: as `src`; not with Rows, after which the needed parts of the result have to be pulled.
+        priority: higher is sent first.
+        weight: above 0, is sent with the contribution.
+        hyper: hyper-parameters for the optimizer.
+
         Raises InvalidSettings for a worker that does not train or has left, for another one's shard, for rows that the
         key does not have, and if too many rounds of the key have no result yet (MAX_OPEN).
         """

@@ -91,7 +91,7 @@ class ControlClient:
             changed: Future[None] = Future()
 
             def change() -> None:
-                self._worker.upstream.compression.set(spec)
+                self._worker.operations.compression.set(spec)
                 changed.set_result(None)
 
             self._worker.node.loop.submit(change)

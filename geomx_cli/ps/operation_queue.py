@@ -1,22 +1,22 @@
 """A worker's operations on tensors: when each may be sent, its messages, one per slice, and their results."""
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.ps.aggregation.codec import SliceRound
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
-from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.arrays import Array, SliceArrays
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of, numbers_payload
-from geomx_cli.ps.net.wire import DTYPE_NAMES, MAX_ROUNDS_AHEAD, Header, Kind, Reply
+from geomx_cli.ps.net.wire import DTYPE_NAMES, Header, Kind, Reply
 
 __all__ = ["Operation", "OperationQueue", "PendingExchange"]
 
@@ -47,8 +47,8 @@ class PendingExchange:
         """Seconds since it began."""
         return time.monotonic() - self.started
 
-    def take(self, offset: int, array: Array, version: int) -> None:
-        """Take a slice's result; `array` stays valid as long as it is held."""
+    def add(self, offset: int, array: Array, version: int) -> None:
+        """Add a slice's result; `array` stays valid as long as it is held."""
         self.lowest = version if self.lowest < 0 else min(self.lowest, version)
         self.highest = max(self.highest, version)
         if self.out is not None:
@@ -105,6 +105,11 @@ class Operation:
     pieces: list[tuple[int, Slice, Rows | None]] = field(init=False)
     pending: PendingExchange = field(init=False)
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether it waits for the results of its key's operations before it."""
+        return self.kind == Kind.EXCHANGE or self.in_turn
+
     def __post_init__(self) -> None:
         self.pieces = self._cut()
         self.pending = PendingExchange(self.out, len(self.pieces), holds=self.reply == Reply.FULL)
@@ -121,66 +126,50 @@ class Operation:
 
 
 @dataclass(slots=True)
-class _KeyState:
-    """waiting: the operations not yet sent, in order. rounds: those in flight, ascending. done: the last round whose
-    result has arrived. pulls: those in flight that the next round waits for.
+class _Key:
+    """One key at this worker.
+
+    waiting: the operations in turn that are not sent yet, oldest first. in_flight: the one whose results are to come.
+    slices: the arrays that are kept with each slice, by index.
     """
 
     waiting: deque[Operation] = field(default_factory=deque)
-    rounds: list[int] = field(default_factory=list)
-    done: int = 0
-    pulls: int = 0
-
-    def may_send(self, operation: Operation) -> bool:
-        if operation.in_turn:
-            return operation.round <= self.done
-        # Count from the oldest missing result, as servers do: after a cut, later results may arrive first.
-        oldest = self.rounds[0] if self.rounds else operation.round
-        return not self.pulls and operation.round < oldest + MAX_ROUNDS_AHEAD
-
-    def begin(self, operation: Operation) -> None:
-        if operation.in_turn:
-            self.pulls += 1
-        else:
-            self.rounds.append(operation.round)
-
-    def end(self, operation: Operation) -> None:
-        if operation.in_turn:
-            self.pulls -= 1
-        else:
-            self.rounds.remove(operation.round)
-            self.done = max(operation.round, self.done)
+    in_flight: Operation | None = None
+    slices: defaultdict[int, SliceArrays] = field(default_factory=lambda: defaultdict(SliceArrays))
 
 
 class OperationQueue:
-    """Sends the operations of each key, in order, until `give_up`. Used by the loop's thread only.
+    """Sends the operations of each key until `give_up`: one round at a time, and pulls in turn between rounds.
 
-    contributors: the ranks in each EXCHANGE; set before the first. asynchronous: whether parties complete rounds
-    separately, according to the results so far; read by any thread. plane: that in which the servers are.
+    So this worker has the result of a round when it contributes to the next one. Servers rely on it: they keep one
+    result of each slice, and the next round closes only when all members have contributed to it.
+
+    Used by the loop's thread only. contributors: the ranks in each EXCHANGE; set before the first. compression: this
+    end of encoded exchanges. asynchronous: whether parties complete rounds separately, according to the results so far;
+    read by any thread.
     """
 
     def __init__(self, node: Node, upstream: UpstreamClient, delivery: WorkerDelivery) -> None:
         self.contributors: tuple[int, ...] = ()
+        self.compression = Compression(plane="lan")
         self.asynchronous = False
-        self.plane: Literal["lan", "wan"] = "lan"
         self._node = node
         self._upstream = upstream
-        self._compression = upstream.compression
         self._delivery = delivery
         self._error: GeomxError | None = None
         self._open: set[Operation] = set()
-        self._keys: dict[int, _KeyState] = {}
+        self._keys: defaultdict[int, _Key] = defaultdict(_Key)
 
     def start(self, operation: Operation) -> None:
-        """Send all slices; a round too far ahead of the received results, and a PULL in turn, wait for results."""
+        """Send all slices; a round, and a PULL in turn, when the operations of its key before it have their results."""
         if self._error is not None:
             operation.pending.fail(self._error)
             return
         self._open.add(operation)
-        if operation.kind == Kind.EXCHANGE or operation.in_turn:
-            state = self._keys.setdefault(operation.placement.key, _KeyState())
-            state.waiting.append(operation)
-            self._send_ready(state)
+        if operation.takes_turns:
+            key = self._keys[operation.placement.key]
+            key.waiting.append(operation)
+            self._send_next(key)
         else:
             self._send(operation)
 
@@ -195,72 +184,77 @@ class OperationQueue:
             operation.pending.fail(error)
         self._open.clear()
 
-    def _send_ready(self, state: _KeyState) -> None:
-        """Send the operations of this key that need not wait any more."""
-        while state.waiting and state.may_send(state.waiting[0]):
-            operation = state.waiting.popleft()
-            state.begin(operation)
-            self._send(operation)
+    def _send_next(self, key: _Key) -> None:
+        if key.in_flight is None and key.waiting:
+            key.in_flight = key.waiting.popleft()
+            self._send(key.in_flight)
 
     def _send(self, operation: Operation) -> None:
-        placement, place = operation.placement, 0
-        dtype = DTYPE_NAMES.index(placement.tensor.dtype)
-        contributors = self.contributors if operation.kind == Kind.EXCHANGE else ()
+        placement, place, exchanges = operation.placement, 0, operation.kind == Kind.EXCHANGE
+        dtype, slices = DTYPE_NAMES.index(placement.tensor.dtype), self._keys[placement.key].slices
+        contributors = self.contributors if exchanges else ()
         # A local server has the results of all rounds; in asynchronous jobs it has only its own, so ask the roots.
         round_ = 0 if operation.in_turn and not self.asynchronous else operation.round
-        codec = self._compression.spec if operation.kind == Kind.PULL and round_ else ""
+        codec = self.compression.spec if exchanges or (operation.kind == Kind.PULL and round_) else ""
         for index, piece, rows in operation.pieces:
             header = Header(
                 kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
                 length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=contributors,
                 weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
-                codec=codec, server=piece.server, size=placement.tensor.size, shard=placement.tensor.shard,
+                codec=codec, follows=exchanges and self.compression.has_reference(slices[index]),
+                server=piece.server, size=placement.tensor.size, shard=placement.tensor.shard,
                 **({} if rows is None else form_of(rows)),
             )  # fmt: skip
             if operation.numbers is not None and rows is not None:
                 payload: memoryview | None = numbers_payload(rows.numbers)
                 offset, place = place, place + len(rows) * placement.row
             else:
-                payload, offset = self._payload(header, operation.src, piece, rows), piece.offset
-            on_result = self._taker(operation, offset)
-            if operation.kind == Kind.EXCHANGE:
+                payload, offset = self._payload(header, operation.src, piece, rows, slices[index]), piece.offset
+            on_result = self._on_result(operation, header, offset, slices[index])
+            if exchanges:
                 self._delivery.up(piece.server, header, payload, on_result)
             else:
                 self._upstream.send(self._upstream.links[piece.server], header, payload, on_result)
 
-    def _payload(self, header: Header, src: Content | None, piece: Slice, rows: Rows | None) -> memoryview | None:
+    def _payload(
+        self, header: Header, src: Content | None, piece: Slice, rows: Rows | None, kept: SliceArrays
+    ) -> memoryview | None:
         """The payload of a slice of `src`; `rows` are the slice's own."""
         if rows is not None:
             return as_payload(rows, header.dtype)
         if src is None or isinstance(src, Rows):
             return None
         array = src[piece.offset : piece.end]
-        where = SliceRound(header.key, header.slice, header.dtype, header.size, header.round)
-        if header.kind == Kind.EXCHANGE and (encoded := self._compression.contribution(where, array)):
+        where = SliceRound(kept, header.dtype, header.size, header.round)
+        if header.kind == Kind.EXCHANGE and (encoded := self.compression.contribution(where, array)):
             payload, about = encoded
-            header.form, header.checksum, header.codec = about["form"], about["checksum"], self._compression.spec
+            header.form, header.checksum = about["form"], about["checksum"]
             return payload
         return as_payload(array, header.dtype)
 
-    def _taker(self, operation: Operation, offset: int) -> OnResult:
+    def _on_result(self, operation: Operation, asked: Header, offset: int, kept: SliceArrays) -> OnResult:
         pending = operation.pending
 
-        def take(header: Header, found: Content) -> None:
+        def on_result(header: Header, found: Content) -> None:
+            if asked.kind == Kind.EXCHANGE:
+                found = self.compression.value_of(kept, found, asked.dtype, header.form)
+            elif asked.kind == Kind.PULL and not asked.round:
+                found = self.compression.pulled(kept, header, found)
             pending.contributors, pending.weight = header.contributors, header.weight
             self.asynchronous |= header.asynchronous  # acknowledgements of initial values do not tell
-            pending.take(offset, found.values.reshape(-1) if isinstance(found, Rows) else found, header.value)
+            pending.add(offset, found.values.reshape(-1) if isinstance(found, Rows) else found, header.value)
             if pending.missing == 0:
-                self._end(operation)
+                self._complete(operation)
 
-        return take
+        return on_result
 
-    def _end(self, operation: Operation) -> None:
+    def _complete(self, operation: Operation) -> None:
         """All results of this operation have arrived."""
         self._open.discard(operation)
-        self._node.encoded = {self.plane: self._compression.bytes}
+        self._node.encoded = {self.compression.plane: self.compression.bytes}
         if operation.kind == Kind.EXCHANGE and operation.weight:  # the others' last rounds are none of its own
             self._node.telemetry.round = max(operation.round, self._node.telemetry.round)
-        if operation.kind == Kind.EXCHANGE or operation.in_turn:
-            state = self._keys[operation.placement.key]
-            state.end(operation)
-            self._send_ready(state)
+        if operation.takes_turns:
+            key = self._keys[operation.placement.key]
+            key.in_flight = None
+            self._send_next(key)

@@ -15,7 +15,7 @@ from geomx_cli.ps.cluster.members import Member, ServerMembers
 from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.optim.schedules import Value
-from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
 
 __all__ = ["OptimizerService", "OptimizerStateService"]
 
@@ -239,6 +239,7 @@ class OptimizerStateService:
 
     def __init__(self, aggregator: Aggregator, silence: float, members: Callable[[], int]) -> None:
         self._aggregator = aggregator
+        self._table = aggregator.table
         self._silence = silence
         self._members = members
         self._rests: dict[str, float] = {}  # until when (time.monotonic seconds)
@@ -277,13 +278,13 @@ class OptimizerStateService:
 
     def _open(self, by: str) -> Body:
         optimizer = self._optimizer()
-        now = (optimizer, optimizer.updates, self._loads)
+        now = (optimizer, self._table.updates(), self._loads)
         shared = [item for item in self._snapshots.values() if (item.optimizer, item.updates, item.loads) == now]
         if len(self._snapshots) >= MAX_READERS and by not in self._snapshots:
             raise InvalidSettings(
                 f"more than {MAX_READERS} workers read the optimizer's state at once", "let one worker save it"
             )
-        snapshot = shared[0] if shared else _Snapshot(SerializedArrays(optimizer.export_state()), *now)
+        snapshot = shared[0] if shared else _Snapshot(SerializedArrays(self._table.copy_of("optimizer")), *now)
         self._snapshots[by] = snapshot
         size = snapshot.packed.size
         return {"size": size, "optimizer": optimizer.name, "params": optimizer.params, "loaded": self._loaded}
@@ -299,10 +300,10 @@ class OptimizerStateService:
             raise InvalidSettings(
                 f"the state is that of {name}, and the servers run {optimizer.name}", "set the optimizer that it is of"
             )
-        most = 8 * self._most_arrays * sum(self._aggregator.table.lengths().values()) + 2**20
+        most = 8 * self._most_arrays * sum(self._table.lengths().values()) + 2**20
         if new.size > most:
             raise InvalidSettings(f"state of {new.size} bytes is too much: these keys have {most} at the most")
-        if self._loaded_last == (optimizer, new.digest, optimizer.updates):
+        if self._loaded_last == (optimizer, new.digest, self._table.updates()):
             self._loaded = new.whole
             return {"go": "known"}
         other = self._upload is not None and self._upload.by != new.by
@@ -326,12 +327,12 @@ class OptimizerStateService:
     def _load(self, upload: _Upload) -> None:
         if upload.hash.hexdigest() != upload.digest:
             raise InvalidSettings("the state changed in transit")
-        most = self._most_arrays * len(self._aggregator.table.lengths())
+        most = self._most_arrays * len(self._table.lengths())
         named, optimizer = deserialize(upload.run, most), self._optimizer()
         self._check(named)
-        optimizer.import_state(named)
+        self._table.replace("optimizer", optimizer.states_in(named))
         self._loads, self._loaded = self._loads + 1, upload.whole
-        self._loaded_last = (optimizer, upload.digest, optimizer.updates)
+        self._loaded_last = (optimizer, upload.digest, self._table.updates())
 
     @property
     def _most_arrays(self) -> int:
@@ -339,7 +340,7 @@ class OptimizerStateService:
         return KINDS + KINDS_OF_MEMBER * self._members()
 
     def _check(self, named: Mapping[str, Array]) -> None:
-        lengths = self._aggregator.table.lengths()
+        lengths = self._table.lengths()
         for name, array in named.items():
             key, index, what = (*name.split("/", 2), "", "")[:3]
             if not (key.isdecimal() and index.isdecimal()) or (int(key), int(index)) not in lengths:

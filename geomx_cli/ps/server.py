@@ -19,9 +19,10 @@ from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
 from geomx_cli.ps.aggregation.compression import ServerCompression
 from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
 from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.straggler_monitor import PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.arrays import Arrays
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.members import ServerMembers
 from geomx_cli.ps.cluster.node import Node
@@ -39,10 +40,11 @@ from geomx_cli.ps.services import RootServices, Services
 
 __all__ = ["ContributionService", "Server"]
 
-# The contributions that a server receives: who may send them, and for which ranks.
 
 class ContributionService:
-    """Hands contributions to the aggregator; see ContributionInbox. Used by the loop's thread only."""
+    """Checks who sends contributions and for which ranks, and hands them to the aggregator; see ContributionInbox. Used
+    by the loop's thread only.
+    """
 
     def __init__(
         self,
@@ -58,8 +60,8 @@ class ContributionService:
         self._delivery = delivery
         self._aggregator = aggregator
 
-    def take(self, link: Link, header: Header, payload: memoryview | None, credit: int | None = None) -> None:
-        """Handle an EXCHANGE. Raises BadMessage for one that its sender may not send, or that is invalid."""
+    def accept(self, link: Link, header: Header, payload: memoryview | None, credit: int | None = None) -> None:
+        """Hand an EXCHANGE to the aggregator. Raises BadMessage if it is invalid, or its sender may not send it."""
         rank = self._check_sender(link, header)
         self._aggregator.on_exchange(link, header, payload, rank, credit)
 
@@ -71,11 +73,15 @@ class ContributionService:
     def hand_in(self, link: Link, header: Header, payload: memoryview, credit: int) -> None:
         """See ContributionInbox.hand_in."""
         try:
-            self.take(link, header, payload, credit)
+            self.accept(link, header, payload, credit)
         except BadMessage as error:
             self._node.transport.refuse(link, error, credit)
         except GeomxError as error:
             self._node.fail(error)
+
+    def kept(self, header: Header) -> Arrays:
+        """See ContributionInbox.kept."""
+        return self._aggregator.table.entry(header).part("delivery")
 
     def brought_by(self, link: Link, rank: int) -> set[int]:
         """The ranks for which this member may contribute; some may not have arrived yet."""
@@ -109,7 +115,7 @@ class Server:
         self._members = ServerMembers(settings, self._is_root)
         gradients = not algorithm.starts_from_value
         self._compression = ServerCompression(settings, is_root=self._is_root, gradients=gradients)
-        self._upstream = None if self._is_root else UpstreamClient(self._compression.wan)
+        self._upstream = None if self._is_root else UpstreamClient()
         self._delivery = delivery
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
@@ -150,10 +156,10 @@ class Server:
         self._joining.register()
 
     def run(self) -> Optimizer | None:
-        """Serve until all members have said goodbye; return a root's optimizer with its state, if one was set."""
+        """Serve until all members have said goodbye; return a root's optimizer, if one was set."""
         self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
-        self._straggler_monitor.begin()
+        self._straggler_monitor.start()
         try:
             self.node.run()
         finally:
@@ -161,6 +167,10 @@ class Server:
             self._report()
             self.node.close()
         return self._aggregator.optimizer
+
+    def optimizer_state(self) -> Arrays:
+        """Copies of the optimizer's arrays, named "key/slice/array"."""
+        return self._table.copy_of("optimizer")
 
     # Members.
 
@@ -204,7 +214,7 @@ class Server:
         member = self._members.member(request.link)
         self._services.apply("leave", {}, member)
         request.answer()
-        self._aggregator.left(member.rank)
+        self._aggregator.members_changed()
         self._services.release_barriers()
         if self._upstream is not None and self._members.required_contributors() == []:
             self._delivery.leave()
@@ -229,7 +239,7 @@ class Server:
             return
         rank = self._members.rank_of(link)
         if header.kind == Kind.EXCHANGE:
-            self._contributions.take(link, header, payload)
+            self._contributions.accept(link, header, payload)
         elif header.kind == Kind.PULL:
             self._aggregator.values.on_pull(link, header, rank, payload)
             if self._members.set_up(rank):

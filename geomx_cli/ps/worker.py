@@ -202,7 +202,7 @@ class Worker:
 
     def _encode(self, *, flat: bool, gradients: bool) -> None:
         """Encode exchanges with this worker's servers."""
-        compression, settings = self.upstream.compression, self._settings
+        compression, settings = self.operations.compression, self._settings
         smallest = int(settings.number("compress_min"))
         compression.gradients = gradients
         lan = complete_lan_spec(settings.text("compress_lan"), smallest)
@@ -213,7 +213,7 @@ class Worker:
             hint = "leave GEOMX_COMPRESS_LAN out; --compress encodes what workers and servers exchange"
             raise InvalidSettings(what, hint)
         else:
-            self.operations.plane = "wan"
+            compression.plane = "wan"
             compression.set(complete_spec(settings.text("compress"), smallest))
 
     def _start(self, info: WorkerInfo) -> None:

@@ -122,7 +122,7 @@ def _serve(settings: Settings, events: EventLog) -> None:
         from geomx_cli.runtime.training import checkpoint
 
         events.write(StateChanged(state="saving"))  # it may take long, and no other process waits for it
-        checkpoint.save_optimizer(Path(settings.output_dir), optimizer, events.warn)
+        checkpoint.save_optimizer(Path(settings.output_dir), optimizer, server.optimizer_state(), events.warn)
 
 
 def _collect_from_now_on() -> None:

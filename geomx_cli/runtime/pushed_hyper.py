@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from geomx_cli.ps.aggregation.optimizer_history import Hyper
-from geomx_cli.ps.aggregation.slice_state import SERIAL
+from geomx_cli.ps.aggregation.slices import SERIAL
 
 __all__ = ["Hyper", "Params", "PushedHyper"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from geomx_cli.core.errors import InvalidSettings, TimedOut
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
-from geomx_cli.ps.optim.slot_state import SerializedArrays, deserialize, digest
+from geomx_cli.ps.optim.serialized_arrays import SerializedArrays, deserialize, digest
 from geomx_cli.runtime.optimizer_state_file import Cut, SavedState
 
 if TYPE_CHECKING:

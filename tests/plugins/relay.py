@@ -111,7 +111,7 @@ class Gathering:
     ) -> None:
         from geomx_cli.ps.aggregation.aggregator import Aggregator
         from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
-        from geomx_cli.ps.aggregation.slice_table import SliceTable
+        from geomx_cli.ps.aggregation.slices import SliceTable
         from geomx_cli.runtime.algorithms.fsa import FsaServer
 
         self.first = first
@@ -128,8 +128,8 @@ class Gathering:
         node.loop.every(STALLED_AFTER, self.deadlocks.check)
 
     def take_own(self, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
-        """Take a contribution of this worker. Its answers cannot be lost, so it has all earlier results."""
-        header.request, header.acked = next(self._numbers), header.round - 1
+        """Take a contribution of this worker."""
+        header.request = next(self._numbers)
         self._own[header.request] = on_result
         self.take(self, header, payload)
 

@@ -18,6 +18,7 @@ from tree import Tree, Wire
 from geomx_cli.core import plugins
 from geomx_cli.ps.aggregation.codec import SliceRound, encoded, parse_codec, received
 from geomx_cli.ps.aggregation.compression import Compression
+from geomx_cli.ps.arrays import SliceArrays
 from geomx_cli.ps.net.payload import as_payload
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
@@ -31,7 +32,6 @@ SPECS = ("fp16", "bf16", "int8", "q4", *SPARSE, "sparseloco", "2bit:0.5", "1bit"
 EXACT = ("int8", "q4", *SPARSE)
 """Codecs that send an element as a number within a factor of 2 of it, or not at all: so the residual is exact."""
 FEEDBACK = (*EXACT, "sparseloco", "2bit:0.5", "1bit")
-WHERE = SliceRound(0, 0, round=9)
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)
 vectors = arrays.arrays(np.float32, st.integers(0, 1200), elements=numbers, fill=st.floats(-1, 1, width=32))
 
@@ -112,8 +112,8 @@ def test_sent_and_residual_are_what_was_given(spec: str, dtype: type, first: Arr
     size, compression, codec = min(len(first), len(second)), Compression(spec), codec_of(spec)
     kept: Array = np.zeros(size, dtype)
     speed = np.zeros(size, dtype)
+    where = SliceRound(SliceArrays(), dtype=int(dtype == np.float64), round=9)
     for array in (first[:size].astype(dtype), second[:size].astype(dtype), np.zeros(size, dtype)):
-        where = SliceRound(0, 0, dtype=int(dtype == np.float64), round=9)
         found = compression.contribution(where, array)
         assert found is not None
         sent = codec.decode(found[0], size)
@@ -132,13 +132,14 @@ def test_arrays_that_are_not_finite_are_sent_as_they_are_and_leave_no_trace(spec
     array = np.random.default_rng(1).standard_normal(5000).astype(np.float32)
     bad = array.copy()
     bad[77] = wrong
-    clean, disturbed = Compression(spec), Compression(spec)
-    assert disturbed.contribution(WHERE, bad) is None
-    assert clean.contribution(WHERE, array) == disturbed.contribution(WHERE, array)
-    payload, about = disturbed.sum(WHERE, bad)
+    compression = Compression(spec)
+    clean, disturbed = SliceRound(SliceArrays(), round=9), SliceRound(SliceArrays(), round=9)
+    assert compression.contribution(disturbed, bad) is None
+    assert compression.contribution(clean, array) == compression.contribution(disturbed, array)
+    payload, about = compression.sum(disturbed, bad)
     assert bytes(payload) == bad.tobytes()
     assert about == {"wide": False}
-    assert np.array_equal(disturbed.result(WHERE, 0, bad, is_sum=True)[0], bad, equal_nan=True)
+    assert np.array_equal(compression.result(disturbed, 0, bad, is_sum=True)[0], bad, equal_nan=True)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -25,9 +25,10 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec, received
-from geomx_cli.ps.aggregation.compression import Compression, ErrorFeedback
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.compression import Compression, encode_with_residual
+from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.arrays import Arrays, SliceArrays
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 from geomx_cli.ps.optim import optimizers
@@ -458,43 +459,53 @@ def test_diverging_training_gets_the_result_of_every_round(spec: str, optimizer:
 def test_an_array_that_cannot_be_encoded_leaves_what_was_lost_before(spec: str, dtype: str) -> None:
     codec, random = parse_codec(spec), np.random.default_rng(5)
     assert codec is not None
-    through, without = ErrorFeedback(), ErrorFeedback()
+    through: Arrays = {}
+    without: Arrays = {}
     for _ in range(4):
         given, wrong = random.standard_normal((2, 70_001)).astype(dtype)
         for value in (np.nan, np.inf, 2.0**115):
             wrong[-1] = value
-            assert through.encode(codec, wrong, momentum=codec.momentum) is None
-        found = [bytes(each.encode(codec, given, momentum=codec.momentum) or b"") for each in (through, without)]
+            assert encode_with_residual(codec, wrong, through, momentum=codec.momentum) is None
+        kept = (through, without)
+        found = [bytes(encode_with_residual(codec, given, each, momentum=codec.momentum) or b"") for each in kept]
         assert found[0] == found[1] != b""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("spec", ["topk:0.001,fp32,min=0", "bsc:0.001,fp32,min=0"])
 def test_after_a_residual_that_has_grown_too_large_encoding_begins_anew(spec: str, dtype: str) -> None:
-    codec, feedback, fresh = parse_codec(spec), ErrorFeedback(), ErrorFeedback()
+    codec, kept = parse_codec(spec), dict[str, Array]()
     assert codec is not None
     huge = np.full(4000, 2.0**113, dtype)
-    found = [feedback.encode(codec, huge, momentum=codec.momentum) is None for _ in range(4)]
+    found = [encode_with_residual(codec, huge, kept, momentum=codec.momentum) is None for _ in range(4)]
     assert found[0] is False and True in found
-    while feedback.encode(codec, huge, momentum=codec.momentum) is not None:
+    while encode_with_residual(codec, huge, kept, momentum=codec.momentum) is not None:
         pass
     given = np.random.default_rng(6).standard_normal(4000).astype(dtype)
-    sent = [feedback_.encode(codec, given, momentum=codec.momentum) for feedback_ in (feedback, fresh)]
+    sent = [encode_with_residual(codec, given, each, momentum=codec.momentum) for each in (kept, dict[str, Array]())]
     assert bytes(sent[0] or b"") == bytes(sent[1] or b"x")
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_an_initial_value_after_the_first_result_does_not_replace_it(overtaken: bool) -> None:
     """A pull of low priority is answered after the round whose contribution was sent later."""
-    compression = Compression("int8")
-    client, link = UpstreamClient(compression), Wire()
+    compression, kept, client, link = Compression("int8"), SliceArrays(), UpstreamClient(), Wire()
     fields: dict[str, Any] = {"key": 0, "slice": 0, "length": 4}
     initial, first, change = (np.full(4, value, np.float32) for value in (1, 5, 127))
-    got: list[Array] = []
+    got: list[Content] = []
+
+    def pulled(result: Header, found: Content) -> None:
+        got.append(compression.pulled(kept, result, found))
+
+    def exchanged(result: Header, found: Content) -> None:
+        got.append(compression.value_of(kept, found, 0, result.form))
 
     def exchange(number: int) -> Header:
-        header = Header(kind=Kind.EXCHANGE, round=number, weight=1.0, contributors=(0,), **fields)
-        client.send(link, header, as_payload(first, 0), lambda _, found: got.append(found))  # type: ignore[arg-type]
+        header = Header(
+            kind=Kind.EXCHANGE, round=number, weight=1.0, contributors=(0,), codec="int8",
+            follows=compression.has_reference(kept), **fields,
+        )  # fmt: skip
+        client.send(link, header, as_payload(first, 0), exchanged)  # type: ignore[arg-type]
         return header
 
     def answer(asked: Header, payload: memoryview, **more: Any) -> None:
@@ -502,7 +513,7 @@ def test_an_initial_value_after_the_first_result_does_not_replace_it(overtaken: 
         client.on_result(link, header, payload)  # type: ignore[arg-type]
 
     pull = Header(kind=Kind.PULL, **fields)
-    client.send(link, pull, None, lambda _, found: got.append(found))  # type: ignore[arg-type]
+    client.send(link, pull, None, pulled)  # type: ignore[arg-type]
     one = exchange(1)
     answers = [lambda: answer(pull, as_payload(initial, 0)), lambda: answer(one, as_payload(first, 0), value=1)]
     for item in reversed(answers) if overtaken else answers:
@@ -513,14 +524,14 @@ def test_an_initial_value_after_the_first_result_does_not_replace_it(overtaken: 
     assert codec is not None
     payload = codec.encode(change)
     answer(two, payload, form=Form.CHANGE, codec="int8", value=2, checksum=zlib.crc32(payload))
-    assert got[-1].tolist() == [132.0] * 4
+    assert isinstance(got[-1], np.ndarray) and got[-1].tolist() == [132.0] * 4
 
 
-@pytest.mark.parametrize("in_flight", [False, True])
-def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: bool) -> None:
+def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact() -> None:
     """One worker of a flat cluster contributes all elements, another one rows, whose result it pulls later."""
     links, size, one = [Wire(), Wire()], 4, np.ones(4, np.float32)
-    clients = [UpstreamClient(Compression("int8")) for _ in links]
+    compression, clients = Compression("int8"), [UpstreamClient() for _ in links]
+    kept = [SliceArrays() for _ in links]
     sent: deque[Callable[[], None]] = deque()
     table = SliceTable(algorithm=FsaServer(), roots=None, required_contributors=lambda: [0, 1])
     root = Aggregator(
@@ -537,11 +548,20 @@ def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: 
         about = {} if value is None else form_of(value)
         header = Header(
             kind=kind, length=size, row=2, round=number, contributors=(rank,), weight=float(value is not None),
-            reply=reply, **about,
+            reply=reply, codec="int8" if kind == Kind.EXCHANGE else "", **about,
         )  # fmt: skip
         payload = None if value is None else as_payload(value, 0)
         link: Any = links[rank]
-        clients[rank].send(link, header, payload, lambda _, found: got[rank].append(found))
+        header.follows = kind == Kind.EXCHANGE and compression.has_reference(kept[rank])
+
+        def on_result(result: Header, found: Content) -> None:
+            if kind == Kind.EXCHANGE:
+                found = compression.value_of(kept[rank], found, 0, result.form)
+            else:
+                found = compression.pulled(kept[rank], result, found)
+            got[rank].append(found)
+
+        clients[rank].send(link, header, payload, on_result)
 
     def run() -> None:
         while sent:
@@ -553,8 +573,7 @@ def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: 
     run()
     send(0, Kind.EXCHANGE, 1, one)
     send(1, Kind.EXCHANGE, 1, Rows(np.array([1]), np.ones((1, 2), np.float32)), Reply.NONE)
-    if not in_flight:
-        run()
+    run()
     for rank in (0, 1):
         send(rank, Kind.EXCHANGE, 2, one)
     run()

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from optimizing import Optimizing, create
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.optim.optimizers import Optimizer, create
 from geomx_cli.runtime.algorithms import fsa
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training.train_config import TrainConfig
@@ -30,7 +30,7 @@ def arrays(*, count: int, size: int, dtype: Any = np.float32) -> list[Array]:
 
 
 def walk(
-    optimizer: Optimizer, weight: Array, grads: Sequence[Array], turns: Sequence[int], slot: tuple[int, int] = SLOT
+    optimizer: Optimizing, weight: Array, grads: Sequence[Array], turns: Sequence[int], slot: tuple[int, int] = SLOT
 ) -> Array:
     for grad, member in zip(grads, turns, strict=True):
         weight = optimizer.update(slot, weight, grad, member=member)
@@ -218,7 +218,7 @@ def test_a_forgotten_slot_begins_anew(name: str) -> None:
     optimizer, fresh = (create(name, {"momentum": 0.9, "learning_rate": 0.1}) for _ in range(2))
     weight, *grads = arrays(count=len(TURNS) + 1, size=50)
     walk(optimizer, weight, grads, TURNS)
-    optimizer.forget(SLOT)
+    optimizer.states[SLOT].clear()
     assert optimizer.export_state() == {}
     again, wanted = (walk(item, 2 * weight, grads, TURNS) for item in (optimizer, fresh))
     assert again.tobytes() == wanted.tobytes()

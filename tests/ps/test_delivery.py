@@ -21,7 +21,7 @@ from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.plan import Plan
-from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
+from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -231,10 +231,10 @@ def test_a_merged_contribution_counts_for_all_its_ranks_and_is_answered_once() -
     assert (request, number) == (100, 1) and value.tobytes() == (gradient(0, 1) + gradient(1, 1)).tobytes()
     merged(bench, 0, 1, (0, 1))
     assert len(bench.results()) == 1, "who repeats it has lost the result"
-    merged(bench, 0, 2, (0, 1), acked=1)
+    merged(bench, 0, 2, (0, 1))
     bench.results()
     merged(bench, 0, 1, (0, 1))
-    assert not bench.results(), "it was acknowledged"
+    assert not bench.results(), "both have contributed to the next round, so they have it"
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the part first", "the sum first"])
@@ -259,12 +259,12 @@ def test_what_would_count_a_rank_twice_is_refused(late: tuple[int, ...]) -> None
         return Contribution(ranks, np.ones(1, np.float32), float(len(ranks)), {}, lambda: None)
 
     accumulator = Accumulator()
-    accumulator.offer(given((0,)))
+    accumulator.park(given((0,)))
     accumulator.merge([0, 1, 2, 3])
-    accumulator.offer(given((2, 3)))
+    accumulator.park(given((2, 3)))
     with pytest.raises(BadMessage, match="some of them are here with others"):
-        accumulator.offer(given(late))
-    assert accumulator.offer(given((1,))) and accumulator.merge([0, 1, 2, 3])
+        accumulator.park(given(late))
+    assert accumulator.park(given((1,))) and accumulator.merge([0, 1, 2, 3])
     assert (accumulator.weight, accumulator.total) == (4.0, np.float32(3))
 
 

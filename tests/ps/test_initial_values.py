@@ -13,8 +13,7 @@ from rounds import SCRIPT, assert_equal, expected, found_in
 
 from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.slice_state import SliceState
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.payload import as_payload, digest, view
@@ -58,7 +57,7 @@ def test_a_later_push_of_another_value_is_warned_of_once() -> None:
     assert "was given an initial value by far and by near; the first one counts" in warning
     root.push(OTHER, 5)
     assert "twice by far, with different values" in root.warnings[1]
-    assert np.array_equal(root.entry.slot.value, FIRST)
+    assert np.array_equal(root.entry.value, FIRST)
 
 
 def test_a_push_after_a_round_is_warned_of_if_it_is_no_repeat() -> None:
@@ -77,7 +76,7 @@ def test_a_push_of_the_value_after_a_round_is_not_warned_of() -> None:
     root.push(FIRST)
     for rank in (0, 1):
         root.bench.push(rank, 1, np.ones(SIZE, np.float32))
-    root.push(root.entry.slot.value, 1, root.near)
+    root.push(root.entry.value, 1, root.near)
     assert root.warnings == []
     root.push(OTHER, 2, root.near)
     assert len(root.warnings) == 1
@@ -145,7 +144,7 @@ def test_a_local_server_warns_of_another_value_and_not_of_another_worker() -> No
 def test_a_local_server_does_not_warn_of_the_present_value() -> None:
     server = LocalServer()
     server.push(server.near, 1)
-    server.rounds.table.entries[0, 0].slot.value = OTHER
+    server.rounds.table.entries[0, 0].value = OTHER
     server.push(server.far, 1, OTHER)
     assert server.warnings == []
 

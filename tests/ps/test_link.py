@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from bench import RecordingTransport
 
-from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.net import link_health
 from geomx_cli.ps.net import transport as transports
@@ -82,20 +80,6 @@ def test_what_another_process_has_brought_is_not_sent(send: Callable[..., None])
     assert ended == [1] and transport.sent == [1]
     link.credit(SLICE)
     assert transport.sent == [1, 3]
-
-
-@pytest.mark.parametrize(("spec", "ended"), [("int8", [1, 2, 3]), ("", [2, 3, 1])])
-def test_results_that_are_changes_are_taken_in_the_order_of_rounds(spec: str, ended: list[int]) -> None:
-    """Whichever comes first, as after a cut."""
-    transport, upstream, found = RecordingTransport(SLICE, 1 << 30), UpstreamClient(Compression(spec)), []
-    link = Link(transport, "root 0", wide_area=False, greeting={})  # type: ignore[arg-type]
-    headers = [msgspec.structs.replace(_contribution(0), round=number) for number in (1, 2, 3)]
-    for header in headers:
-        upstream.send(link, header, memoryview(bytes(SLICE)), lambda header, _: found.append(header.round))
-    for number in (2, 3, 1):
-        about = {"request": headers[number - 1].request, "round": number, "length": SLICE // 4, "size": SLICE // 4}
-        upstream.on_result(link, Header(kind=Kind.RESULT, **about), memoryview(bytes(SLICE)))  # type: ignore[arg-type]
-    assert found == ended
 
 
 def test_the_own_contribution_replaces_a_refused_one_without_credit() -> None:

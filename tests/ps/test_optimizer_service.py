@@ -2,6 +2,7 @@
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
-SLOT = (4, 0)
 POLY = ("poly", {
     "base_lr": 1.0, "warmup_steps": 0.0, "warmup_begin_lr": 0.0, "warmup_final_lr": 1.0, "warmup_constant": False,
     "max_update": 10.0, "base_lr_orig": 1.0, "final_lr": 0.0, "power": 1.0,
@@ -31,16 +31,17 @@ class Slice:
     """A slice whose gradients are ones: each update subtracts the rate from its weight."""
 
     def __init__(self, history: OptimizerHistory) -> None:
-        self.history, self.hyper, self.weight = history, dict[str, float](), np.zeros(1)
+        self.history, self.weight = history, np.zeros(1)
+        self.entry: Any = SimpleNamespace(key=4, hyper={}, optimizer_state={})
         self.ignored: list[tuple[str, str]] = []
 
     def round(self, number: int, **news: float) -> float:
         optimizer = self.history.choose(
-            SLOT, self.hyper, number, news, lambda name, why: self.ignored.append((name, why))
+            self.entry, number, news, lambda name, why: self.ignored.append((name, why))
         )
         if optimizer is None:
             return 0.0
-        before, self.weight = self.weight, optimizer.update(SLOT, self.weight, np.ones(1))
+        before, self.weight = self.weight, optimizer.update(self.entry.optimizer_state, self.weight, np.ones(1))
         return float((before - self.weight)[0])
 
 
@@ -66,7 +67,7 @@ def test_a_master_says_from_which_round_on() -> None:
     assert [old.round(number) for number in (1, 2, 3, 4)] == [0.5, 0.5, 0.25, 0.25]
     history.add(2, Successor(sgd(0.125), {4: {"lr_mult": 2.0}}, {9: 100}))
     assert old.round(5) == 0.25, "a key that no root has closed a round of"
-    assert history.present(old.hyper) is history.newest
+    assert history.present(old.entry.hyper) is history.newest
 
 
 def test_optimizers_that_nobody_uses_replace_none_that_is_used() -> None:

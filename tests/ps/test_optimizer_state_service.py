@@ -11,7 +11,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
 from geomx_cli.ps.optimizer_service import OptimizerStateService
 
 MEMBER = Member("a")

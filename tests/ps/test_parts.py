@@ -14,7 +14,7 @@ import pytest
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
+from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
 from geomx_cli.ps.cluster.members import Barrier
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.cluster.rpc import MAX_OPEN, Rpc
@@ -44,7 +44,7 @@ AWKWARD = [np.array([value], np.float32) for value in (1, 1e8, 1, -1e8)]
 def test_a_sum_is_made_in_rank_order_whatever_the_arrival(order: Sequence[int]) -> None:
     gathering, credit = Accumulator(), []
     for place, rank in enumerate(order):
-        assert gathering.offer(given(rank, array=AWKWARD[rank], done=lambda rank=rank: credit.append(rank)))
+        assert gathering.park(given(rank, array=AWKWARD[rank], done=lambda rank=rank: credit.append(rank)))
         assert gathering.merge(range(4)) == (place == 3)
         assert gathering.without_credit() == (set() if place == 3 else set(order[: place + 1]))
         assert not credit or place == 3, "who waits for another has no credit yet"
@@ -55,31 +55,31 @@ def test_a_sum_is_made_in_rank_order_whatever_the_arrival(order: Sequence[int]) 
 
 def test_a_repeat_is_dropped_and_an_overlap_refused() -> None:
     gathering, one = Accumulator(), np.ones(1, np.float32)
-    assert gathering.offer(given(1, array=one))
-    assert not gathering.offer(given(1, array=one)), "parked"
-    assert gathering.offer(given(0, array=one))
+    assert gathering.park(given(1, array=one))
+    assert not gathering.park(given(1, array=one)), "parked"
+    assert gathering.park(given(0, array=one))
     assert gathering.merge([0, 1])
-    assert not gathering.offer(given(0, array=one)), "added"
+    assert not gathering.park(given(0, array=one)), "added"
     with pytest.raises(BadMessage, match=r"of ranks \(1, 2\), and some of them are here"):
-        gathering.offer(given(1, 2, array=one))
+        gathering.park(given(1, 2, array=one))
     assert gathering.total == 2
 
 
 def test_merged_ranks_count_as_all_of_them() -> None:
     gathering, one = Accumulator(), np.ones(1, np.float32)
-    gathering.offer(given(1, 3, array=one, weight=2.0))
-    gathering.offer(given(2, array=one))
+    gathering.park(given(1, 3, array=one, weight=2.0))
+    gathering.park(given(2, array=one))
     assert gathering.missing(range(4)) == {0}
     assert not gathering.merge(range(4))
-    gathering.offer(given(0, array=one))
+    gathering.park(given(0, array=one))
     assert gathering.merge(range(4))
     assert (gathering.total, gathering.weight) == (3, 4.0)
 
 
 def test_nobody_waits_for_who_has_left_but_what_they_gave_counts() -> None:
     gathering = Accumulator()
-    gathering.offer(given(0, array=np.full(1, 5, np.float32)))
-    gathering.offer(given(3, array=np.full(1, 7, np.float32)))
+    gathering.park(given(0, array=np.full(1, 5, np.float32)))
+    gathering.park(given(3, array=np.full(1, 7, np.float32)))
     assert not gathering.merge([1, 3])
     assert gathering.missing([1, 3]) == {1}
     assert gathering.merge([3])
@@ -95,7 +95,7 @@ def test_half_precision_is_summed_in_single_and_double_in_double(dtype: str, tot
     gathering = Accumulator()
     parts = [np.random.default_rng(rank).standard_normal(100).astype(dtype) * 2000 for rank in range(3)]
     for rank, part in enumerate(parts):
-        gathering.offer(given(rank, array=part))
+        gathering.park(given(rank, array=part))
     assert gathering.merge(range(3))
     wanted = parts[0].astype(total) + parts[1].astype(total) + parts[2].astype(total)
     assert gathering.total.dtype == total
@@ -107,20 +107,20 @@ def test_a_single_contribution_is_not_copied_and_none_is_written_to() -> None:
     first, second, third = (np.full(3, rank, np.float32) for rank in (1, 2, 4))
     for array in (first, second, third):
         array.flags.writeable = False
-    gathering.offer(given(0, array=first))
+    gathering.park(given(0, array=first))
     gathering.merge([0])
     assert gathering.total is first
-    gathering.offer(given(1, array=second))
-    gathering.offer(given(2, array=third))
+    gathering.park(given(1, array=second))
+    gathering.park(given(2, array=third))
     gathering.merge([0, 1, 2])
     assert list(gathering.total) == [7, 7, 7]
 
 
 def test_the_lowest_rank_with_hyper_parameters_is_heard() -> None:
     gathering, one = Accumulator(), np.ones(1, np.float32)
-    gathering.offer(given(2, array=one, learning_rate=0.2))
-    gathering.offer(given(1, array=one, learning_rate=0.1))
-    gathering.offer(given(0, array=one))
+    gathering.park(given(2, array=one, learning_rate=0.2))
+    gathering.park(given(1, array=one, learning_rate=0.1))
+    gathering.park(given(0, array=one))
     gathering.merge([0, 1, 2])
     assert gathering.hyper == {"learning_rate": 0.1}
 

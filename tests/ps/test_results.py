@@ -7,10 +7,10 @@ import pytest
 from bench import SIZE, Bench, KeptLink, gradient
 from tree import Tree
 
-from geomx_cli.ps.aggregation.slice_state import SERIAL, Accumulator, Contribution
+from geomx_cli.ps.aggregation.slices import SERIAL, Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, decode_header, encode_header
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
@@ -27,60 +27,54 @@ def full(value: float, dtype: str = "float32", size: int = 8) -> Array:
 def test_a_repeat_gets_the_result_of_its_own_round(optimizer: str) -> None:
     bench = Bench(optimizer)
     bench.init(np.zeros(SIZE, np.float32))
-    wanted = {}
     for number in range(1, 9):
         for rank in (0, 1):
-            bench.push(rank, number, gradient(rank, number), acked=0)
-        wanted[number] = bench.results()[0][2].copy()
-    for number in (3, 8, 1):
-        bench.push(1, number, gradient(1, number), acked=0)
-        ((request, answered, value),) = bench.results()
-        assert (request, answered) == (10 * number + 1, number)
-        assert value.tobytes() == wanted[number].tobytes()
+            bench.push(rank, number, gradient(rank, number))
+        wanted = bench.results()[0][2].copy()
+        for _ in range(2):
+            bench.push(1, number, gradient(1, number))
+            ((request, answered, value),) = bench.results()
+            assert (request, answered) == (10 * number + 1, number)
+            assert value.tobytes() == wanted.tobytes()
 
 
-def test_a_result_is_kept_until_all_have_acknowledged_it() -> None:
+def test_a_result_is_kept_until_the_next_round_is_finished() -> None:
+    """Who contributes to the next round has it, and that round does not close without any of the members."""
     bench = Bench()
     bench.init(np.zeros(SIZE, np.float32))
-    for number in range(1, 6):
+    for number in (1, 2):
         for rank in (0, 1):
-            bench.push(rank, number, gradient(rank, number), acked=number - 1 if rank == 0 else 0)
-    (cohort,) = bench.rounds.table.entries[0, 0].cohorts.values()
-    assert sorted(cohort.results) == [1, 2, 3, 4, 5], "rank 1 may still ask for all of them"
-    bench.push(1, 6, gradient(1, 6), acked=3)
-    assert sorted(cohort.results) == [4, 5]
+            bench.push(rank, number, gradient(rank, number))
+    bench.push(0, 3, gradient(0, 3))
     bench.results()
-    bench.push(1, 2, gradient(1, 2), acked=1)
-    assert bench.results() == [], "a late repeat from one that has acknowledged that round"
-    bench.rounds.left(1)
-    assert sorted(cohort.results) == [5], "who leaves has all results; rank 0 has acknowledged 4"
-    bench.rounds.left(0)
-    assert not cohort.results
+    bench.push(1, 2, gradient(1, 2))
+    assert [number for _, number, _ in bench.results()] == [2], "rank 1 has lost it"
+    bench.push(1, 1, gradient(1, 1))
+    assert bench.results() == [], "a late repeat from one that has moved on"
+    bench.push(1, 3, gradient(1, 3))
+    assert [number for _, number, _ in bench.results()] == [3, 3]
 
 
-def test_in_step_a_server_keeps_one_result() -> None:
+def test_a_server_keeps_one_result() -> None:
     bench = Bench("sgd")
     bench.init(np.zeros(SIZE, np.float32))
-    (cohort,) = [bench.rounds.table.entries[0, 0].cohort(0)]
+    entry = bench.rounds.table.entries[0, 0]
     for number in range(1, 20):
         for rank in (0, 1):
-            bench.push(rank, number, gradient(rank, number), acked=number - 1)
-        assert list(cohort.results) == [number]
-        (view,) = cohort.results[number].views
-        assert view.array is bench.rounds.table.entries[0, 0].slot.value, "no copy"
+            bench.push(rank, number, gradient(rank, number))
+        result = entry.cohort(0).result
+        assert result is not None
+        (view,) = result.views
+        assert view.array is entry.value, "no copy"
 
 
-@pytest.mark.parametrize(
-    ("number", "acked"), [(MAX_ROUNDS_AHEAD + 2, 0), (3, 3), (3, 9)], ids=["never", "its own", "later ones"]
-)
-def test_impossible_acknowledgements_are_refused(number: int, acked: int) -> None:
+@pytest.mark.parametrize("number", [0, 2, 5])
+def test_a_round_other_than_the_open_one_is_refused(number: int) -> None:
     bench = Bench()
     bench.init(np.zeros(SIZE, np.float32))
-    for done in range(1, number):
-        for rank in (0, 1):
-            bench.push(rank, done, gradient(rank, done), acked=done - 1)
-    with pytest.raises(BadMessage):
-        bench.push(0, number, gradient(0, number), acked=acked)
+    bench.push(1, 1, gradient(1, 1))
+    with pytest.raises(BadMessage, match=f"round {number} while round 1 is open"):
+        bench.push(0, number, gradient(0, number))
 
 
 # Abstaining.
@@ -111,7 +105,7 @@ def test_where_all_abstain_the_optimizer_makes_no_update(name: str, asynchronous
     assert first.value[0] != 1
     assert first.value.tobytes() == second.value.tobytes() == third.value.tobytes()
     assert first.version == second.version == third.version
-    assert job.roots[0].rounds.optimizer.updates == (2 if asynchronous else 1)  # type: ignore[union-attr]
+    assert job.roots[0].rounds.table.updates() == (2 if asynchronous else 1)
 
 
 def test_without_anybody_a_sum_is_zero() -> None:
@@ -271,20 +265,6 @@ def test_a_result_of_another_round_or_slice_is_refused(change: dict[str, Any]) -
     assert taken[0][0] == 3 and not upstream.waiting
 
 
-def test_a_contribution_acknowledges_what_has_come_without_gaps() -> None:
-    link, upstream = KeptLink(), UpstreamClient()
-    asked = [Header(kind=Kind.EXCHANGE, length=8, round=number, weight=1.0) for number in range(1, 6)]
-    for header in asked[:4]:
-        upstream.send(link, header, None, lambda header, array: None)  # type: ignore[arg-type]
-    for done in (2, 1, 4):
-        answer = Header(kind=Kind.RESULT, request=asked[done - 1].request, length=8, round=done)
-        upstream.on_result(link, answer, full(0).data.cast("B"))  # type: ignore[arg-type]
-    upstream.send(link, asked[4], None, lambda header, array: None)  # type: ignore[arg-type]
-    assert [header.acked for header, _ in link.sent] == [0, 0, 0, 0, 2]
-    upstream.repeat(link, "tensors")  # type: ignore[arg-type]
-    assert [(header.round, header.acked) for header, _ in link.sent[5:]] == [(3, 2), (5, 2)]
-
-
 def test_hyper_parameters_of_rounds_that_stay_in_the_party_go_up_with_the_next() -> None:
     """HFA with K2 = 2 and an optimizer on the global server: changes in round 1 take effect from round 2 on."""
     job = Tree([1, 1], lambda workers, is_root: HfaServer(2, workers, False)).use("sgd", learning_rate=1.0)
@@ -299,7 +279,7 @@ def test_hyper_parameters_of_rounds_that_stay_in_the_party_go_up_with_the_next()
 def test_what_is_meant_for_an_older_optimizer_does_not_change_a_newer_one() -> None:
     accumulator, ones = Accumulator(), np.ones(1, np.float32)
     for rank, hyper in enumerate(({"learning_rate": 0.1, "wd": 0.5}, {SERIAL: 1.0, "learning_rate": 0.5}, {"wd": 0.7})):
-        accumulator.offer(Contribution((rank,), ones, 1.0, hyper, lambda: None))
+        accumulator.park(Contribution((rank,), ones, 1.0, hyper, lambda: None))
     accumulator.merge([0, 1, 2])
     assert accumulator.hyper == {SERIAL: 1.0, "learning_rate": 0.5}
     assert not accumulator.conflicts

@@ -23,18 +23,18 @@ from geomx_cli.ps.server import Server
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 
-def test_rounds_complete_in_order_and_early_ones_wait() -> None:
+def test_each_round_of_a_slice_starts_from_the_result_of_the_one_before() -> None:
     bench = Bench("sgd")
     bench.init(np.zeros(SIZE, np.float32))
     ones = np.ones(SIZE, np.float32)
-    for number in (2, 1):
-        bench.push(0, number, ones)
-    bench.push(1, 2, ones)
+    bench.push(1, 1, ones)
     assert bench.results() == []
     assert (bench.links[0].credit, bench.links[1].credit) == (4 * SIZE, 0), "init's"
-    bench.push(1, 1, ones)
+    bench.push(0, 1, ones)
+    for rank in (0, 1):
+        bench.push(rank, 2, ones)
     found = bench.results()
-    assert [(request, number) for request, number, _ in found] == [(10, 1), (11, 1), (20, 2), (21, 2)]
+    assert [(request, number) for request, number, _ in found] == [(11, 1), (10, 1), (20, 2), (21, 2)]
     assert found[0][2][0] == np.float32(-0.2)
     assert found[-1][2][0] == pytest.approx(-0.4)
 
@@ -214,14 +214,14 @@ def test_who_asks_for_a_contribution_that_another_brings_gets_the_result() -> No
     assert sorted(found, key=lambda item: item[1]) == [(bench.links[0], 7, 3.0), (bench.links[1], 9, 3.0)]
 
 
-def test_who_asks_for_others_does_not_acknowledge_their_results() -> None:
+def test_who_asks_for_others_does_not_say_that_they_have_their_results() -> None:
     """A member may bring the contributions of others (--tsengine), but not say what they have received."""
     bench, ones = Bench(), np.ones(SIZE, np.float32)
     bench.init(np.zeros(SIZE, np.float32))
     for rank in (0, 1):
         bench.push(rank, 1, ones)
     bench.results()
-    asks = bench.header(Kind.EXCHANGE, round=2, contributors=(0, 1), weight=2.0, request=99, acked=1)
+    asks = bench.header(Kind.EXCHANGE, round=2, contributors=(0, 1), weight=2.0, request=99)
     bench.rounds.on_exchange(bench.links[1], asks, None, 1)
     bench.push(0, 1, ones)
     assert [request for request, _, _ in bench.results()] == [10], "a repeat, of which the answer was lost"
@@ -239,16 +239,16 @@ def test_who_waits_in_a_round_is_not_blamed_for_a_barrier() -> None:
     assert waits == [("contributed to round 1", {0}), ("reached a barrier", {2})]
 
 
-def test_who_skips_a_round_is_waited_for_and_not_who_is_before_it() -> None:
+def test_who_has_not_contributed_to_the_open_round_is_waited_for() -> None:
     bench = Bench()
     bench.init(np.zeros(SIZE, np.float32))
     ones, oldest = np.ones(SIZE, np.float32), bench.rounds.table.oldest
-    bench.push(1, 5, ones, acked=0)
-    waits = oldest()
-    assert waits is not None and (waits[0], waits[2]) == (1, {0, 1})
+    assert oldest() is None
     bench.push(0, 1, ones)
     waits = oldest()
     assert waits is not None and (waits[0], waits[2]) == (1, {1})
+    bench.push(1, 1, ones)
+    assert oldest() is None
 
 
 @pytest.mark.parametrize(("rank", "root"), [(0, 1), (1, 0), (2, 1)])

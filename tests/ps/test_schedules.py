@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.runtime.frontends.mxnet.optimizer_params import from_mxnet, schedule_of
 
@@ -64,10 +65,10 @@ def test_a_server_trains_as_mxnet_with_its_scheduler(mx: Any) -> None:
         theirs = mx.optimizer.create(name, learning_rate=0.05, lr_scheduler=scheduler, **params)
         ours = optimizers.create(*from_mxnet(theirs), travelled(scheduler))
         updater, held = mx.optimizer.get_updater(theirs), mx.nd.ones(50)
-        weight = np.ones(50, np.float32)
+        weight, state = np.ones(50, np.float32), dict[str, Array]()
         for grad in grads:
             updater(0, mx.nd.array(grad), held)
-            weight = ours.update((0, 0), weight, grad)
+            weight = ours.update(state, weight, grad)
         np.testing.assert_allclose(weight, held.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -75,14 +76,14 @@ def test_what_is_told_of_a_slice_goes_before_what_was_set() -> None:
     """Rate and multipliers apply to the next update only; a given rate ends the schedule."""
     schedule = schedules.create("poly", {**GOOD["poly"], "base_lr_orig": 1.0, "max_update": 10.0})
     optimizer, grad = optimizers.create("sgd", {"wd": 0.5}, schedule), np.ones(1)
-    rates = []
+    rates, state = [], dict[str, Array]()
     told = ({}, {"learning_rate": 0.25}, {"lr_mult": 2.0, "wd_mult": 0.0}, {"learning_rate": 1.0, "lr_mult": 3.0})
     for hyper in told:
         optimizer.tune(hyper)
-        rates.append(-optimizer.update((0, 0), np.zeros(1), grad)[0])
+        rates.append(-optimizer.update(state, np.zeros(1), grad)[0])
     assert rates == [0.81, 0.25, 2 * (1 - 3 / 10) ** 2, 3.0]
     optimizer.tune({"wd_mult": 3.0, "learning_rate": 1.0})
-    assert optimizer.update((0, 0), np.full(1, 2.0), np.zeros(1)) == 2.0 - 3.0 * 0.5 * 2.0
+    assert optimizer.update(state, np.full(1, 2.0), np.zeros(1)) == 2.0 - 3.0 * 0.5 * 2.0
     for wrong in ({"lr_mult": float("nan")}, {"wd_mult": True}, {"beta1": 0.5}, {"optimizer": 1.0}):
         with pytest.raises(InvalidSettings, match=r"of sgd must be|has no hyper-parameter"):
             optimizer.tune(wrong)

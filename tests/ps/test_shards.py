@@ -56,7 +56,7 @@ def test_one_that_leaves_is_waited_for_by_its_own_shard_alone() -> None:
         for rank in (0, 1):
             bench.push(rank, 1, gradient(rank, 1), shard=shard, key=shard)
     bench.present = [0, 1, 2]
-    bench.rounds.left(3)
+    bench.rounds.members_changed()
     found = bench.results()
     assert sorted(request for request, _, _ in found) == [10, 11]
     assert np.array_equal(found[0][2], gradient(0, 1) + gradient(1, 1))

@@ -246,7 +246,7 @@ def test_weights_after_rounds_of_sums(spec: str) -> None:
         for party in (0, 1):
             tree.push((party, 0), number, np.ones(size, np.float32))
     (entry,) = tree.roots[0].rounds.table.entries.values()
-    np.testing.assert_allclose(tree.last((0, 0)), entry.slot.value, rtol=0, atol=3)
+    np.testing.assert_allclose(tree.last((0, 0)), entry.value, rtol=0, atol=3)
 
 
 @pytest.mark.parametrize("spec", ["topk:0.5,fp32", "topk:0.5,fp32,pull=union", "bsc:0.5,fp32,pull=union"])
@@ -263,8 +263,8 @@ def test_rows_change_what_members_pull(spec: str, lazy: bool) -> None:
         for party in (0, 1):
             tree.pull((party, 0), rows=np.array([0, 1, 3]))
     (entry,) = tree.roots[0].rounds.table.entries.values()
-    assert entry.slot.value[2] < 96
-    np.testing.assert_allclose(tree.last((0, 0)).values.ravel(), entry.slot.value[[0, 1, 2, 3, 6, 7]])
+    assert entry.value[2] < 96
+    np.testing.assert_allclose(tree.last((0, 0)).values.ravel(), entry.value[[0, 1, 2, 3, 6, 7]])
 
 
 @pytest.mark.parametrize("lan", ["", "int8"])
@@ -283,7 +283,7 @@ def test_all_have_the_same_after_a_round_in_which_all_abstain(spec: str, lan: st
         first, *others = (tree.last(who) for who in workers)
         assert all(np.array_equal(first, other) for other in others), f"round {number}"
     (entry,) = tree.roots[0].rounds.table.entries.values()
-    assert entry.slot.version == 3
+    assert entry.version == 3
 
 
 @pytest.mark.parametrize("optimizer", [True, False], ids=["weights", "sums"])

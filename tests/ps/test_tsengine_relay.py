@@ -4,9 +4,9 @@ import pytest
 from bench import RecordingTransport
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.delivery._tsengine_relay import FORGOTTEN, LONGEST, MAX_VAIN, Relay
+from geomx_cli.ps.delivery._tsengine_relay import FORGOTTEN, LONGEST, MAX_PASSING, MAX_VAIN, Relay
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind
+from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 
 LENGTH = 256
 PAYLOAD = memoryview(bytes(4 * LENGTH))
@@ -30,7 +30,7 @@ class Fixture:
     def take(self, key: int, round_: int, *, alone: bool) -> None:
         """The peer sends a contribution, to be passed on alone or added."""
         header = _contribution(1, key, round_)
-        header.request, header.asynchronous, header.acked = 7, alone, max(0, round_ - 1 - MAX_ROUNDS_AHEAD)
+        header.request, header.asynchronous = 7, alone
         header.form = Form.ENCODED if alone else Form.FULL
         self.relay.take(self.peer, 1, header, PAYLOAD)
 
@@ -64,10 +64,10 @@ def test_what_a_relay_keeps_is_bounded_by_its_own_slices_and_rounds(alone: bool)
         for round_ in range(2, 200):
             fixture.take(3, round_, alone=alone)
     if alone:
-        assert fixture.upstream.waiting - own == MAX_ROUNDS_AHEAD + 1
+        assert fixture.upstream.waiting - own == MAX_PASSING
     else:
-        assert len(fixture.relay._groups) == MAX_ROUNDS_AHEAD and fixture.upstream.waiting == own
-    assert fixture.refused - 500 >= 3 * (198 - MAX_ROUNDS_AHEAD - 1)
+        assert len(fixture.relay._groups) == 1 and fixture.upstream.waiting == own
+    assert fixture.refused - 500 >= 3 * (198 - MAX_PASSING)
 
 
 @pytest.mark.parametrize("alone", [True, False])

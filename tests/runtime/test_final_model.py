@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from geomx_cli.agent import outputs
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.ps.optim import optimizers
+from geomx_cli.ps.optim.optimizer import LocalOptimizer
 from geomx_cli.runtime.training import checkpoint, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints, save, save_at_last, save_optimizer
 from geomx_cli.runtime.training.model import ModelAdapter
@@ -25,8 +26,8 @@ def model() -> ModelAdapter:
 
 
 def test_the_files_have_the_weights_and_a_workers_optimizer(model: ModelAdapter, tmp_path: Path) -> None:
-    adam, gradient = optimizers.create("adam", {"learning_rate": 0.1}), np.full(model.size, 2, np.float32)
-    adam.update((0, 0), np.zeros(model.size, np.float32), gradient)
+    adam = LocalOptimizer(optimizers.create("adam", {"learning_rate": 0.1}))
+    adam.update(np.zeros(model.size, np.float32), np.full(model.size, 2, np.float32))
     save(tmp_path / "new", model, adam, {"step": 1}, print)
     weights, kept = load_file(tmp_path / "new/model.safetensors"), load_file(tmp_path / "new/optimizer.safetensors")
     np.testing.assert_equal(weights["dense.weight"], np.arange(12, dtype=np.float32).reshape(3, 4))
@@ -36,8 +37,9 @@ def test_the_files_have_the_weights_and_a_workers_optimizer(model: ModelAdapter,
     assert shapes == {"dense.weight": (3, 4), "dense.bias": (3,)} and len(kept) == 4
     manifest = json.loads((tmp_path / "new/manifest.json").read_bytes())
     assert manifest["step"] == 1 and set(manifest["files"]) == {"model.safetensors", "optimizer.safetensors"}
-    save_optimizer(tmp_path / "root", adam, print)
-    assert load_file(tmp_path / "root/optimizer.safetensors").keys() == adam.export_state().keys()
+    state = {f"0/0/{name}": array for name, array in adam.state.items()}
+    save_optimizer(tmp_path / "root", adam.optimizer, state, print)
+    assert load_file(tmp_path / "root/optimizer.safetensors").keys() == state.keys()
 
 
 def test_a_model_that_cannot_be_written_leaves_the_earlier_one(

@@ -10,7 +10,7 @@ from mxnet_scripts import hooked
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize, digest
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize, digest
 from geomx_cli.runtime import optimizer_state_file
 from geomx_cli.runtime.optimizer_state_file import SavedState
 

@@ -202,7 +202,7 @@ def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: st
             value = view(header, payload)
             assert header.value == (0 if header.slice < point else 2)
             assert value.tobytes() == values[header.value].tobytes(), "the whole slice is of that version"
-            exchange.take(1000 * header.slice, value, header.value)
+            exchange.add(1000 * header.slice, value, header.value)
         assert exchange.done.done()
         assert (exchange.lowest, exchange.highest) == (2 if point == 0 else 0, 0 if point == count else 2)
 

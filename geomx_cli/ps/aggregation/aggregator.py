@@ -1,8 +1,8 @@
 """The rounds of all slices at one server: collect contributions, close rounds in order, answer.
 
-The rounds of a slice complete strictly in order, each after the result of the previous one. In a synchronous job all
-members complete a round together; the root of an asynchronous job completes each member's rounds separately. What a
-closed round results in is decided in updater.py at a root and in forwarder.py at a local server.
+A member has one round of a slice in flight: it contributes to the next one when it has the result. In a synchronous job
+all members complete a round together; the root of an asynchronous job completes each member's rounds separately. What
+a closed round results in is decided in closing.py: by the Updater at a root, by the Forwarder at a local server.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,35 +10,26 @@ from functools import partial
 
 import numpy as np
 
-from geomx_cli.ps.aggregation.closing import Forwarder, Updater
+from geomx_cli.ps.aggregation.closing import Forwarder, ResultSender, Updater, plane_of
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
-from geomx_cli.ps.aggregation.result_sender import ResultSender, plane_of
-from geomx_cli.ps.aggregation.slice_state import (
+from geomx_cli.ps.aggregation.slices import (
     Accumulator,
     Cohort,
     Contribution,
     Overlap,
     RoundState,
     SliceState,
+    SliceTable,
     Waiter,
 )
-from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import ValueService
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import DTYPES, Content, Rows
-from geomx_cli.ps.net.wire import (
-    MAX_HYPER,
-    MAX_ROUNDS_AHEAD,
-    MAX_WORKER_WEIGHT,
-    BadMessage,
-    DamagedPayload,
-    Form,
-    Header,
-)
+from geomx_cli.ps.net.wire import MAX_HYPER, MAX_WORKER_WEIGHT, BadMessage, DamagedPayload, Form, Header
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["Aggregator"]
@@ -70,11 +61,12 @@ class Aggregator:
         self._agreed, self._below = below, below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
-        self.values = ValueService(table, upstream, self._sender, self._advance, warn)
+        above = above or Compression()
+        self.values = ValueService(table, upstream, above, self._sender, self._advance, warn)
         self._updater = Updater(table, self._below[0], self.history, warn)
         self._forwarder: Forwarder | None = None
         if upstream is not None:
-            self._forwarder = Forwarder(table, delivery, above or Compression(), own_rank, self._on_root_result)
+            self._forwarder = Forwarder(table, delivery, above, own_rank, self._on_root_result)
         self._warn = warn
         self._warned: set[str] = set()
         self._damaged: dict[Link, set[int]] = {}  # requests whose contributions were damaged and have not come again
@@ -96,44 +88,36 @@ class Aggregator:
         way is requested again, and raises BadMessage like any other invalid one. The sender of a merged contribution,
         some of whose ranks have come by another way, is told to send its own ("split").
         """
-        entry, size = self.table.entry(header), credit
+        entry, ranks, size = self.table.entry(header), header.contributors, credit
         if size is None:
             size = 0 if payload is None else len(payload)
-        cohort, ranks = self._cohort(entry, header), header.contributors
-        if not all(self.table.contributes(entry, each) for each in ranks):
-            raise BadMessage(f"contributions of ranks {ranks} to a slice of shard {entry.shard}")
+        cohort = self._cohort(entry, header)
         asks = header.weight > 0 and payload is None
         if self._forwarder is not None and header.weight > MAX_WORKER_WEIGHT:
             raise BadMessage(f"weight {header.weight:g}, of a worker at most {MAX_WORKER_WEIGHT:g}")
         given = self._content(link, header, payload, rank) if header.weight and not asks else None
         if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
-        for each in ranks:
-            if each == rank or not asks:  # a question is no proof of what others have
-                cohort.acknowledge(each, header.acked)
         waiter = Waiter(
             link, rank, header.request, header.priority, ranks, header.reply, header.codec, header.follows
         )
         if header.round <= cohort.finished:
-            result = cohort.results.get(header.round)
-            if result is not None:  # else a late duplicate: the sender has acknowledged the result meanwhile
-                self._sender.answer(entry, waiter, header.round, result)
+            if header.round == cohort.finished and cohort.result is not None:  # else a late duplicate: it has moved on
+                self._sender.answer(entry, waiter, header.round, cohort.result)
             link.consumed(size)
             return
+        round_ = self.table.round(entry, cohort, header.priority, () if asks else ranks)
+        self._check_waiters(entry, cohort, round_, waiter)
         if asks:
-            asked_about = self.table.round(entry, cohort, header.round, header.priority, ())
-            self._check_waiters(entry, cohort, asked_about, waiter)
-            asked_about.wait(waiter)  # even if it is not here: another process may bring it before its sender can
-            if not asked_about.accumulator.has(ranks):
+            round_.wait(waiter)  # even if it is not here: another process may bring it before its sender can
+            if not round_.accumulator.has(ranks):
                 link.ask_again(header.request)
             return
-        round_ = self.table.round(entry, cohort, header.round, header.priority, ranks)
-        self._check_waiters(entry, cohort, round_, waiter)
         if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
             raise BadMessage(f"more than {MAX_HYPER} hyper-parameters in one round")
         contribution = Contribution(ranks, given, header.weight, header.hyper, partial(link.consumed, size), rank)
         try:
-            added = header.round > cohort.closed and round_.accumulator.offer(contribution)
+            added = header.round > cohort.closed and round_.accumulator.park(contribution)
         except Overlap:
             link.control("split", {"request": header.request})
             added, waiter.split = False, True
@@ -150,6 +134,7 @@ class Aggregator:
         self.history.use(optimizer, by_key or {})
         for entry in self.table.entries.values():
             entry.hyper = {}
+            entry.optimizer_state.clear()
 
     def switch_to_async(self) -> bool:
         """See SliceTable.switch_to_async."""
@@ -168,13 +153,6 @@ class Aggregator:
             for waiter in round_.waiting():
                 if waiter.link is link and waiter.split:
                     link.control("split", {"request": waiter.request})
-
-    def left(self, rank: int) -> None:
-        """Handle the departure of this rank: it owes no contribution and has received all its results."""
-        for entry in self.table.entries.values():
-            cohort = entry.cohort(self.table.member(rank))
-            cohort.acknowledge(rank, cohort.finished)
-        self.members_changed()
 
     def members_changed(self) -> None:
         """Membership has changed: close the rounds that are complete now."""
@@ -210,16 +188,15 @@ class Aggregator:
             raise BadMessage(f"more than {len(known)} requests of one member for the result of one round")
 
     def _cohort(self, entry: SliceState, header: Header) -> Cohort:
-        """The cohort to whose rounds this contribution belongs. Raises BadMessage if it belongs to no open round."""
-        cohort = entry.cohort(self.table.member(header.contributors[0]))
-        if any(self.table.member(other) != cohort.member for other in header.contributors):
-            ranks = header.contributors
+        """The cohort to whose rounds this contribution belongs. Raises BadMessage if it belongs to no round."""
+        ranks = header.contributors
+        if not all(self.table.contributes(entry, rank) for rank in ranks):
+            raise BadMessage(f"contributions of ranks {ranks} to a slice of shard {entry.shard}")
+        cohort = entry.cohort(self.table.member(ranks[0]))
+        if any(self.table.member(rank) != cohort.member for rank in ranks):
             raise BadMessage(f"contributions of ranks {ranks}, which go through rounds by themselves, in one")
-        if not 0 < header.round <= cohort.finished + MAX_ROUNDS_AHEAD:
+        if not 0 < header.round <= cohort.finished + 1:
             raise BadMessage(f"round {header.round} while round {cohort.finished + 1} is open")
-        # This bounds the stored results to the number of rounds that may be in flight.
-        if not header.round - 1 - MAX_ROUNDS_AHEAD <= header.acked < header.round:
-            raise BadMessage(f"a contribution to round {header.round} from one that has {header.acked} results")
         return cohort
 
     def _advance(self, entry: SliceState) -> None:
@@ -231,20 +208,19 @@ class Aggregator:
 
     def _advance_cohort(self, entry: SliceState, cohort: Cohort) -> bool:
         """Close the cohort's next round, or answer the one that is held back. Returns False if that has to wait."""
-        if cohort.deferred is None:
+        if not cohort.deferred:
             return self._close_next(entry, cohort)
         if self.table.too_far_behind(entry, cohort):
             # The round is in the value already; only its answer waits, for the cohorts that are too far behind.
             return False
-        accumulator, cohort.deferred = cohort.deferred, None
-        self._finish(entry, cohort, accumulator)
+        cohort.deferred = False
+        self._finish(entry, cohort)
         return True
 
     def _close_next(self, entry: SliceState, cohort: Cohort) -> bool:
-        round_ = cohort.rounds.get(cohort.closed + 1)
-        if round_ is None or cohort.closed > cohort.finished or self._lacks_value(entry):
+        if cohort.round is None or cohort.closed > cohort.finished or self._lacks_value(entry):
             return False
-        accumulator = round_.accumulator
+        accumulator = cohort.round.accumulator
         if not accumulator.merge(self.table.members(entry, cohort)) or not accumulator.ranks:
             return False
         cohort.closed += 1
@@ -253,31 +229,31 @@ class Aggregator:
         total, accumulator.total = accumulator.total, None
         if total is None:  # all members abstained
             total = Rows.none(entry.row, np.promote_types(DTYPES[entry.dtype], np.float32))
-        by_rows = self.table.takes_rows and (not self.table.is_root or entry.slot.value is not None)
+        by_rows = self.table.takes_rows and (not self.table.is_root or entry.value is not None)
         if isinstance(total, Rows) and not by_rows:
             total = total.dense(entry.length)
-        if not entry.slot.version and entry.slot.value is not None:
+        if not entry.version and entry.value is not None:
             for compression in self._below:
-                compression.starts_from(entry.in_round(cohort.closed), cohort.member, entry.slot.value)
+                compression.starts_from(entry.in_round(cohort.closed), cohort.member, entry.value)
         if self._forwarder is None:
             self._updater.update(entry, cohort, accumulator, total)
             # A root answers in _advance_cohort: the answer may have to wait for cohorts that are too far behind.
-            cohort.deferred = accumulator
+            cohort.deferred = True
         elif self._forwarder.decide(entry, cohort, accumulator, total):
-            self._finish(entry, cohort, accumulator)
+            self._finish(entry, cohort)
         return True
 
     def _lacks_value(self, entry: SliceState) -> bool:
         """Whether the initial value is required and missing; a local server then fetches it."""
         optimizer = self.optimizer if self.table.trains(entry) else None
-        if entry.slot.value is not None or not (entry.algorithm.starts_from_value or optimizer is not None):
+        if entry.value is not None or not (entry.algorithm.starts_from_value or optimizer is not None):
             return False
         self.values.fetch(entry)
         return True
 
-    def _on_root_result(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator) -> None:
+    def _on_root_result(self, entry: SliceState, cohort: Cohort) -> None:
         """The value has the root's result of the closed round."""
-        self._finish(entry, cohort, accumulator)
+        self._finish(entry, cohort)
         self._advance(entry)
 
     def _report_conflicts(self, entry: SliceState, accumulator: Accumulator) -> None:
@@ -286,14 +262,14 @@ class Aggregator:
             self._warned.add(name)
             self._warn(
                 f"workers set {name} to {accumulator.hyper[name]:g} and to {accumulator.conflicts[name]:g} in one round"
-                f" of key {entry.slot.key}: that of the lower rank holds; let all workers set the same"
+                f" of key {entry.key}: that of the lower rank holds; let all workers set the same"
             )
 
-    def _finish(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator) -> None:
+    def _finish(self, entry: SliceState, cohort: Cohort) -> None:
         """Answer all members that wait for the closed round; the value is its result or newer."""
-        waiters = self.table.finish(entry, cohort).waiting()
-        result = cohort.results[cohort.finished] = self._sender.result(entry, cohort, accumulator, waiters)
-        for waiter in waiters:
-            self._sender.answer(entry, waiter, cohort.finished, result)
-        if entry.pulls and entry.slot.value is not None:
+        round_ = self.table.finish(entry, cohort)
+        cohort.result = self._sender.result(entry, cohort, round_)
+        for waiter in round_.waiting():
+            self._sender.answer(entry, waiter, cohort.finished, cohort.result)
+        if entry.pulls and entry.value is not None:
             self.values.answer_pulls(entry)

@@ -1,9 +1,9 @@
 """The server's interface to a synchronisation algorithm."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.arrays import Array, Arrays, SliceArrays
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.net.payload import Content, Rows
 from geomx_cli.ps.optim.optimizers import Optimizer
@@ -11,24 +11,29 @@ from geomx_cli.ps.optim.optimizers import Optimizer
 __all__ = ["Aggregate", "PushUp", "ReplyNow", "RowAlgorithm", "ServerAlgorithm", "SliceView", "Sum"]
 
 
-@dataclass(slots=True)
-class SliceView:
-    """One slice as seen by an algorithm: its key, index, current value (None before init) and version.
+@dataclass(slots=True, eq=False, kw_only=True)
+class SliceView(SliceArrays):
+    """One slice as an algorithm sees it.
 
-    version: the number of updates by the roots, as far as this server knows. `state`: the algorithm's own arrays for
-    this slice, by name.
+    key, index: which slice it is.
+    value: the current value; None before `init`.
+    version: the number of updates by the roots, as far as this server knows.
     """
 
     key: int
     index: int
     value: Array | None = None
     version: int = 0
-    state: dict[str, Array] = field(default_factory=dict)
 
     @property
-    def id(self) -> tuple[int, int]:
-        """(key, index), which identifies the slice in an optimizer's state."""
-        return (self.key, self.index)
+    def state(self) -> Arrays:
+        """The algorithm's own arrays for this slice, by name."""
+        return self.part("algorithm")
+
+    @property
+    def optimizer_state(self) -> Arrays:
+        """The optimizer's arrays for this slice: the first argument of Optimizer.update."""
+        return self.part("optimizer")
 
 
 @dataclass(frozen=True, slots=True)

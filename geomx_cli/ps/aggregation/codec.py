@@ -11,7 +11,7 @@ import numpy as np
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.arrays import Array, SliceArrays
 from geomx_cli.ps.kernels import vectorised
 from geomx_cli.ps.net.payload import DTYPES, Content, content
 from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, DamagedPayload, Form, Header
@@ -130,20 +130,16 @@ def with_numbers(name: str, argument: str, **usual: int) -> tuple[str, dict[str,
 
 @dataclass(frozen=True, slots=True)
 class SliceRound:
-    """A slice in one round: its key and index, its dtype's code, the elements of its tensor, the number of the round
-    (0: none).
+    """A slice in one round, for its codec.
+
+    kept: the arrays that this process keeps with the slice.
+    dtype: code of its dtype. size: elements of its tensor. round: number of the round, 0 for none.
     """
 
-    key: int
-    index: int
+    kept: SliceArrays
     dtype: int = 0
     size: int = 0
     round: int = 0
-
-    @property
-    def id(self) -> tuple[int, int]:
-        """(key, index)."""
-        return (self.key, self.index)
 
 
 @lru_cache(64)

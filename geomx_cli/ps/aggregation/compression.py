@@ -20,43 +20,42 @@ from geomx_cli.ps.aggregation.codec import (
     parse_codec,
     sends_union,
 )
-from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.arrays import Array, Arrays, SliceArrays
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.kernels.vectorised import accumulate
 from geomx_cli.ps.net.payload import DTYPES, Content, Rows, cast, form_of, sum_payload
-from geomx_cli.ps.net.wire import Form
+from geomx_cli.ps.net.wire import Form, Header
 
-__all__ = ["Compression", "Decoded", "ErrorFeedback", "ServerCompression", "can_encode"]
+__all__ = ["Compression", "Decoded", "Plane", "ServerCompression", "can_encode", "encode_with_residual"]
 
-# What a codec has lost of one slice's arrays so far, and sends with later ones.
+Plane = Literal["lan", "wan"]
 
-class ErrorFeedback:
-    """The residual of one slice, and with momentum correction (codecs/bsc.py) its momentum."""
 
-    def __init__(self) -> None:
-        self._residual: Array | None = None
-        self._momentum: Array | None = None
+def encode_with_residual(
+    codec: Codec, array: Array, kept: Arrays, *, decay: float = 1.0, momentum: float = 0.0
+) -> memoryview | None:
+    """Encode the array, a party's contribution or a sum, together with `decay` times what was lost before.
 
-    def encode(self, codec: Codec, array: Array, *, decay: float = 1.0, momentum: float = 0.0) -> memoryview | None:
-        """Encode the array, a party's contribution or a sum, together with `decay` times what was lost before.
+    None if the array has to be sent as it is: if it cannot be encoded, which leaves the residual as it was, or if the
+    residual has grown too large, as training diverges, which drops it.
 
-        None if the array has to be sent as it is: if it cannot be encoded, which leaves the residual as it was, or if
-        the residual has grown too large, as training diverges, which drops it.
-        """
-        if self._residual is None:
-            self._residual = np.zeros_like(array)
-        if momentum and self._momentum is None:
-            self._momentum = np.zeros_like(array)
-        velocity = self._momentum if momentum else None
-        add = codec.accumulate if array.dtype == np.float32 else accumulate
-        none = np.empty(0, array.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):
-            fits = add(array, momentum, none if velocity is None else velocity, decay, self._residual, LARGEST)
-        if fits:
-            return codec.extract(self._residual, velocity)
-        if can_encode(array):
-            self._residual = self._momentum = None
-        return None
+    kept: has the "residual": what was lost of one slice's arrays so far. With momentum correction (codecs/bsc.py) it
+    has its "momentum" too.
+    """
+    for name in ("residual", "momentum") if momentum else ("residual",):
+        if name not in kept:
+            kept[name] = np.zeros_like(array)
+    residual, velocity = kept["residual"], kept["momentum"] if momentum else np.empty(0, array.dtype)
+    add = codec.accumulate if array.dtype == np.float32 else accumulate
+    with np.errstate(over="ignore", invalid="ignore"):
+        fits = add(array, momentum, velocity, decay, residual, LARGEST)
+    if fits:
+        return codec.extract(residual, velocity if momentum else None)
+    if can_encode(array):
+        # The array alone would fit, so it is the residual that has overflowed: it would spoil every later round.
+        del kept["residual"]
+        kept.pop("momentum", None)
+    return None
 
 
 def can_encode(array: Array) -> bool:
@@ -68,9 +67,6 @@ Decoded = tuple[Array | Callable[[], Array], Encoded | None]
 """What the receivers of an encoded array decode, or a function that decodes it, and the encoding; None if it is sent
 as it is.
 """
-Where = tuple[int, int]
-"""Key and index of a slice."""
-
 
 class Compression:
     """One process's end of the encoded exchanges in one plane: between local and global servers (`--compress`; in a
@@ -85,17 +81,22 @@ class Compression:
     codec loses in one change is part of the next. Sums have no reference: their loss is kept as a residual and added to
     the next sum. Arrays whose elements are not finite or LARGEST and more are sent unencoded.
 
+    The arrays that an end keeps between rounds belong to the slice, in the part "codec-wan" or "codec-lan":
+    "residual" and "momentum" of what this end encodes, the "reference" of the results that it receives, and, of the
+    results that it sends, "reference/COHORT" and "contributed/COHORT".
+
+    plane: which links the codec is for.
     gradients: whether contributions are gradients, to which the codec's momentum belongs, and not differences of
-    weights. bytes: the total encoded so far, (before, after) encoding.
+    weights.
+    bytes: the total encoded so far, (before, after) encoding.
     """
 
-    def __init__(self, spec: str = "", *, gradients: bool = True) -> None:
+    def __init__(self, spec: str = "", plane: Plane = "wan", *, gradients: bool = True) -> None:
         self.gradients = gradients
+        self.plane = plane
         self._codec: Codec | None = None
         self.spec = ""
         self.bytes = (0, 0)
-        self._feedback: dict[Where, ErrorFeedback] = {}
-        self._kept: dict[Where, dict[str, Array]] = {}
         self.set(spec)
 
     def set(self, spec: str) -> None:
@@ -115,7 +116,7 @@ class Compression:
 
     @property
     def changes(self) -> bool:
-        """Whether results are sent as changes of previous ones, and so must be applied in order."""
+        """Whether results are sent as changes of previous ones."""
         return self._sends_changes(self._codec)
 
     # Contributions, sending end.
@@ -136,21 +137,23 @@ class Compression:
         if not codec.decay:
             return encoded(self._count(codec.encode(given), array, where), Form.ENCODED)
         momentum = codec.momentum if self.gradients else 0.0
-        payload = self._feedback_of(where).encode(codec, given, decay=codec.decay, momentum=momentum)
+        payload = encode_with_residual(codec, given, self._kept(where.kept), decay=codec.decay, momentum=momentum)
         return None if payload is None else encoded(self._count(payload, array, where), Form.ENCODED)
 
     # Results, at a server.
 
     def starts_from(self, where: SliceRound, member: int, value: Array) -> None:
-        """Set the reference of a cohort's first round: every participant may have this value."""
+        """Set the reference of a cohort's first round: every participant may have this value. One that has not gets the
+        first result exact, as its `follows` says.
+        """
         if self._sends_changes(self._codec_at(where)):
             reference = value.astype(exact_dtype(where.dtype), copy=False)
-            self._kept.setdefault(where.id, {}).setdefault(f"reference/{member}", reference)
+            self._kept(where.kept).setdefault(f"reference/{member}", reference)
 
     def contributed(self, where: SliceRound, total: Content) -> None:
         """Note the elements contributed to a round whose results are values, for codecs that send the changes of these.
         """
-        codec, kept = self._codec_at(where), self._kept.get(where.id, {})
+        codec, kept = self._codec_at(where), self._kept(where.kept)
         if sends_union(codec):
             for name in [name for name in kept if name.startswith("reference/")]:
                 reference = kept[name]
@@ -167,10 +170,12 @@ class Compression:
         if codec.results == "values":
             return self.newest(where, array)
         exact = array.astype(exact_dtype(where.dtype), copy=False)
-        kept, name = self._kept.setdefault(where.id, {}), f"reference/{member}"
+        kept, name = self._kept(where.kept), f"reference/{member}"
+        # Two ways to lose nothing in the long run. A value differs little from the last one, so its change is encoded.
+        # A sum is no successor of the last sum, so it is encoded itself, and what that loses is added to the next.
         if is_sum:
             kept.pop(name, None)  # the members' reference is this sum now, not the last value
-            payload = self._feedback_of(where).encode(_only(codec, exact), exact)
+            payload = encode_with_residual(_only(codec, exact), exact, kept)
             return (array, None) if payload is None else self._values(codec, payload, array, where)
         reference, noted = kept.get(name), kept.pop(f"contributed/{member}", None)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -179,16 +184,17 @@ class Compression:
             kept[name] = exact
             return array, None
         payload = self._count(_only(codec, noted).encode(change), array, where)
-        # The server decodes its own encoding and keeps that as the reference, exactly as the receivers do.
+        # The reference is what the receivers decode, not the exact value. So what this change loses is in the next one:
+        # no residual is needed, and both ends have the same reference to the bit.
         new = cast(reference + codec.decode(payload, len(array)), where.dtype)
         kept[name] = new.astype(exact_dtype(where.dtype), copy=False)
         return new, encoded(payload, Form.CHANGE)
 
-    def forget(self, where: Where, member: int) -> None:
+    def forget(self, arrays: SliceArrays, member: int) -> None:
         """Drop a cohort's reference after a round that changed only rows, since not every member has the value. The
         next result is sent exact.
         """
-        self._kept.get(where, {}).pop(f"reference/{member}", None)
+        self._kept(arrays).pop(f"reference/{member}", None)
 
     def newest(self, where: SliceRound, array: Array) -> Decoded:
         """Encode a value pulled between rounds. The puller's reference is unknown, so only codecs of values encode it.
@@ -200,13 +206,13 @@ class Compression:
 
     # Results, receiving end.
 
-    def has_reference(self, where: Where) -> bool:
+    def has_reference(self, arrays: SliceArrays) -> bool:
         """Whether the previous result, the reference of the next change, is present."""
-        return "reference" in self._kept.get(where, {})
+        return "reference" in self._kept(arrays)
 
-    def take(self, where: Where, found: Content, dtype: int, form: Form) -> Content:
-        """Apply a received result or initial value and return the new value. Must be called in the order of rounds."""
-        kept = self._kept.setdefault(where, {})
+    def value_of(self, arrays: SliceArrays, found: Content, dtype: int, form: Form) -> Content:
+        """The value that a received result makes, which becomes the reference. Rows are returned as they are."""
+        kept = self._kept(arrays)
         if isinstance(found, Rows):
             # Others may have received all elements of this round, and the next change is to those.
             kept.pop("reference", None)
@@ -216,13 +222,21 @@ class Compression:
         kept["reference"] = new.astype(exact_dtype(dtype), copy=False)
         return new
 
+    def pulled(self, arrays: SliceArrays, result: Header, found: Content) -> Content:
+        """The content of a value pulled before this process's first round. An initial value becomes the reference of
+        the first change, unless the first round's result has overtaken it, which has one already.
+        """
+        if result.value or self.has_reference(arrays):
+            return found
+        return self.value_of(arrays, found, result.dtype, result.form)
+
     def _values(self, codec: Codec, payload: memoryview, array: Array, where: SliceRound) -> Decoded:
         self._count(payload, array, where)
         length, dtype = len(array), where.dtype
         return lambda: cast(codec.decode(payload, length), dtype), encoded(payload, Form.ENCODED)
 
-    def _feedback_of(self, where: SliceRound) -> ErrorFeedback:
-        return self._feedback.setdefault(where.id, ErrorFeedback())
+    def _kept(self, arrays: SliceArrays) -> Arrays:
+        return arrays.part(f"codec-{self.plane}")
 
     def _codec_at(self, where: SliceRound) -> Codec | None:
         is_float = DTYPES[where.dtype].kind == "f"
@@ -247,8 +261,6 @@ def _dense(total: Content, length: int) -> Array:
     return total.dense(length) if isinstance(total, Rows) else total
 
 
-# A server's two ends of encoded exchanges: with servers and with workers.
-
 class ServerCompression:
     """wan: between local and global servers (`--compress`); in a flat cluster with the workers. lan: with workers
     (`--compress-lan`). below: those with this server's members, see ResultSender.
@@ -261,12 +273,12 @@ class ServerCompression:
         lan = complete_lan_spec(settings.text("compress_lan"), smallest)
         wan = complete_spec(settings.text("compress"), smallest)
         self.wan = Compression(wan, gradients=gradients and not has_momentum(lan))
-        self.lan = Compression(lan)
+        self.lan = Compression(lan, "lan")
         self.below: Sequence[Compression] = (self.lan,)
         if is_root:
             self.below = (self.wan, self.lan) if settings.central_workers else (self.wan,)
 
     @property
-    def bytes(self) -> dict[Literal["lan", "wan"], tuple[int, int]]:
+    def bytes(self) -> dict[Plane, tuple[int, int]]:
         """See Compression, by plane."""
         return {"wan": self.wan.bytes, "lan": self.lan.bytes}

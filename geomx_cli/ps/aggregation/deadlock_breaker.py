@@ -10,8 +10,7 @@ the blocked members for the missing slices, which are then sent without waiting 
 import time
 from collections.abc import Callable, Iterator
 
-from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.slices import Cohort, SliceState, SliceTable
 from geomx_cli.ps.net.link import Link
 
 __all__ = ["SHARE", "STALLED_AFTER", "DeadlockBreaker"]
@@ -91,9 +90,7 @@ class DeadlockBreaker:
         known, self._asked = self._asked, {}
         count, young = 0, False
         for (key, index), entry, cohort in self._waiting() if stuck else ():
-            # Rounds complete in order, so only the next one can be completed.
-            number = cohort.closed + 1
-            round_ = cohort.rounds.get(number)
+            number, round_ = cohort.finished + 1, cohort.round
             where = (key, index, cohort.member, number)
             asked = self._asked[where] = known.get(where, set())
             missing = set(self._table.members(entry, cohort))
@@ -121,7 +118,7 @@ class DeadlockBreaker:
         """The slices whose next round waits for members, as some member has sent it or a later one, or a root wants it;
         with their states, None before the first message.
         """
-        found = {(entry.slot.id, cohort.member): (entry, cohort) for entry, cohort, _ in self._table.open_rounds()}
+        found = {(entry.id, cohort.member): (entry, cohort) for entry, cohort, _ in self._table.open_rounds()}
         entries: dict[tuple[int, int], SliceState] = self._table.entries
         for where, number in list(self._wanted.items()):
             entry = entries.get(where)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
+from geomx_cli.ps.arrays import Arrays
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.lanes import Lane
@@ -60,7 +61,7 @@ class WorkerDelivery(Delivery, Protocol):
 
 
 class ContributionInbox(Protocol):
-    """Takes the contributions that a delivery puts together from several messages."""
+    """Takes the contributions that a delivery puts together from several messages, and keeps arrays for it."""
 
     def check(self, link: Link, header: Header) -> None:
         """Raise BadMessage unless this peer may send a contribution with this header, to a declared slice."""
@@ -69,6 +70,9 @@ class ContributionInbox(Protocol):
         """Handle a contribution as if it had been received whole, at any time. `credit`: the payload bytes of its
         messages that were not returned yet, returned when its round is complete.
         """
+
+    def kept(self, header: Header) -> Arrays:
+        """The delivery's own arrays of a slice, which are kept with it."""
 
 
 class ServerDelivery(Delivery, Protocol):

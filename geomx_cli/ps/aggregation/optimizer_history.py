@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.slice_state import SERIAL
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD
+from geomx_cli.ps.aggregation.slices import SERIAL, SliceState
 from geomx_cli.ps.optim.optimizers import Optimizer
-from geomx_cli.ps.optim.slot_state import Slot
 
 __all__ = ["Hyper", "OptimizerHistory", "Successor"]
 
 Hyper = dict[str, float]
 
-_KEPT = MAX_ROUNDS_AHEAD + 1
+_KEPT = 65
+"""Optimizers kept for slices, which may be in different rounds; and so many that are still to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,35 +88,34 @@ class OptimizerHistory:
             self._workers.add(worker)
 
     def choose(
-        self, slot: Slot, hyper: Hyper, round_: int, news: Mapping[str, float],
+        self, entry: SliceState, round_: int, news: Mapping[str, float],
         ignored: Callable[[str, str], None] = lambda _, __: None,
     ) -> Optimizer | None:  # fmt: skip
-        """The optimizer for this round of a slice, configured with the slice's hyper-parameters `hyper`, which are
-        updated from `news` in place.
+        """The optimizer for this round of a slice, configured with the slice's hyper-parameters, which are updated from
+        `news` in place. If it is another one than before, the arrays of that are dropped.
 
         ignored: gets the name of each hyper-parameter that is not used, because its optimizer is not known or does not
         take it, and why. Raises InvalidSettings if an optimizer should run on the workers and some lack it.
         """
+        key, hyper = entry.key, entry.hyper
         now = int(hyper.get(SERIAL, 0))
         if now < int(news.get(SERIAL, 0)) not in self._known:
             ignored(SERIAL, f"asks for optimizer {news[SERIAL]:g}, which nobody has set")
             news = {}
-        following = [serial for serial, item in self._known.items() if serial and item.begins(slot[0], round_)]
+        following = [serial for serial, item in self._known.items() if serial and item.begins(key, round_)]
         asked = max(int(news.get(SERIAL, 0)), *following, now)
         self.taken = max(self.taken, asked)
         if self.on_workers and asked >= self.since:
             self._check_workers()
         if asked > now:
-            former = self.present(hyper)
-            if former is not None:
-                former.forget(slot)
+            entry.optimizer_state.clear()
             hyper.clear()
             hyper[SERIAL] = asked
         if int(news.get(SERIAL, 0)) >= now:  # else they are meant for a replaced optimizer
             hyper.update(_without_serial(news))
         chosen = self.present(hyper)
         if chosen is not None:
-            by_key = self._at(hyper).by_key.get(slot[0], {})
+            by_key = self._at(hyper).by_key.get(key, {})
             try:
                 chosen.tune(_without_serial(by_key | hyper))
             except InvalidSettings:

@@ -26,7 +26,6 @@ LATE, MOST_NAMES = 10.0, 5
 """Seconds after which status says who is awaited, and names in that."""
 
 
-
 @dataclass(frozen=True)
 class PendingWait:
     """Since `began` (time.monotonic seconds) members wait for these ranks, which have not done `what`."""
@@ -54,8 +53,8 @@ class StragglerMonitor:
         self._waits = waits
         self._warned: set[PendingWait] = set()
 
-    def begin(self) -> None:
-        """Start the periodic check."""
+    def start(self) -> None:
+        """Check from now on, regularly."""
         self._node.loop.every(min(1.0, self._node.patience / 40), self._poll)
 
     def stragglers(self) -> list[str]:

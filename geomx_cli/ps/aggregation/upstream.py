@@ -3,6 +3,9 @@
 A contribution is kept until its result arrives, so that it can be retransmitted. After a lost connection the server is
 queried first: if it has the contribution, or even its result, the contribution is not sent again. The same query
 follows a result that was damaged on the way. Servers use this towards the roots, workers towards their servers.
+
+A repeat has the number of its request, and servers recognise contributions by round and rank. So however often a
+contribution is sent, and by which way, it counts once, and its result is delivered once.
 """
 
 import itertools
@@ -12,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import received
-from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, Rows, row_numbers
@@ -30,11 +32,10 @@ OnPassed = Callable[[Header, memoryview | None], None]
 
 @dataclass(slots=True)
 class _Pending:
-    """A request without a delivered result. `asked`: the server was asked whether it has the contribution, and
-    has not answered. `repeats`: because of damage. `result`: received, but held until the
-    results of earlier rounds arrive. `acked`: the last round of which all whose contributions it contains have the
-    result, None for this process alone. on_passed: of another process's request, gets the result as it came. on_repeat:
-    see UpstreamClient.send.
+    """A request without a result.
+
+    asked: the server was asked whether it has the contribution, and has not answered. repeats: because of damage.
+    on_passed: of another process's request, gets the result as it came. on_repeat: see UpstreamClient.send.
     """
 
     link: Link
@@ -43,47 +44,38 @@ class _Pending:
     on_result: OnResult
     asked: bool = False
     repeats: int = 0
-    result: tuple[Header, Content] | None = None
-    acked: int | None = None
     on_passed: OnPassed | None = None
     on_repeat: Callable[[], None] | None = None
 
 
 class UpstreamClient:
-    """Links to the servers above, by rank, and the requests pending there or at other receivers of contributions.
-    `peers`: links to the local servers of other parties, by the party's index, or to other workers of the plane, by
-    rank, if the delivery uses them.
-    `compression` is this end of encoded exchanges. Used by the loop's thread only.
+    """The requests pending at the servers above, or at other receivers of contributions. Used by the loop's thread
+    only.
+
+    links: to the servers above, by rank.
+    peers: to the local servers of other parties, by the party's index, or to other workers of the plane, by rank, if
+    the delivery uses them.
     """
 
-    def __init__(self, compression: Compression | None = None) -> None:
+    def __init__(self) -> None:
         self.links: list[Link] = []
         self.peers: dict[int, Link] = {}
-        self.compression = compression or Compression()
         self._serial = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._rounds: dict[tuple[int, int], dict[int, _Pending]] = {}  # by slice; rounds ascending
 
     def send(
         self, link: Link, header: Header, payload: memoryview | None, on_result: OnResult,
-        transmit: Transmit | None = None, acked: int | None = None, on_repeat: Callable[[], None] | None = None,
+        transmit: Transmit | None = None, on_repeat: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Send an EXCHANGE, PUSH or PULL. The payload must not change until `on_result` is called with the
-        RESULT and its content, which is valid as long as it is held. transmit: sends it in another way than whole, with
-        the header completed here; repeats are whole, and `on_repeat` is called before each. acked: see _Pending.
+        """Send an EXCHANGE, PUSH or PULL. The payload must not change until `on_result` is called with the RESULT and
+        its content, which is valid as long as it is held.
+
+        transmit: sends it in another way than whole, with the header numbered here; repeats are whole.
+        on_repeat: called before each repeat with the payload.
         """
         header.request = next(self._serial)
-        pending = self._pending[header.request] = _Pending(
-            link, header, payload, on_result, acked=acked, on_repeat=on_repeat
-        )
-        if header.kind == Kind.EXCHANGE:
-            where = (header.key, header.slice)
-            rounds = self._rounds.setdefault(where, {})
-            header.codec = self.compression.spec
-            last = next(reversed(rounds.values()), None)
-            has = self.compression.has_reference(where)
-            header.follows = has if last is None else last.header.reply != Reply.NONE
-            rounds[header.round] = pending
+        pending = _Pending(link, header, payload, on_result, on_repeat=on_repeat)
+        self._pending[header.request] = pending
         self._send(pending, transmit)
 
     def pass_on(self, link: Link, header: Header, payload: memoryview, on_passed: OnPassed) -> None:
@@ -112,39 +104,17 @@ class UpstreamClient:
         try:
             found = received(header, payload if payload is not None else memoryview(b""))
         except DamagedPayload:
-            if pending is not None and pending.result is None and self._may_repeat(pending):
+            if pending is not None and self._may_repeat(pending):
                 self._retry(pending)
             raise
         if pending is not None and isinstance(found, Rows) and pending.header.kind == Kind.PULL:
             _check_numbers(pending, found)
         link.consumed(0 if payload is None else len(payload))
-        if pending is None or pending.result is not None:
+        if pending is None:
             return
-        pending.result = header, found
-        # Changes are relative to the previous result, so results are delivered in the order of rounds.
-        if pending.header.kind == Kind.EXCHANGE and self.compression.changes:
-            rounds = self._rounds[header.key, header.slice]
-            while rounds and (first := next(iter(rounds.values()))).result is not None:
-                self._finish(first)
-        else:
-            self._finish(pending)
-
-    def _finish(self, pending: _Pending) -> None:
-        """Remove a pending request and deliver its result."""
-        assert pending.result is not None
-        (header, found), asked = pending.result, pending.header
-        where = (asked.key, asked.slice)
-        if header.form == Form.CHANGE and not self.compression.has_reference(where):
-            pending.result = None
-            raise BadMessage("a result that is a change to one of which only rows are here")
-        del self._pending[asked.request]
-        if asked.kind == Kind.EXCHANGE:
-            pending.link.withdraw(asked)  # another process may have brought the contribution meanwhile
-            del self._rounds[where][asked.round]
-        # An initial value may arrive after the first round's result, if that has the higher priority.
-        initial = asked.kind == Kind.PULL and not asked.round and not header.value
-        if asked.kind == Kind.EXCHANGE or (initial and not self.compression.has_reference(where)):
-            found = self.compression.take(where, found, asked.dtype, header.form)
+        del self._pending[header.request]
+        if pending.header.kind == Kind.EXCHANGE:
+            link.withdraw(pending.header)  # another process may have brought the contribution meanwhile
         pending.on_result(header, found)
 
     def repeat(self, link: Link, lane: Lane) -> None:
@@ -154,6 +124,8 @@ class UpstreamClient:
         only the control lane was replaced, as happens on slow and congested paths, only queries about contributions
         are repeated.
         """
+        # What still waits in the link's queue was not lost. Anything else is asked about first: on the slow paths where
+        # connections break, most contributions have arrived, and sending megabytes again would congest them further.
         for pending in list(self._pending.values()):
             if pending.link is not link or link.queues(pending.header):
                 continue
@@ -163,6 +135,7 @@ class UpstreamClient:
 
     def again(self, link: Link, request: int, *, damaged: bool = False) -> None:
         """The peer lacks this contribution, or it was damaged: send it with its payload."""
+        # `asked` is cleared with the first answer, so a peer that repeats its answer does not get the payload twice.
         pending = self._pending.get(request)
         if pending is None or pending.link is not link:
             return
@@ -177,7 +150,7 @@ class UpstreamClient:
     def redirect(self, request: int, link: Link) -> None:
         """Request the result elsewhere: ask this peer whether it has the contribution, perhaps with others."""
         pending = self._pending.get(request)
-        if pending is not None and pending.result is None:
+        if pending is not None:
             pending.link = link
             self._retry(pending)
 
@@ -186,11 +159,11 @@ class UpstreamClient:
         wait for credit: the server may have asked for it already, and had memory for the other.
         """
         pending = self._pending.get(request)
-        if pending is not None and pending.result is None:
+        if pending is not None:
             was = pending.header
             pending.link.withdraw(was)
-            header.request, header.codec, header.follows = was.request, was.codec, was.follows
-            pending.header, pending.payload, pending.acked, pending.asked = header, payload, None, False
+            header.request = was.request
+            pending.header, pending.payload, pending.asked = header, payload, False
             self._send(pending)
             pending.link.want(header.key, header.slice, header.round)
 
@@ -206,17 +179,12 @@ class UpstreamClient:
         return pending.repeats <= MAX_REPEATS
 
     def _send(self, pending: _Pending, transmit: Transmit | None = None) -> None:
-        header = pending.header
-        if header.kind == Kind.EXCHANGE and pending.on_passed is None:
-            header.acked = next(iter(self._rounds[header.key, header.slice])) - 1
-            if pending.acked is not None:
-                header.acked = min(header.acked, pending.acked)
         if transmit is not None:
-            transmit(header)
+            transmit(pending.header)
             return
         if pending.on_repeat is not None and not pending.asked:
             pending.on_repeat()
-        pending.link.send(header, None if pending.asked else pending.payload)
+        pending.link.send(pending.header, None if pending.asked else pending.payload)
 
     @property
     def waiting(self) -> int:

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from geomx_cli.ps.aggregation.result_sender import ResultSender
-from geomx_cli.ps.aggregation.slice_state import SERIAL, SliceState, Waiter
-from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.closing import ResultSender
+from geomx_cli.ps.aggregation.compression import Compression
+from geomx_cli.ps.aggregation.slices import SERIAL, SliceState, SliceTable, Waiter
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
@@ -43,20 +43,23 @@ class ValueService:
     """Takes initial values and answers pulls. At a local server the roots have the initial values; it fetches those
     that it needs.
 
-    upstream: None at a root. on_value: called when a slice may have got its initial value. warn: receives warnings for
-    the user. Used by the loop's thread only.
+    upstream: None at a root. compression: this end of encoded exchanges with the roots.
+    on_value: called when a slice may have got its initial value. warn: receives warnings for the user.
+    Used by the loop's thread only.
     """
 
     def __init__(
         self,
         table: SliceTable,
         upstream: UpstreamClient | None,
+        compression: Compression,
         sender: ResultSender,
         on_value: Callable[[SliceState], None],
         warn: Callable[[str], None],
     ) -> None:
         self._table = table
         self._upstream = upstream
+        self._compression = compression
         self._sender = sender
         self._on_value = on_value
         self._outstanding: defaultdict[Link, _Outstanding] = defaultdict(_Outstanding)
@@ -70,7 +73,7 @@ class ValueService:
         if self._upstream is not None:
             self._push_up(entry, link, header, payload, array)
         else:
-            if entry.slot.value is None:
+            if entry.value is None:
                 self._set(entry, array.copy(), link, header)
             else:
                 self._compare(entry, link, entry.digest_of(array))
@@ -104,7 +107,7 @@ class ValueService:
         """Warn of a PUSH with this digest unless its value is the first one's or the present one. Once the value has
         rounds, a root may not know the first one's any more, and takes another from the same process for a repeat.
         """
-        repeats = bool(entry.slot.version) and entry.initial_from == link.name
+        repeats = bool(entry.version) and entry.initial_from == link.name
         if not repeats and not entry.was_given(expected):
             self._warn_of_rivals(entry, link)
 
@@ -116,13 +119,13 @@ class ValueService:
         same = pair[0] == pair[1]
         by = f"twice by {link.name}, with different values" if same else f"by {pair[0]} and by {pair[1]}"
         self._warn(
-            f"key number {entry.slot.key}, of {entry.size} elements, was given an initial value {by}; the first one"
+            f"key number {entry.key}, of {entry.size} elements, was given an initial value {by}; the first one"
             " counts: initialise each key in one worker, or with the same value in all"
         )
 
     def _set(self, entry: SliceState, value: Array, link: Link, push: Header) -> None:
         entry.initial_from = link.name
-        entry.slot.value = value
+        entry.value = value
         entry.hyper.update({name: number for name, number in push.hyper.items() if name != SERIAL})
         self.answer_pulls(entry)
         self._on_value(entry)
@@ -157,7 +160,7 @@ class ValueService:
 
             outstanding.pulled += size
             self._send_up(entry, header, payload, pass_on)  # the root's value; this server's own is unchanged
-        elif entry.slot.value is not None:
+        elif entry.value is not None:
             self._sender.answer_pull(entry, waiter)
         else:
             entry.pulls.setdefault(link, {})[header.request] = waiter
@@ -177,8 +180,9 @@ class ValueService:
 
         def fetched(result: Header, found: Content) -> None:
             entry.fetching, self._table.asynchronous = False, result.asynchronous
-            if entry.slot.value is None and not isinstance(found, Rows):
-                entry.slot.value, entry.slot.version = found, result.value
+            found = self._compression.pulled(entry, result, found)
+            if entry.value is None and not isinstance(found, Rows):
+                entry.value, entry.version = found, result.value
             self.answer_pulls(entry)
             self._on_value(entry)
 
@@ -189,9 +193,9 @@ class ValueService:
         """Send a PUSH or PULL as `asked` to the root of the slice."""
         assert self._upstream is not None
         header = Header(
-            kind=asked.kind, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
+            kind=asked.kind, key=entry.key, slice=entry.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, shard=entry.shard,
             round=asked.round, priority=asked.priority, form=asked.form, rows=asked.rows,
-            codec=self._upstream.compression.spec if asked.round else "",
+            codec=self._compression.spec if asked.round else "",
         )  # fmt: skip
         self._upstream.send(self._upstream.links[entry.root], header, payload, on_result)

@@ -12,7 +12,7 @@ from geomx_cli.ps.aggregation.codec import exact_dtype
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.delivery._parts import Assembly, as_contribution
 from geomx_cli.ps.net.payload import view
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind
+from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 
 if TYPE_CHECKING:
     from geomx_cli.ps.aggregation.delivery_interface import ContributionInbox
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PartReceiver"]
 
-MAX_OPEN = 4
-"""Rounds of one slice whose parts one peer may send at a time."""
+MAX_MISSED = 64
+"""Rounds of one slice that another process may have brought, until one comes in parts again."""
+MAX_PAST = 64
+"""Rounds of one slice of which late blocks may still come."""
 MAX_EARLY, LEAST_EARLY = 16 * 2**20, 512
 """Bytes of one peer's datagrams that may wait for the first part of their contribution, and what each takes beside its
 content.
@@ -65,7 +67,7 @@ class _Incoming:
 
     def may_come(self, round_: int) -> bool:
         """Whether this round is neither over nor too far ahead."""
-        return self.handed_in < round_ <= self.handed_in + MAX_ROUNDS_AHEAD + 1
+        return self.handed_in < round_ <= self.handed_in + MAX_MISSED + 1
 
 
 class Grace:
@@ -123,7 +125,7 @@ class PartReceiver:
         self._inbox.check(link, header)
         incoming = self._incoming.setdefault((link, header.key, header.slice), _Incoming())
         incoming.contributors = header.contributors
-        self._close_acked(link, incoming, header.acked)
+        self._close_before(link, incoming, header.round)
         if not incoming.may_come(header.round):  # the whole contribution has come meanwhile
             link.consumed(len(payload))
         else:
@@ -167,8 +169,6 @@ class PartReceiver:
     def _take_part(self, link: "Link", incoming: _Incoming, header: Header, payload: memoryview) -> None:
         assembly = incoming.open.get(header.round)
         if assembly is None:
-            if len(incoming.open) >= MAX_OPEN:
-                raise BadMessage(f"parts of more than {MAX_OPEN} rounds of one slice")
             assembly = incoming.open[header.round] = Assembly(header)
         try:
             is_first = assembly.take(header, payload, time.monotonic() + self._wait)
@@ -238,13 +238,14 @@ class PartReceiver:
             self._forget_early(link, incoming, number)
         for number in [number for number in incoming.passed_at if number <= round_]:
             del incoming.passed_at[number]
-        for number in [number for number in incoming.past if number < round_ - MAX_ROUNDS_AHEAD]:
+        for number in [number for number in incoming.past if number < round_ - MAX_PAST]:
             del incoming.past[number]
 
-    def _close_acked(self, link: "Link", incoming: _Incoming, acked: int) -> None:
-        """The sender has the results of rounds up to this one: another process may have brought the contributions."""
-        self._close(link, incoming, acked)
-        for number in [number for number in incoming.open if number <= acked]:
+    def _close_before(self, link: "Link", incoming: _Incoming, round_: int) -> None:
+        """The sender has the results of the rounds before this one: another process may have brought the contributions.
+        """
+        self._close(link, incoming, round_ - 1)
+        for number in [number for number in incoming.open if number < round_]:
             link.consumed(incoming.open.pop(number).credit)
 
     def _forget_early(self, link: "Link", incoming: _Incoming, round_: int) -> "list[Fragment]":

@@ -1,14 +1,14 @@
 """Divides contributions into important and other blocks (DGT)."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from geomx_cli.ps.aggregation.codec import exact_dtype
 from geomx_cli.ps.aggregation.compression import can_encode
-from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.arrays import Array, Arrays
 from geomx_cli.ps.delivery._blocks import IMPORTANT, SILENT, Ranking, dequantise, quantise
 from geomx_cli.ps.delivery._parts import bytes_in, encode_part, encode_quantised
 from geomx_cli.ps.net.payload import dtype_of
@@ -44,27 +44,22 @@ class Parts:
     blocks: tuple[Block, ...] = ()
 
 
-@dataclass(slots=True)
-class _Slice:
-    """What is kept of a slice between rounds. residual: what quantisation has lost."""
-
-    ranking: Ranking = field(default_factory=Ranking)
-    residual: Array | None = None
-
-
 class Splitter:
-    """Divides the contributions of one local server. k: the part of the blocks that is important. Used by the loop's
-    thread only.
+    """Divides the contributions of one local server. Used by the loop's thread only.
+
+    k: the part of the blocks that is important.
+    kept: returns the arrays kept with a header's slice: the "average" contribution of each block, and the "residual",
+    which is what quantisation has lost.
     """
 
-    def __init__(self, settings: "NodeSettings") -> None:
+    def __init__(self, settings: "NodeSettings", kept: Callable[[Header], Arrays]) -> None:
+        self._kept = kept
         self.mode = int(settings.number("dgt"))
         self.k = self._first_k = settings.number("dgt_k")
         self._least_k = settings.number("dgt_k_min")
         self._size = int(settings.number("dgt_block"))
         self._alpha = settings.number("dgt_alpha")
         self._channels = int(settings.number("dgt_channels"))
-        self._slices: dict[tuple[int, int], _Slice] = {}
 
     def follow(self, losses: Iterable[tuple[float, float]]) -> None:
         """Set k to k_0 * loss / first loss, at least k_min, for the means of these pairs of the first and the present
@@ -82,18 +77,19 @@ class Splitter:
         """
         if payload is None or header.form != Form.FULL or dtype_of(header).kind != "f":
             return Parts(payload)
-        kept, dtype = self._slices.setdefault((header.key, header.slice), _Slice()), dtype_of(header)
+        kept, dtype = self._kept(header), dtype_of(header)
         exact = np.frombuffer(payload, dtype)
         for block in unsent:
             exact = _plus(exact, block)
-        if kept.residual is not None:
-            exact = exact + kept.residual
-            kept.residual = None
+        if (residual := kept.pop("residual", None)) is not None:
+            exact = exact + residual
         array = exact.astype(dtype, copy=False)
-        size, data = self._size, array.view(np.uint8)
-        if len(data) <= size or not kept.ranking.update(array, size // dtype.itemsize, self._alpha):
+        size, data, ranking = self._size, array.view(np.uint8), Ranking(kept.get("average"))
+        if len(data) <= size or not ranking.update(array, size // dtype.itemsize, self._alpha):
             return Parts(memoryview(data.data))
-        channel, order = kept.ranking.channels(self.k, self._channels, _zeros(kept.ranking, data, size))
+        assert ranking.average is not None
+        kept["average"] = ranking.average
+        channel, order = ranking.channels(self.k, self._channels, _zeros(ranking.average, data, size))
         important, others = channel == IMPORTANT, (channel != IMPORTANT) & (channel != SILENT)
         if not others.any() or (self.mode == QUANTISED and not can_encode(exact)):
             return Parts(memoryview(data.data))
@@ -111,7 +107,7 @@ class Splitter:
         where = others[: len(rows)]
         bounds, codes = quantise(rows[where])
         rows[where] = dequantise(bounds, codes).astype(dtype, copy=False)
-        kept.residual = exact.astype(exact_dtype(header.dtype), copy=False) - array
+        kept["residual"] = exact.astype(exact_dtype(header.dtype), copy=False) - array
         whole = memoryview(array.data).cast("B")
         return Parts(whole, first, encode_quantised(bounds, codes, others, size))
 
@@ -125,10 +121,9 @@ def _plus(array: Array, block: Block) -> Array:
     return array
 
 
-def _zeros(ranking: Ranking, data: Array, size: int) -> Array:
+def _zeros(average: Array, data: Array, size: int) -> Array:
     """Which blocks have no bit set, of those without a contribution."""
-    assert ranking.average is not None
-    found = np.zeros(len(ranking.average), bool)
-    for at in np.flatnonzero(ranking.average == 0):
+    found = np.zeros(len(average), bool)
+    for at in np.flatnonzero(average == 0):
         found[at] = not data[at * size : (at + 1) * size].any()
     return found

@@ -167,7 +167,7 @@ class TsEngine(Direct):
             return
         self._ways.enter(header.round, len(payload or b""))
         then = partial(self._on_result, on_result)
-        alone = self._alone or bool(self.upstream.compression.spec)
+        alone = self._alone or bool(header.codec)
         if payload is None or self._alone is None or not can_be_relayed(header, payload):
             self._relay.send_apart(header)
             self._skip(header)

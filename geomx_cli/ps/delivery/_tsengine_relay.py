@@ -7,8 +7,8 @@ A relay keeps nothing that is not kept elsewhere: a sender keeps its contributio
 server above if the relay fails. That counts each process once, whichever messages bring its contribution.
 
 Credit is returned on arrival, so windows do not bound what a relay keeps. As at a server, slices and rounds do: of each
-peer, slice and round it keeps one contribution, only of slices to which it has contributed itself and as long as its
-own, and at most MAX_ROUNDS_AHEAD rounds.
+peer and slice it keeps one contribution, of the round after the last one to which it has contributed itself, and as
+long as its own. A peer has no later round, as its next one waits for the result of this.
 """
 
 import time
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from geomx_cli.ps.aggregation.codec import received
-from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
+from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, sum_payload
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, ROW_NUMBER_SIZE, BadMessage, Form, Header
+from geomx_cli.ps.net.wire import ROW_NUMBER_SIZE, BadMessage, Form, Header
 
 __all__ = ["MISSES", "Relay", "can_be_relayed"]
 
@@ -37,6 +37,9 @@ ASK, REPEAT, LONGEST = 0.1, 0.5, 5.0
 slices and messages may be lost with a connection; until they are asked again; and at most."""
 MAX_VAIN, FORGOTTEN = 4, 20
 """Rounds of waits in vain for one peer, after which nothing waits for it; and rounds without, which make up for all."""
+
+MAX_PASSING = 4
+"""Contributions of one peer to one slice on their way alone: one, and those that it has sent another way meanwhile."""
 
 Up = Callable[[int, Header, memoryview | None, OnResult], None]
 _MARGIN, _LARGEST_ELEMENT = 4096, 8
@@ -93,7 +96,7 @@ class Relay:
         self._relays = relays
         self._warn = warn
         self._groups: dict[tuple[int, int, int], _Group] = {}
-        self._waiting: dict[_Where, list[int]] = {}  # the rounds of own contributions that wait, ascending
+        self._waiting: dict[_Where, int] = {}  # the rounds of own contributions that wait
         self._last: dict[_Where, int] = {}  # the last round that this process has sent
         self._shapes: dict[_Where, _Same] = {}  # of the own contributions
         self._vain: dict[int, tuple[int, int]] = {}  # by the peer's rank: rounds of waits in vain, and the last one
@@ -109,22 +112,18 @@ class Relay:
         return bool(self._expected.get(where)) or (*where, header.round) in self._groups
 
     def take_own(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
-        """Send this process's contribution together with those that are expected. Rounds of a slice go in order."""
+        """Send this process's contribution together with those that are expected."""
         where = (header.key, header.slice, header.round)
         self._shapes[where[:2]] = _shape(header)
-        self._waiting.setdefault(where[:2], []).append(header.round)
+        self._waiting[where[:2]] = header.round
         group = self._groups.setdefault(where, _Group())
         group.own, group.since = _Own(header, payload, on_result), time.monotonic()
         group.ask = group.since + ASK
         self._check(where)
 
     def send_apart(self, header: Header) -> None:
-        """This process's contribution goes alone, or through a peer: what waits for it has to go alone too, and earlier
-        ones go first.
-        """
+        """This process's contribution goes alone, or through a peer: what waits for it has to go alone too."""
         self._shapes[header.key, header.slice] = _shape(header)
-        for round_ in list(self._waiting.get((header.key, header.slice), ())):
-            self._release((header.key, header.slice, round_))
         self._last[header.key, header.slice] = header.round
         group = self._groups.pop((header.key, header.slice, header.round), None)
         if group is not None:
@@ -135,8 +134,6 @@ class Relay:
         ranks, server = header.contributors, self._above(header)
         if len(ranks) != 1 or ranks[0] % CENTRAL != rank or not header.weight or server >= len(self._upstream.links):
             raise BadMessage(f"a contribution of {ranks} for server {server} from the peer of rank {rank}")
-        if not 0 <= header.acked < header.round <= header.acked + MAX_ROUNDS_AHEAD + 1:
-            raise BadMessage(f"round {header.round} of a peer that has {header.acked} results")
         longest = _MARGIN + header.length * (_LARGEST_ELEMENT + ROW_NUMBER_SIZE)
         shape = _shape(header)
         own_shape = self._shapes.get((header.key, header.slice), shape)  # without one it is not kept
@@ -154,7 +151,7 @@ class Relay:
             return
         if header.form != Form.FULL:
             raise BadMessage(f"a contribution of form {header.form.name} for a sum")
-        if not 0 < last < header.round <= last + MAX_ROUNDS_AHEAD:
+        if not last or header.round != last + 1:
             link.consumed(len(payload))
             self._refuse([_Client(link, header, None)])
             return
@@ -179,7 +176,7 @@ class Relay:
             expected[rank] += 1
             if expected[rank] >= MISSES:
                 del expected[rank]
-            if last < round_ <= last + MAX_ROUNDS_AHEAD and len(self._groups) < MAX_GROUPS:
+            if round_ == last + 1 and len(self._groups) < MAX_GROUPS:
                 group = self._groups.setdefault((key, index, round_), _Group())
                 group.skipped.add(rank)
                 group.clients.pop(rank, None)
@@ -187,8 +184,8 @@ class Relay:
 
     def check(self) -> None:
         """Stop waiting for peers that do not send through here any more."""
-        for where in [(*slice_, rounds[0]) for slice_, rounds in self._waiting.items() if rounds]:
-            self._check(where)
+        for slice_, round_ in list(self._waiting.items()):
+            self._check((*slice_, round_))
 
     def on_result(self, header: Header, payload: memoryview | None) -> None:
         """Pass the result on to the peers whose contributions were added, as it came."""
@@ -207,7 +204,7 @@ class Relay:
     def has_chosen(self, where: tuple[int, int, int]) -> bool:
         """Whether the way of this process's contribution to this slice and round is chosen: it was sent, or waits here.
         """
-        return where[2] <= self._last.get(where[:2], 0) or where[2] in self._waiting.get(where[:2], ())
+        return where[2] <= self._last.get(where[:2], 0) or where[2] == self._waiting.get(where[:2])
 
     def _pass_on(self, link: Link, rank: int, header: Header, payload: memoryview | None) -> None:
         """Send a peer's contribution to the server as it is, and the result back."""
@@ -216,7 +213,7 @@ class Relay:
         if header.round in rounds:
             return  # the result follows
         client = _Client(link, header, None)
-        if payload is None or len(rounds) > MAX_ROUNDS_AHEAD or (header.key, header.slice) not in self._last:
+        if payload is None or len(rounds) >= MAX_PASSING or (header.key, header.slice) not in self._last:
             self._refuse([client])
             return
 
@@ -233,7 +230,7 @@ class Relay:
 
     def _check(self, where: tuple[int, int, int]) -> None:
         group, (key, index, round_) = self._groups[where], where
-        if group.own is None or self._waiting[key, index][0] != round_:
+        if group.own is None:
             return
         expected = self._expected.get((key, index), {})
         missing = expected.keys() - group.clients.keys() - group.skipped
@@ -249,8 +246,6 @@ class Relay:
             if rank in coming:
                 self._note_vain(rank, round_)
         self._release(where)
-        if self._waiting[key, index]:
-            self._check((key, index, self._waiting[key, index][0]))
 
     def _note_vain(self, rank: int, round_: int) -> None:
         count, last = self._vain.get(rank, (0, 0))
@@ -266,8 +261,8 @@ class Relay:
         """Send the own contribution with those that have come."""
         group, (key, index, round_) = self._groups.pop(where), where
         assert group.own is not None
-        self._waiting[key, index].remove(round_)
-        self._last[key, index] = max(round_, self._last.get((key, index), 0))
+        del self._waiting[key, index]
+        self._last[key, index] = round_
         self._send(group.own, group.clients)
 
     def _send(self, own: _Own, clients: dict[int, _Client]) -> None:
@@ -281,16 +276,15 @@ class Relay:
         contents: dict[int, tuple[Header, Content | None]] = {rank: (header, received(header, own.payload))}
         contents |= {client.header.contributors[0]: (client.header, client.content) for client in alike.values()}
         for rank, (about, content) in contents.items():
-            accumulator.offer(Contribution((rank,), content, about.weight, about.hyper, _nothing))
+            accumulator.park(Contribution((rank,), content, about.weight, about.hyper, _nothing))
         accumulator.merge(contents)
         assert accumulator.total is not None
         payload, wide = sum_payload(accumulator.total, header.dtype)
         merged = msgspec.structs.replace(
             header, contributors=tuple(sorted(contents)), weight=accumulator.weight, hyper=accumulator.hyper, wide=wide
         )
-        acked = min(client.header.acked for client in alike.values())
         link = self._upstream.links[self._above(own.header)]
-        self._upstream.send(link, merged, payload, own.on_result, acked=acked)
+        self._upstream.send(link, merged, payload, own.on_result)
         self._merged[merged.request] = own, list(alike.values())
         for client in alike.values():
             client.content = None  # it is in the sum

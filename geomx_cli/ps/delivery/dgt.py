@@ -153,7 +153,7 @@ class DgtServer(Direct):
         super().begin(node, upstream, inbox)
         self._node = node
         node.rpc.add_topics({"loss": Topic(_Loss), **TOPICS})
-        self._splitter = Splitter(node.settings)
+        self._splitter = Splitter(node.settings, inbox.kept)
         self._senders: dict[Link, DatagramSender] = {}
         self._parts = PartReceiver(node, inbox)
         self._datagrams: DatagramReceiver | None = None

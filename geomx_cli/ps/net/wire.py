@@ -60,8 +60,6 @@ finite. Elections (runtime/training/stop_vote.py) have weights of up to 2^480.
 """
 MAX_REPORTED = 4096
 """Contributions in one report on datagrams."""
-MAX_ROUNDS_AHEAD = 64
-"""Rounds of one key that a worker may have begun beyond the last one whose result it has."""
 
 
 class BadMessage(Exception):
@@ -138,8 +136,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     row: elements in a row of the slice; 1 for dense slices. rows: number of rows in the payload (`form`
     ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
     round (of this key, from 1; of a PULL the last one that the sender has begun).
-    acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
-    the answers to all its requests up to this one.
+    acked: of a request: its sender has the answers to all its requests up to this one.
     contributors: ranks merged into the payload, ascending. weight: the sum of their weights; 0, and no payload, from
     members that abstain. An EXCHANGE with a weight and no payload asks whether the contribution was received.
     wide: the payload of an fp16 slice is fp32.

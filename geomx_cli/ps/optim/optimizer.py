@@ -1,23 +1,34 @@
-"""The base class of a root's optimizers: it updates a slice block by block. The rules (SGD, Adam, ...) are in
-`optimizers.py` and `dcasgd.py`.
+"""The base class of optimizers: it updates a slice block by block. The rules (SGD, Adam, ...) are in `optimizers.py`
+and `dcasgd.py`.
+
+An optimizer keeps nothing of a slice itself. Its arrays belong to the slice, or to the worker that updates one vector:
+
+step: the number of updates, int64 of shape (1,).
+master: of fp16 weights, the fp32 weights.
+mean, momentum, ...: the rule's own, flat and in the working dtype. One of a single member ends in its rank: "backup.1".
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.arrays import Array, Arrays
 from geomx_cli.ps.net.payload import Rows
 from geomx_cli.ps.optim.schedules import MULTIPLIERS, Field, Schedule, Value, checked
-from geomx_cli.ps.optim.slot_state import WORK, Slot, SlotState, export_states, import_states
 
 __all__ = [
-    "Call", "Optimizer", "add_decay", "average", "average_of_square", "average_square", "clip", "product", "rest",
+    "Call", "LocalOptimizer", "Optimizer", "add_decay", "average", "average_of_square", "average_square", "clip",
+    "product", "rest",
 ]  # fmt: skip
+
+WORK = {np.dtype(t): np.dtype(w) for t, w in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
+"""The dtype in which weights of each dtype are updated."""
+_NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+(?:\.(?:0|[1-9][0-9]*))?)")
 
 # In-place operations on a block, shared by optimizers; in the block's dtype, with `temp` as scratch.
 
@@ -84,11 +95,12 @@ class Call:
 
 
 class Optimizer(ABC):
-    """Updates slices. Keeps per slot the moments, the number of updates and, for fp16 weights, an fp32 copy.
+    """Updates slices, whose arrays it is given (see the module).
 
-    A slot has the `required` arrays always, the `occasional` ones while the hyper-parameters need them, and those in
-    `by_member` once for each member that has contributed; `seen` are those of the latter that hold the weight last sent
-    to the member.
+    required: the arrays that a slice has always.
+    occasional: those that it has while the hyper-parameters need them.
+    by_member: those that it has once for each member that has contributed.
+    seen: those of the latter that hold the weight last sent to the member.
 
     Arithmetic is element by element, in fp32 for fp16 and fp32 weights, fp64 for fp64, so the way a tensor is cut into
     slices changes no bit. Infinite and NaN gradients pass silently. Not thread-safe. A call that raises InvalidSettings
@@ -107,7 +119,6 @@ class Optimizer(ABC):
         self._params = self._set
         self._multipliers = (1.0, 1.0)
         self._schedule = self._followed = schedule
-        self._states: dict[Slot, SlotState] = {}
         self._scratch: dict[np.dtype[Any], tuple[Array, Array]] = {}
         self.set(**params)
 
@@ -121,8 +132,8 @@ class Optimizer(ABC):
     def set(self, /, **params: Value | None) -> None:
         """Change hyper-parameters from the next update on; all are checked before any is changed.
 
-        State is kept, except arrays that the new hyper-parameters do not need (`momentum=0`): a slot's next update
-        drops those, and starts newly needed ones at zero.
+        A slice's arrays are kept, except those that the new hyper-parameters do not need (`momentum=0`): its next
+        update drops those, and starts newly needed ones at zero.
         """
         self._set.update(checked(self.name, params, self.fields))
         self._params = self._set
@@ -138,33 +149,34 @@ class Optimizer(ABC):
         self._followed = None if "learning_rate" in own else self._schedule
         self._params = {**self._set, **own} if own else self._set
 
-    def update(self, slot: Slot, weight: Array, grad: Array, *, member: int = 0) -> Array:
+    def update(self, state: Arrays, weight: Array, grad: Array, *, member: int = 0) -> Array:
         """The new weight: a new array of the weight's shape and dtype (fp16, fp32 or fp64).
 
-        `grad` has the weight's shape and any of the three dtypes. Neither is written to. An fp16 slot continues from
-        its fp32 copy, not from `weight`: after setting a weight by other means, `forget` the slot first. `member` is
-        the rank of the party (in a flat plane: worker) that contributed `grad`, and 0 if it is the sum of all.
+        state: the optimizer's arrays of this slice, empty before its first update; they are changed in place. An fp16
+        slice continues from its `master`, not from `weight`: after setting a weight by other means, clear the state.
+        grad: has the weight's shape and any of the three dtypes. Neither is written to.
+        member: the rank of the party (in a flat plane: worker) that contributed `grad`; 0 if it is the sum of all.
         """
         if grad.shape != weight.shape:
             what = f"a gradient of {grad.dtype}{grad.shape} and a weight of {weight.dtype}{weight.shape}"
             raise InvalidSettings(f"{self.name} cannot take {what}", "it takes equal shapes of floats")
-        call, state, arrays = self._begin(slot, weight, grad, member)
+        call, arrays = self._count(state, weight, grad, member)
         result = np.empty(weight.shape, weight.dtype)
-        self._run(self._step, call, state.master, arrays, weight, grad, result)
+        self._run(self._step, call, state.get("master"), arrays, weight, grad, result)
         return result
 
-    def update_rows(self, slot: Slot, weight: Array, grad: Rows, *, member: int = 0) -> "Rows | Array":
+    def update_rows(self, state: Arrays, weight: Array, grad: Rows, *, member: int = 0) -> "Rows | Array":
         """Like `update`, with a gradient that is zero except for some rows. `weight` is 1-D, of whole rows.
 
-        A lazy rule changes only those rows, in the weight and in the slot's arrays, and returns their new values; every
-        other rule changes all elements and returns the new weight.
+        A lazy rule changes only those rows, in the weight and in the slice's arrays, and returns their new values;
+        every other rule changes all elements and returns the new weight.
         """
-        call, state, arrays = self._begin(slot, weight, grad.values, member)
+        call, arrays = self._count(state, weight, grad.values, member)
         if not self._lazy:
             result = np.empty_like(weight)
-            self._run(self._step_of_rows, call, state.master, arrays, weight, grad.dense(weight.size), result)
+            self._run(self._step_of_rows, call, state.get("master"), arrays, weight, grad.dense(weight.size), result)
             return result
-        return self._run_rows(call, state.master, arrays, weight, grad)
+        return self._run_rows(call, state.get("master"), arrays, weight, grad)
 
     def _run_rows(self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Rows) -> Rows:
         """Like `_run`, for some rows of everything."""
@@ -180,16 +192,17 @@ class Optimizer(ABC):
             exact.write_to(master)
         return Rows(grad.numbers, result)
 
-    def _begin(self, slot: Slot, weight: Array, grad: Array, member: int) -> tuple[Call, SlotState, list[Array]]:
-        """Count an update of the slot and prepare its state."""
+    def _count(self, state: Arrays, weight: Array, grad: Array, member: int) -> tuple[Call, list[Array]]:
+        """Count an update of the slice and prepare the arrays that it needs."""
         if weight.dtype not in WORK or grad.dtype not in WORK:
             what = f"a gradient of {grad.dtype} and a weight of {weight.dtype}"
             raise InvalidSettings(f"{self.name} cannot take {what}", "it takes floats")
-        state, arrays = self._ready_state(slot, weight, member)
-        params, state.step = self._params, state.step + 1
-        rate = params["learning_rate"] if self._followed is None else self._followed.rate(state.step)
+        arrays = self._ready(state, weight, member)
+        state["step"] += 1
+        params, step = self._params, int(state["step"][0])
+        rate = params["learning_rate"] if self._followed is None else self._followed.rate(step)
         lr, wd = rate * self._multipliers[0], params["wd"] * self._multipliers[1]
-        return Call(state.step, lr, wd, params["clip_gradient"]), state, arrays
+        return Call(step, lr, wd, params["clip_gradient"]), arrays
 
     @property
     def _lazy(self) -> bool:
@@ -197,26 +210,27 @@ class Optimizer(ABC):
         return bool(self._params.get("lazy_update", False))
 
     def given(
-        self, slot: Slot, member: int, weight: Array, rows: tuple[int, Array] | None = None,
+        self, state: Arrays, member: int, weight: Array, rows: tuple[int, Array] | None = None,
         decoded: Array | None = None,
     ) -> None:  # fmt: skip
-        """Record that this member received the slot's present weight, which is newer than the one after its own last
-        update, or that it pulled before its first update. rows: the elements in a row and the received rows' numbers,
-        if these are not all. decoded: what it received in place of the weight, if a codec has changed that.
+        """Record that this member received the slice's present weight, which is newer than the one after its own last
+        update, or that it pulled before its first update.
+
+        rows: the elements in a row and the received rows' numbers, if these are not all.
+        decoded: what it received in place of the weight, if a codec has changed that.
         """
-        state = self._states.get(slot)
-        if state is None or not self.seen:  # before the slot's first update there is only one weight
+        if not state or not self.seen:  # before the slice's first update there is only one weight
             return
-        now = state.exact(weight)
+        now = _exact(state, weight)
         got = now if decoded is None else decoded
         for what in self.by_member:
             name = f"{what}.{member}"
-            if name not in state.arrays:
-                state.arrays[name] = self._fresh(what, now, state.arrays)
+            if name not in state:
+                state[name] = self._fresh(what, now, state)
             if what in self.seen and rows is None:
-                np.copyto(state.arrays[name], got)
+                np.copyto(state[name], got)
             elif what in self.seen and rows is not None:
-                Rows.of(now, *rows).write_to(state.arrays[name])
+                Rows.of(now, *rows).write_to(state[name])
 
     def _run(
         self,
@@ -252,51 +266,80 @@ class Optimizer(ABC):
         self._step(call, old, g, temp, new, *arrays)
 
     def _wanted(self) -> tuple[str, ...]:
-        """The arrays of the slot that the present hyper-parameters need, in `_step`'s order, before the member's own.
+        """The slice's arrays that the present hyper-parameters need, in `_step`'s order, before the member's own.
         """
         return self.required
 
     def _fresh(self, what: str, weight: Array, arrays: Mapping[str, Array]) -> Array:
-        """The initial array, in the dtype of `weight`, which is flat; `arrays` are the slot's arrays so far."""
+        """The initial array, in the dtype of `weight`, which is flat; `arrays` are the slice's arrays so far."""
         return np.zeros_like(weight)
 
-    def _ready_state(self, slot: Slot, weight: Array, member: int) -> tuple[SlotState, list[Array]]:
-        """The slot's state, and those of its arrays that this update needs."""
-        state = self._states.get(slot)
-        if state is None:
-            state = self._states[slot] = SlotState.start(weight)
-        if not state.fits(weight):
-            what = f"weight of {weight.dtype}{weight.shape}"
-            raise InvalidSettings(f"the {self.name} state of slot {slot[0]}/{slot[1]} does not fit a {what}")
-        held, wanted = state.arrays, self._wanted()
-        for name in [name for name in held if "." not in name and name not in wanted]:
-            del held[name]
-        now = state.exact(weight)
+    def _ready(self, state: Arrays, weight: Array, member: int) -> list[Array]:
+        """The arrays that this update needs. All of the state is started, or checked to be of such a weight."""
+        work = WORK[weight.dtype]
+        if not state:
+            state["step"] = np.zeros(1, np.int64)
+            if weight.dtype != work:
+                state["master"] = weight.astype(work).reshape(-1)
+        fits = ("master" in state) == (weight.dtype != work) and all(
+            name == "step" or (array.size == weight.size and array.dtype == work) for name, array in state.items()
+        )
+        if not fits:
+            raise InvalidSettings(f"the {self.name} state does not fit a weight of {weight.dtype}{weight.shape}")
+        wanted = self._wanted()
+        for name in [name for name in state if "." not in name and name not in ("step", "master", *wanted)]:
+            del state[name]
+        now = _exact(state, weight)
         names = (*wanted, *(f"{what}.{member}" for what in self.by_member))
         for name in names:
-            if name not in held:
-                held[name] = self._fresh(name.partition(".")[0], now, held)
-        return state, [held[name] for name in names]
+            if name not in state:
+                state[name] = self._fresh(name.partition(".")[0], now, state)
+        return [state[name] for name in names]
 
-    @property
-    def updates(self) -> int:
-        """The total number of updates of all slots."""
-        return sum(state.step for state in self._states.values())
+    def states_in(self, named: Mapping[str, Array]) -> dict[tuple[int, int], Arrays]:
+        """Copies of the states in these arrays, which are named "key/slice/what", by key and slice.
 
-    def forget(self, slot: Slot) -> None:
-        """Drop the slot's state, if any; its next update starts afresh."""
-        self._states.pop(slot, None)
-
-    def export_state(self) -> dict[str, Array]:
-        """Copies of all state, named "key/slice/what": `step` (int64, shape (1,)), `master`, flat moments.
-
-        Arrays of a single member end in its rank, as in "3/0/backup.1".
+        Raises InvalidSettings if they are not whole states of such an optimizer.
         """
-        return export_states(self._states)
+        slices: dict[tuple[int, int], Arrays] = {}
+        for name, array in named.items():
+            match = _NAME.fullmatch(name)
+            if match is None:
+                raise InvalidSettings(f"{name!r} does not name optimizer state", 'as in "3/0/step"')
+            slices.setdefault((int(match[1]), int(match[2])), {})[match[3]] = array.copy()
+        for where, state in slices.items():
+            self._check(where, state)
+        return slices
 
-    def import_state(self, named: Mapping[str, Array]) -> None:
-        """Replace all state with a copy of what `export_state` returned.
+    def _check(self, where: tuple[int, int], state: Arrays) -> None:
+        """Raise InvalidSettings unless these arrays are a whole state of such an optimizer."""
+        arrays = {name: array for name, array in state.items() if name != "step"}
+        step = state.get("step")
+        good = step is not None and step.shape == (1,) and step.dtype.kind == "i" and step[0] >= 0
+        own = {name for name in arrays if "." in name}
+        members = {name.partition(".")[2] for name in own}
+        whole = {*self.required} <= arrays.keys() - own <= {"master", *self.required, *self.occasional}
+        whole = whole and own == {f"{what}.{member}" for what in self.by_member for member in members}
+        alike = len({(array.dtype, array.shape) for array in arrays.values()}) <= 1
+        alike = alike and all(array.ndim == 1 and array.dtype in WORK.values() for array in arrays.values())
+        if not (good and whole and alike):
+            found, need = ", ".join(sorted(state)), ", ".join(("step", *self.required))
+            message = f"slot {where[0]}/{where[1]} has no state of {self.name} in ({found})"
+            raise InvalidSettings(message, f"it needs {need}, of one size and dtype")
 
-        Raises InvalidSettings if this is not the whole state of such an optimizer; the old state is then kept.
-        """
-        self._states = import_states(named, self)
+
+def _exact(state: Arrays, weight: Array) -> Array:
+    """The weight in the working dtype, flat."""
+    return state.get("master", weight.reshape(-1))
+
+
+@dataclass(slots=True)
+class LocalOptimizer:
+    """An optimizer of a worker that updates one vector, with the vector's arrays. It gives the same bits as servers."""
+
+    optimizer: Optimizer
+    state: Arrays = field(default_factory=dict)
+
+    def update(self, vector: Array, gradient: Array) -> Array:
+        """See Optimizer.update."""
+        return self.optimizer.update(self.state, vector, gradient)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
-    from geomx_cli.ps.optim.optimizers import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer, Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -105,7 +105,7 @@ class MeanServer(FsaServer):
         if total.weight == 0:
             return slot.value
         mean = total.array / total.array.dtype.type(total.weight)
-        return slot.value - mean if optimizer is None else optimizer.update(slot.id, slot.value, mean)
+        return slot.value - mean if optimizer is None else optimizer.update(slot.optimizer_state, slot.value, mean)
 
 
 # The worker part for the bundled training job.
@@ -154,7 +154,7 @@ class DilocoWorker(FiniteWorkerAlgorithm):
         return self._pseudo_gradient.origin if self.partial_rounds else None
 
     @property
-    def optimizer(self) -> "Optimizer | None":
+    def optimizer(self) -> "LocalOptimizer | None":
         """See WorkerAlgorithm."""
         return self._pseudo_gradient.steps.optimizer
 

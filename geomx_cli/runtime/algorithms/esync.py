@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
-    from geomx_cli.ps.optim.optimizers import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -192,7 +192,7 @@ class EsyncWorker(PacedWorkerAlgorithm):
         self._is_behind = False  # the model has older weights than the last round gave
 
     @property
-    def optimizer(self) -> "Optimizer | None":
+    def optimizer(self) -> "LocalOptimizer | None":
         """See WorkerAlgorithm."""
         return self._pseudo_gradient.steps.optimizer
 

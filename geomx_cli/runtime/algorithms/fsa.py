@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.net.payload import Content, Rows
-    from geomx_cli.ps.optim.optimizers import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer, Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -72,7 +72,7 @@ class FsaServer:
         if slot.value is not None and total.weight == 0 and (optimizer is not None or self.asynchronous):
             return slot.value
         if optimizer is not None and slot.value is not None:
-            return optimizer.update(slot.id, slot.value, total.array, member=total.member)
+            return optimizer.update(slot.optimizer_state, slot.value, total.array, member=total.member)
         self._check_synchronous()
         slot.state.pop("rows", None)
         return total.array
@@ -85,7 +85,7 @@ class FsaServer:
         if weight == 0 and (optimizer is not None or self.asynchronous):
             return None
         if optimizer is not None:
-            return optimizer.update_rows(slot.id, slot.value, total, member=member)
+            return optimizer.update_rows(slot.optimizer_state, slot.value, total, member=member)
         self._check_synchronous()
         before, slot.state["rows"] = slot.state.get("rows"), total.numbers
         return total.with_zeros(total.not_zero(slot.value) if before is None else before)
@@ -124,14 +124,15 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "F
     return FsaWorker(client, model, client.num_all_workers, optimizer=own_optimizer(config))
 
 
-def own_optimizer(config: "TrainConfig") -> "Optimizer | None":
+def own_optimizer(config: "TrainConfig") -> "LocalOptimizer | None":
     """The optimizer of each worker, where no server runs one."""
     from geomx_cli.ps.optim import optimizers, schedules
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer
 
     if config.optimizer_on == "server":
         return None
     schedule = schedules.optional(config.schedule())
-    return optimizers.create(config.optimizer, _optimizer_params(config), schedule)
+    return LocalOptimizer(optimizers.create(config.optimizer, _optimizer_params(config), schedule))
 
 
 class FsaWorker(FiniteWorkerAlgorithm):
@@ -149,7 +150,7 @@ class FsaWorker(FiniteWorkerAlgorithm):
         model: "ModelWeights",
         workers: int,
         share: float = 1.0,
-        optimizer: "Optimizer | None" = None,
+        optimizer: "LocalOptimizer | None" = None,
     ) -> None:
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
@@ -164,7 +165,7 @@ class FsaWorker(FiniteWorkerAlgorithm):
         self._tensors = range(len(model.names))
 
     @property
-    def optimizer(self) -> "Optimizer | None":
+    def optimizer(self) -> "LocalOptimizer | None":
         """See WorkerAlgorithm."""
         return self._optimizer
 
@@ -206,7 +207,7 @@ class FsaWorker(FiniteWorkerAlgorithm):
             return
         self._rounds.wait()
         if self._optimizer is not None:
-            self._weights[...] = self._optimizer.update((0, 0), self._weights, self._rounds.vector)
+            self._weights[...] = self._optimizer.update(self._weights, self._rounds.vector)
         self._model.write_weights(self._weights)
 
     def _on_result(self, _: object) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.operation_queue import PendingExchange
-    from geomx_cli.ps.optim.optimizers import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer, Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -142,7 +142,7 @@ class HfaServer:
         scalar = total.array.dtype.type
         step: Array = self._mean(total) - slot.value if self._is_flat else total.array / scalar(total.weight)
         if optimizer is not None:
-            return optimizer.update(slot.id, slot.value, -step)
+            return optimizer.update(slot.optimizer_state, slot.value, -step)
         new: Array = slot.value + step
         return new
 
@@ -195,7 +195,7 @@ class HfaWorker(FiniteWorkerAlgorithm):
         return self.rounds % self._k2 == 0
 
     @property
-    def optimizer(self) -> "Optimizer | None":
+    def optimizer(self) -> "LocalOptimizer | None":
         """See WorkerAlgorithm."""
         return self._steps.optimizer
 

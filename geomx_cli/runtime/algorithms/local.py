@@ -7,7 +7,7 @@ from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.optim.optimizers import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -45,7 +45,7 @@ class LocalWorker(FiniteWorkerAlgorithm):
         self._steps = model.local_steps(config)
 
     @property
-    def optimizer(self) -> "Optimizer | None":
+    def optimizer(self) -> "LocalOptimizer | None":
         """See WorkerAlgorithm."""
         return self._steps.optimizer
 

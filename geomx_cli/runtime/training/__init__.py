@@ -175,7 +175,7 @@ def _save(
         "validation_loss": score.validation_loss,
         "optimizers": {
             "global": None if outer is None else {"name": outer[0], "hyper_parameters": outer[1]},
-            "worker": None if own is None else {"name": own.name, "hyper_parameters": own.params},
+            "worker": None if own is None else {"name": own.optimizer.name, "hyper_parameters": own.optimizer.params},
         },
         "slices": {name: _slices(client.tensors[name].placement) for name in model.names},
         "options": dict(config.options),

@@ -26,7 +26,7 @@ from geomx_cli.runtime.training.model import ModelAdapter
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
-    from geomx_cli.ps.optim.optimizer import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer, Optimizer
 
 __all__ = ["Checkpoint", "Checkpoints", "LIMIT", "MANIFEST_VERSION", "Warn", "save", "save_at_last", "save_optimizer"]
 
@@ -85,7 +85,7 @@ _OPTIMIZER = "optimizer.safetensors"
 
 
 def save(
-    folder: Path, model: ModelAdapter, optimizer: "Optimizer | None", about: Mapping[str, Any], warn: "Warn"
+    folder: Path, model: ModelAdapter, optimizer: "LocalOptimizer | None", about: Mapping[str, Any], warn: "Warn"
 ) -> None:
     """Write the model, the state of this worker's own optimizer, which updates the vector of all weights as one slot,
     and the manifest with `about` in it.
@@ -96,7 +96,7 @@ def save(
     weights = model.named_weights() | model.read_statistics()
     contents = {"model.safetensors": _serialized(weights)}
     if optimizer is not None:
-        contents[_OPTIMIZER] = _serialized(_by_tensor(optimizer, model), optimizer)
+        contents[_OPTIMIZER] = _serialized(_by_tensor(optimizer.state, model), optimizer.optimizer)
     manifest = {
         "schema_version": MANIFEST_VERSION,
         "geomx": __version__,
@@ -113,10 +113,10 @@ def save(
     save_at_last(folder, lambda place: _write_model(place, contents), warn, "the model")
 
 
-def save_optimizer(folder: Path, optimizer: "Optimizer", warn: "Warn") -> None:
+def save_optimizer(folder: Path, optimizer: "Optimizer", state: "Mapping[str, Array]", warn: "Warn") -> None:
     """Write the state of a root's optimizer, as `save` does; before the first update there is none."""
-    if optimizer.updates:
-        contents = {_OPTIMIZER: _serialized(optimizer.export_state(), optimizer)}
+    if state:
+        contents = {_OPTIMIZER: _serialized(state, optimizer)}
         save_at_last(folder, lambda place: _write_model(place, contents), warn, "the optimizer's state")
 
 
@@ -130,11 +130,10 @@ def _write_model(folder: Path, contents: Mapping[str, bytes]) -> None:
             os.fsync(file.fileno())
 
 
-def _by_tensor(optimizer: "Optimizer", model: ModelAdapter) -> "dict[str, Array]":
+def _by_tensor(state: "Mapping[str, Array]", model: ModelAdapter) -> "dict[str, Array]":
     """Return the state of the vector of all weights as TENSOR/ARRAY in the tensors' shapes, and its `step`."""
     named: dict[str, Array] = {}
-    for name, array in optimizer.export_state().items():
-        what = name.rpartition("/")[2]
+    for what, array in state.items():
         if what == "step":
             named["step"] = array
             continue

@@ -8,10 +8,10 @@ import numpy as np
 
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.ps.optim import optimizers, schedules
+from geomx_cli.ps.optim.optimizer import LocalOptimizer
 from geomx_cli.runtime.training.flat_views import flat_views
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.optim.optimizer import Optimizer
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -25,7 +25,7 @@ class LocalSteps(ABC):
     takes the steps.
     """
 
-    optimizer: "Optimizer | None" = None
+    optimizer: LocalOptimizer | None = None
 
     def __init__(self) -> None:
         self.count = self.samples = 0
@@ -78,8 +78,9 @@ class OptimizerSteps(LocalSteps):
     def __init__(self, model: _Model, config: "TrainConfig") -> None:
         super().__init__()
         self._model = model
-        self.optimizer: Optimizer = optimizers.create(
-            config.optimizer, config.optimizer_params, schedules.optional(config.schedule())
+        schedule = schedules.optional(config.schedule())
+        self.optimizer: LocalOptimizer = LocalOptimizer(
+            optimizers.create(config.optimizer, config.optimizer_params, schedule)
         )
         self._vector, self._gradient = np.zeros(model.size, np.float32), np.zeros(model.size, np.float32)
         self._weights = flat_views(self._vector, model.sizes)
@@ -103,7 +104,7 @@ class OptimizerSteps(LocalSteps):
         with watch("local update"):
             for index, gradient in enumerate(self._gradients):
                 self._model.read_gradient(index, gradient)
-            self._vector[...] = self.optimizer.update((0, 0), self._vector, self._gradient)
+            self._vector[...] = self.optimizer.update(self._vector, self._gradient)
             self._model.write_weights(self._vector)
 
     def put(self, index: int, value: Floats) -> Floats:

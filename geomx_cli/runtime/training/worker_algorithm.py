@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from geomx_cli.ps.arrays import Floats
-    from geomx_cli.ps.optim.optimizer import Optimizer
+    from geomx_cli.ps.optim.optimizer import LocalOptimizer
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -60,7 +60,7 @@ class WorkerAlgorithm(ABC):
         return None
 
     @property
-    def optimizer(self) -> "Optimizer | None":
+    def optimizer(self) -> "LocalOptimizer | None":
         """This worker's own optimizer, whose slot (0, 0) is the vector of all weights; None if it has none."""
         return None
 
