@@ -7,6 +7,7 @@ import pytest
 from bench import Bench, KeptLink
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost
+from geomx_cli.core.options import Value
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
@@ -17,7 +18,9 @@ from geomx_cli.ps.local_services import LocalServices
 from geomx_cli.ps.services import RootServices, Services
 
 PLANE = PlaneSettings("localhost", 1, servers=1, workers=2)
-OPTIONS = {"slice_elements": 100, "p3": False, "timeout": 10.0, "strict": False, "reduce": "", "rank_scope": "party"}
+OPTIONS: dict[str, Value] = {
+    "slice_elements": 100, "p3": False, "timeout": 10.0, "strict": False, "reduce": "", "rank_scope": "party"
+}  # fmt: skip
 TENSORS = [["a", 250, "float32", 1, -1], ["b", 30, "float32", 1, -1]]
 COMMANDS: list[tuple[int, str, Body]] = [
     (0, "cluster", {"rank_scope": "party"}),
