@@ -46,11 +46,12 @@ class ControlClient:
     ) -> None:
         """Have the roots update the model with this optimizer (see optimizers.py). Repeating it is free.
 
-        schedule: name and numbers (see schedules.py), for a master that does not train; training workers send the rate
-        with their contributions. multipliers: `lr_mult` and `wd_mult` of single declared tensors. serial: 0 for the
-        first optimizer, which takes effect at once. A later one takes over per tensor, with the first contribution that
-        names its serial number among its hyper-parameters, or, if this worker does not train, in the round after the
-        last one closed by any root.
+        schedule: name and numbers (see schedules.py), for a master that does not train. Training workers send the rate
+        with their contributions.
+        multipliers: `lr_mult` and `wd_mult` of single declared tensors.
+        serial: 0 for the first optimizer, which takes effect at once. A later one takes over per tensor, with the first
+        contribution that names its serial number among its hyper-parameters. If this worker does not train, it takes
+        over in the round after the last one closed by any root.
         """
         by_key = [[self._key_of(tensor), dict(own)] for tensor, own in (multipliers or {}).items()]
         body: Body = {

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from geomx_cli.core import deliveries
 from geomx_cli.core.errors import InvalidSettings, TimedOut
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.members import Member, Members
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
@@ -28,9 +27,10 @@ class Peers:
     links: by the worker's rank, or the party's index.
     """
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, node: Node) -> None:
         self.links: dict[int, Link] = {}
-        self._settings = settings
+        self._node = node
+        self._settings = settings = node.settings
         self._of_workers = settings.role == "worker"
         delivery, local, upper = deliveries.chosen(settings.options), settings.local, settings.upper
         assert local is not None
@@ -47,16 +47,16 @@ class Peers:
         self._when_here: Callable[[], None] | None = None
         self._when_gone: Callable[[], None] | None = None
 
-    def listen(self, node: Node) -> list[str]:
+    def listen(self) -> list[str]:
         """At a worker: listen if another one dials it; returns the endpoints. A worker started by hand does not know
         its rank yet, and listens if any worker has to. Raises InvalidSettings as Node.listen does.
         """
         rank = self._settings.rank
         pairs = self._usual if rank is None else self._settings.pairs_of(rank, self._usual)
         wanted = any(rank in (None, listener) for _, listener in pairs)
-        return list(node.listen(self._settings.local)) if wanted else []
+        return list(self._node.listen(self._settings.local)) if wanted else []
 
-    def join(self, node: Node, roster: Membership, own: int) -> None:
+    def join(self, roster: Membership, own: int) -> None:
         """The roster has arrived; `own` is this worker's rank, or this party's index. Dial the peers that this process
         dials, and check those that have dialled. The node fails if needed ones have not dialled within its timeout.
         Raises InvalidSettings for a wrong identity.
@@ -66,25 +66,25 @@ class Peers:
         for listener in sorted(listener for dialler, listener in self._pairs() if dialler == own):
             member = members[self._rank_in_roster(listener)]
             if member.endpoints:
-                self.links[listener] = link = node.transport.dial(
+                self.links[listener] = link = self._node.transport.dial(
                     member.endpoint_for(settings.host, settings.party), member.process,
                     wide_area=member.party != settings.party, plane="local" if self._of_workers else PEERS, rank=own,
                 )  # fmt: skip
-                self._watch(node, link)
+                self._watch(link)
         for member in self._members:
             try:
-                self._admit(node, member)
+                self._admit(member)
             except BadMessage as error:
                 raise InvalidSettings(str(error), "restart all processes of the job, each only once") from None
         if self._diallers():
-            node.loop.call_later(node.timeout, lambda: self._expire(node))
+            self._node.loop.call_later(self._node.timeout, self._expire)
 
-    def arrive(self, node: Node, link: Link) -> None:
+    def arrive(self, link: Link) -> None:
         """A peer has dialled. Raises BadMessage if it should not."""
         member = Member(link.name, link=link)
-        self._check_identity(node, link)
+        self._check_identity(link)
         if self._roster is not None:
-            self._admit(node, member)
+            self._admit(member)
         self._members.add(member)
         self._poll()
 
@@ -92,12 +92,12 @@ class Peers:
         """The links to workers that wait for this one's goodbye."""
         return [link for link in self.links.values() if link.dialled and self._needed]
 
-    def on_bye(self, node: Node, request: Request) -> None:
+    def on_bye(self, request: Request) -> None:
         """A worker that dials this one is done. Raises BadMessage if it does not dial this one."""
         member = self._members.at(request.link)
         if member is None or member.state == "joining":
             raise BadMessage("a goodbye of a process that does not dial this one")
-        node.shutdown.answer_bye(request)
+        self._node.shutdown.answer_bye(request)
         member.state = "gone"
         self._poll()
 
@@ -111,14 +111,14 @@ class Peers:
         self._when_gone = call
         self._poll()
 
-    def _check_identity(self, node: Node, link: Link) -> None:
-        node.check_identity(link, "worker" if self._of_workers else "party", self._roster)
+    def _check_identity(self, link: Link) -> None:
+        self._node.check_identity(link, "worker" if self._of_workers else "party", self._roster)
 
-    def _admit(self, node: Node, member: Member) -> None:
+    def _admit(self, member: Member) -> None:
         """A process that has dialled gets its place. Raises BadMessage if it should not have dialled."""
         link = member.link
         assert link is not None
-        self._check_identity(node, link)
+        self._check_identity(link)
         rank = link.hello.get("rank")
         if type(rank) is not int or (rank, self._own) not in self._pairs() or rank in self.links:
             kind = ("of rank {}", "the worker of rank {}") if self._of_workers else ("of party {}", "that of party {}")
@@ -126,7 +126,7 @@ class Peers:
             raise BadMessage(f"{link.name} {who} dials {whom}, which it should not")
         member.rank, member.state = rank, "in"
         self.links[rank] = link
-        self._watch(node, link)
+        self._watch(link)
 
     def _pairs(self) -> set[tuple[int, int]]:
         return self._settings.pairs_of(self._own, self._usual)
@@ -138,9 +138,9 @@ class Peers:
         assert self._roster is not None
         return peer * self._servers + self._roster.rank % self._servers
 
-    def _watch(self, node: Node, link: Link) -> None:
+    def _watch(self, link: Link) -> None:
         if self._needed:
-            node.liveness.watch(link)
+            self._node.liveness.watch(link)
 
     def _diallers(self) -> set[int]:
         """The ranks of the workers that dial this one and have to be there."""
@@ -155,10 +155,10 @@ class Peers:
             call, self._when_gone = self._when_gone, None
             call()
 
-    def _expire(self, node: Node) -> None:
+    def _expire(self) -> None:
         missing = self._diallers() - self.links.keys()
         if missing and self._roster is not None:
             members = (item for item in self._roster.members if item.role == "worker")
             names = ", ".join(item.process for item in members if item.rank in missing)
-            what = f"waited {node.timeout:g} s for {names} to dial this worker"
-            node.fail(TimedOut(what, "can its host be reached from there, or does a firewall keep them apart?"))
+            what = f"waited {self._node.timeout:g} s for {names} to dial this worker"
+            self._node.fail(TimedOut(what, "can its host be reached from there, or does a firewall keep them apart?"))

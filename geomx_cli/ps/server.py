@@ -147,7 +147,7 @@ class Server:
                 self.node, self._members, upstream, self._aggregator, wan, placements,
                 lambda: self._joining.party_index,
             )  # fmt: skip
-            self._peers = Peers(settings)
+            self._peers = Peers(self.node)
             upstream.peers = self._peers.links
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
@@ -178,7 +178,7 @@ class Server:
         if link.hello.get("plane") == PEERS:
             if self._peers is None:
                 raise BadMessage(f"{link.name} dials a global server as a local one")
-            self._peers.arrive(self.node, link)
+            self._peers.arrive(link)
             return
         self._joining.check_identity(link)
         self._members.arrive(link)

@@ -97,7 +97,7 @@ class ServerJoining:
             )  # fmt: skip
             upstream.links.append(link)
             self._node.liveness.watch(link)
-        self._peers.join(self._node, membership, self.party_index)
+        self._peers.join(membership, self.party_index)
         self._joined(membership)
 
     def _joined(self, _: Membership) -> None:

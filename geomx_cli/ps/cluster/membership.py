@@ -53,9 +53,10 @@ class MemberNode(Protocol):
 
 
 class Membership:
-    """Created by Node.join. `rank` and `members` are set once the roster has arrived.
+    """A process in one plane, as Node.join makes it.
 
-    `over`: no further message is expected, because the scheduler is gone or ending.
+    rank, members: -1 and none until the roster has arrived.
+    over: no further message is expected, because the scheduler is gone or ending.
     """
 
     def __init__(
@@ -166,8 +167,9 @@ class Membership:
 class Shutdown:
     """Stops the loop when the process may end. Used by the loop's thread only.
 
-    silence: seconds to wait for an answer to "bye", and for the "gone" of others. on_gone: called for each peer that
-    needs nothing more. `leaving`: peers that have sent "bye" but not "gone".
+    silence: seconds to wait for an answer to "bye", and for the "gone" of others.
+    on_gone: called for each peer that needs nothing more.
+    leaving: peers that have sent "bye" but not "gone".
     """
 
     def __init__(

@@ -113,8 +113,9 @@ class Placement:
 class Partition:
     """Cuts and places each tensor when it is first declared. Declaring it again changes nothing.
 
-    slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link, where elements are
-    sent in `ratio` times fewer bytes. urgent: a step waits for single layers (--p3).
+    slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link.
+    ratio: how many times fewer bytes elements are sent in there.
+    urgent: a step waits for single layers (--p3).
     """
 
     def __init__(self, slice_elements: int, servers: int, ratio: float = 1.0, *, urgent: bool = False) -> None:
@@ -207,6 +208,8 @@ class Partition:
 
         Returns (server, units), by server.
         """
+        # Pour the tensor onto the loads of the servers like water onto stairs: the lowest `count` of them rise to one
+        # level. More servers mean smaller pieces, so another one is added only while all get their least share.
         weight, units = unit * ITEM_SIZES[tensor.dtype], tensor.size // unit
         order = sorted(range(self._servers), key=lambda server: self._load[server])
         level, count = float(self._load[order[0]] + units * weight), 1

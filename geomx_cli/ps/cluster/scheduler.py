@@ -247,9 +247,9 @@ class Scheduler:
 
     def _notify_pending(self) -> None:
         if not self._complete:
-            for link in (request.link for request in self._joins.values()):
-                link.control("pending", {"missing": self._missing()})
-                self.node.liveness.watch(link)
+            for request in self._joins.values():
+                request.link.control("pending", {"missing": self._missing()})
+                self.node.liveness.watch(request.link)
 
     def _expire(self) -> None:
         if not self._complete:
