@@ -54,7 +54,7 @@ class Worker:
             client.control.set_optimizer(*optimizer)
         self._network = networks.find("linear")
         values = {**self._network.initial_weights(1), STOP: np.zeros(1, np.float32)}
-        Store(client).init(list(values), list(values.values()), common=True)
+        Store(client).init(list(values), list(values.values()))
         self.model, self.loop = self._made()
         self.loop._part.start()
 

@@ -23,7 +23,7 @@ from geomx_cli.ps.aggregation.slices import (
     merge_hyper,
 )
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.cluster.server_members import CENTRAL
+from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import DTYPES, Content, Rows, as_payload, cast, form_of
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
@@ -65,8 +65,6 @@ class Updater:
             entry.version += 1
         if entry.version != before:  # if all abstained, other cohorts' rounds may have made the value newer
             cohort.version = entry.version
-        if entry.value is not None:
-            entry.offered = None
 
     def _new_value(
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content
@@ -269,10 +267,6 @@ class ResultSender:
             return
         if seen:
             self.answer(entry, waiter, 0, Result(seen, version))
-            return
-        if self._table.is_root and entry.has_initial(waiter.digest):
-            self._given(entry, member)
-            self._send(entry, waiter, 0, Result((), version), None, {"form": Form.SAME})
             return
         array = entry.share()
         views = self._newest(entry, array) if waiter.newest else self._views(array, _unencoded)
