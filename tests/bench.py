@@ -112,7 +112,6 @@ class Bench:
         dtype: int = 0,
         algorithm: FsaServer | None = None,
         warn: Callable[[str], None] = lambda _: None,
-        may_offer: Callable[[], bool] = lambda: False,
         compress: str = "",
         shard_of: Callable[[int], int] = lambda rank: rank,
         members: int = 2,
@@ -125,7 +124,7 @@ class Bench:
             shard_of=shard_of,
         )  # fmt: skip
         self.rounds = Aggregator(
-            delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table, warn=warn, may_offer=may_offer,
+            delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table, warn=warn,
             below=(Compression(compress),),
         )  # fmt: skip
         self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]])

@@ -18,7 +18,7 @@ from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.cluster.server_members import CENTRAL
+from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.net.payload import DTYPES, Content, Rows, as_payload, cast, content, form_of, numbers_payload
 from geomx_cli.ps.net.wire import Form, Header, Kind, Reply
 from geomx_cli.ps.optim import optimizers

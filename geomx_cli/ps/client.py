@@ -7,8 +7,10 @@ job ends all waits with PeerLost, which every later call raises again.
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,13 +25,108 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.control_client import ControlClient
-from geomx_cli.ps.declared_tensor import DeclaredTensor
 from geomx_cli.ps.net.payload import Content, Rows
-from geomx_cli.ps.net.wire import MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
+from geomx_cli.ps.net.wire import EVERY, MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
 from geomx_cli.ps.operation_queue import Operation, PendingExchange
 from geomx_cli.ps.worker import Worker
 
-__all__ = ["Client"]
+__all__ = ["MAX_OPEN", "Client", "DeclaredTensor"]
+
+MAX_OPEN = 4096
+"""Rounds of one key that may be begun and without a result."""
+
+
+@dataclass(slots=True)
+class DeclaredTensor:
+    """round: the last one begun. pulls: the number of those sent to the servers. newest: the exchange or pull begun
+    last, None before any.
+
+    All checks raise InvalidSettings.
+    """
+
+    placement: Placement
+    round: int = 0
+    pulls: int = 0
+    newest: PendingExchange | None = None
+    _open: deque[PendingExchange] = field(default_factory=deque)  # the latest one, and earlier ones without a result
+
+    @property
+    def latest(self) -> PendingExchange | None:
+        """The exchange begun last, None before any."""
+        return self._open[-1] if self._open else None
+
+    def add_exchange(self, exchange: PendingExchange) -> None:
+        """This exchange of the next round has begun."""
+        self._open.append(exchange)
+        self.newest = exchange
+        self._forget_done()  # free the previous result's memory before the next one is allocated
+
+    def add_pull(self, pull: PendingExchange) -> None:
+        """This pull from the servers has begun."""
+        self.pulls += 1
+        self.newest = pull
+
+    def check_open(self) -> None:
+        """Check that another round may begin, as fewer than MAX_OPEN have no result yet."""
+        self._forget_done()
+        if len(self._open) >= MAX_OPEN:
+            raise InvalidSettings(
+                f"{len(self._open)} rounds of key {self.placement.tensor.name!r} have no result yet",
+                "wait for some of them before the next",
+            )
+
+    def check_contributor(self, rank: int) -> None:
+        """Check that the worker of this rank in its party contributes to this tensor."""
+        tensor = self.placement.tensor
+        if tensor.shard not in (EVERY, rank):
+            what = f"key {tensor.name!r} is contributed by worker {tensor.shard} of each party"
+            raise InvalidSettings(what, f"this one is worker {rank}: it may pull the key")
+
+    def check(self, array: Array) -> None:
+        """Check that an array has this tensor's size and dtype, and one dimension."""
+        tensor = self.placement.tensor
+        if array.shape != (tensor.size,) or array.dtype != tensor.dtype:
+            shape = f"shape {array.shape}" if array.ndim != 1 else f"{array.size}"
+            raise InvalidSettings(
+                f"key {tensor.name!r} has {tensor.size} elements of {tensor.dtype}, not {shape} of {array.dtype}",
+                "give one-dimensional arrays; size and dtype of a key never change",
+            )
+
+    def check_numbers(self, numbers: Array) -> None:
+        """Check that the tensor has rows of these numbers, and that they increase."""
+        tensor = self.placement.tensor
+        last = tensor.size // tensor.row - 1
+        if numbers.ndim != 1 or not (numbers[1:] > numbers[:-1]).all():
+            raise InvalidSettings(f"row numbers of key {tensor.name!r} that do not increase", "sort them, each once")
+        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] <= last:
+            raise InvalidSettings(f"row numbers of key {tensor.name!r} that are not from 0 to {last}")
+
+    def contribution(self, src: Content | None, out: Array | None) -> Content | None:
+        """Check both, and return `src` as it is sent: contiguous, and dense if no slice has whole rows."""
+        if isinstance(src, Rows):
+            if out is not None:
+                what = f"key {self.placement.tensor.name!r}: the result of a round of rows comes to no array"
+                raise InvalidSettings(what, "pull it")
+            self._check_rows(src)
+            return src if self.placement.row else src.dense(self.placement.tensor.size)
+        for array in (src, out):
+            if array is not None:
+                self.check(array)
+        return None if src is None else np.ascontiguousarray(src)
+
+    def _check_rows(self, rows: Rows) -> None:
+        tensor = self.placement.tensor
+        if (rows.row, str(rows.values.dtype), len(rows.values)) != (tensor.row, tensor.dtype, len(rows.numbers)):
+            raise InvalidSettings(
+                f"key {tensor.name!r} has rows of {tensor.row} {tensor.dtype}, not {rows.row} {rows.values.dtype}",
+                "give a row for each number; the shape and dtype of a key never change",
+            )
+        self.check_numbers(rows.numbers)
+
+    def _forget_done(self) -> None:
+        """Drop the finished exchanges, except the latest."""
+        while len(self._open) > 1 and self._open[0].done.done():
+            self._open.popleft()
 
 
 class Client:
@@ -53,7 +150,7 @@ class Client:
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
         info = self._worker.wait(self._worker.ready, self._worker.node.joining + 10, "the cluster")
-        self.control = ControlClient(self._worker, info, self.tensors)
+        self.control = ControlClient(self._worker, info, lambda name: self.tensors[name].placement.key)
         self.rank = info.rank
         self.global_rank = info.global_rank
         self.party_index = info.party_index
@@ -88,30 +185,23 @@ class Client:
 
     def init(
         self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *,
-        source: int | None = None, common: bool = False,
+        source: int | None = None,
     ) -> None:  # fmt: skip
         """Set the initial values of declared tensors; blocks. Only the master's count, or those of the worker of global
         rank `source`.
 
         values: 1-D, contiguous, of the declared size and dtype. They are sent together, which takes as long as the
-        links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors. common: all
-        workers call this with values of their own, expected to equal the master's; where they do, only digests cross
-        links between parties. They must not change before the first `pull`.
+        links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors.
         """
         sets = self.is_master if source is None else self.global_rank == source
-        if not (sets or common):
+        if not sets:
             return
         self._worker.check()
         operations = []
         for name, value in values.items():
             tensor = self._tensor(name)
             tensor.check(value)
-            if sets:
-                own, by_digest = dict((hyper or {}).get(name, {})), common and not self.flat
-                operations.append(Operation(Kind.PUSH, tensor.placement, value, hyper=own, by_digest=by_digest))
-            elif self.rank == 0 and not self.flat:
-                operations.append(Operation(Kind.OFFER, tensor.placement, value))
-            tensor.common = value if common and self.flat else None
+            operations.append(Operation(Kind.PUSH, tensor.placement, value, hyper=dict((hyper or {}).get(name, {}))))
         limit = self._worker.node.patience
         for exchange in [self._start(operation) for operation in operations]:
             self._worker.wait(exchange.done, limit, "the servers to take the initial values (--patience)")
@@ -134,7 +224,7 @@ class Client:
         abstains: it receives the round's result without counting in it, at almost no cost. Higher `priority` is sent
         first. `weight`, above 0, is sent with the contribution; `hyper` holds hyper-parameters for the optimizer.
         Raises InvalidSettings for a worker that does not train or has left, for another one's shard, for rows that the
-        key does not have, and if too many rounds of the key have no result yet (declared_tensor.MAX_OPEN).
+        key does not have, and if too many rounds of the key have no result yet (MAX_OPEN).
         """
         self._worker.check()
         self._check_contribution(weight, hyper or {})
@@ -149,7 +239,7 @@ class Client:
             Kind.EXCHANGE, tensor.placement, src, out, tensor.round, 0.0 if src is None else weight, priority,
             dict(hyper or {}), Reply.NONE if isinstance(src, Rows) or abstains_from_rows else Reply.FULL,
         )  # fmt: skip
-        tensor.begin(self._start(operation))
+        tensor.add_exchange(self._start(operation))
         return operation.pending
 
     def _check_contribution(self, weight: float, hyper: Mapping[str, float]) -> None:
@@ -179,10 +269,9 @@ class Client:
         elsewhere = latest is not None and not latest.holds
         if latest is None or elsewhere or (latest.done.done() and self.asynchronous):
             operation = Operation(
-                Kind.PULL, tensor.placement, tensor.take_common(), out, tensor.round, 0.0, priority, in_turn=elsewhere,
-                by_digest=True,
+                Kind.PULL, tensor.placement, None, out, tensor.round, 0.0, priority, in_turn=elsewhere
             )  # fmt: skip
-            tensor.begin_pull(self._start(operation))
+            tensor.add_pull(self._start(operation))
             return operation.pending.done
         return after([latest.done], partial(latest.copy_to, out))
 
@@ -209,7 +298,7 @@ class Client:
         operation = Operation(
             Kind.PULL, placement, out=out, round=declared.round, priority=priority, numbers=numbers, in_turn=True
         )
-        declared.begin_pull(self._start(operation))
+        declared.add_pull(self._start(operation))
         return operation.pending.done
 
     def versions(self, name: str) -> tuple[int, int]:
@@ -273,7 +362,7 @@ class Client:
 
     # Shutdown.
 
-    def settle(self) -> None:
+    def await_rounds(self) -> None:
         """Wait for the results of all rounds that this worker has started."""
         for tensor in list(self.tensors.values()):
             if tensor.latest is not None:
@@ -281,7 +370,7 @@ class Client:
 
     def leave(self) -> None:
         """Declare that this worker contributes no more. Waits for its pending results, and until the servers know."""
-        self.settle()
+        self.await_rounds()
         self._left = True
         self._worker.node.loop.submit(self._worker.leave)
         self.control.leave()

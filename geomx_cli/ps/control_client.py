@@ -1,5 +1,6 @@
 """The control requests that a worker sends to its servers: optimizer, codec, mode, barriers, and algorithms' own."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
@@ -7,7 +8,6 @@ from typing import Any, Literal
 from geomx_cli.ps.aggregation.codec import complete_spec
 from geomx_cli.ps.cluster.bodies import MAX_DECLARED, Body
 from geomx_cli.ps.cluster.partition import Tensor
-from geomx_cli.ps.declared_tensor import DeclaredTensor
 from geomx_cli.ps.worker import Worker, WorkerInfo
 
 __all__ = ["ControlClient"]
@@ -20,14 +20,15 @@ class ControlClient:
     """Methods may be called from any thread; all but `ask` block. They raise InvalidSettings for a request that a
     server refuses, TimedOut after the option `timeout` (barriers: `patience`), and PeerLost once the job has failed.
 
-    tensors: those that this worker has declared, by name.
+    key_of: the number of a declared tensor.
     """
 
-    def __init__(self, worker: Worker, info: WorkerInfo, tensors: Mapping[str, DeclaredTensor]) -> None:
+    def __init__(self, worker: Worker, info: WorkerInfo, key_of: Callable[[str], int]) -> None:
         self._worker = worker
         self._info = info
-        self._tensors = tensors
+        self._key_of = key_of
         self._by = worker.node.process
+        self._barriers = {"party": itertools.count(1), "all": itertools.count(1)}
         settings = worker.node.settings
         self._smallest = int(settings.number("compress_min"))
         # Seconds that an answer may take while the link works. A local server that relays a request allows its own link
@@ -45,13 +46,14 @@ class ControlClient:
     ) -> None:
         """Have the roots update the model with this optimizer (see optimizers.py). Repeating it is free.
 
-        schedule: name and numbers (see schedules.py), for a master that does not train; training workers send the rate
-        with their contributions. multipliers: `lr_mult` and `wd_mult` of single declared tensors. serial: 0 for the
-        first optimizer, which takes effect at once. A later one takes over per tensor, with the first contribution that
-        names its serial number among its hyper-parameters, or, if this worker does not train, in the round after the
-        last one closed by any root.
+        schedule: name and numbers (see schedules.py), for a master that does not train. Training workers send the rate
+        with their contributions.
+        multipliers: `lr_mult` and `wd_mult` of single declared tensors.
+        serial: 0 for the first optimizer, which takes effect at once. A later one takes over per tensor, with the first
+        contribution that names its serial number among its hyper-parameters. If this worker does not train, it takes
+        over in the round after the last one closed by any root.
         """
-        by_key = [[self._tensors[tensor].placement.key, dict(own)] for tensor, own in (multipliers or {}).items()]
+        by_key = [[self._key_of(tensor), dict(own)] for tensor, own in (multipliers or {}).items()]
         body: Body = {
             "name": name, "params": dict(params), "by": self._by, "schedule": schedule, "multipliers": by_key,
             "serial": serial,
@@ -105,7 +107,7 @@ class ControlClient:
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have called this; workers that have left do not count."""
         limit = self._worker.node.patience
-        future = self._ask("barrier", {"scope": scope}, 0, limit)
+        future = self._ask("barrier", {"scope": scope, "number": next(self._barriers[scope])}, 0, limit)
         self._worker.wait(future, limit, f"the other workers at a barrier over {scope}")
 
     def be_patient(self, seconds: float) -> None:

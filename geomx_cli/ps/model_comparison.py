@@ -62,7 +62,7 @@ class _Row:
 
 
 class ModelComparison:
-    """Takes sketches of workers' models, at the first root. Says the first difference, once.
+    """Compares sketches of workers' models, at the first root. Says the first difference, once.
 
     A scope is an optimizer's tensors; rows of a scope and step are compared once all of its workers have sent theirs,
     or once later steps have begun, as workers may choose other steps. Rows with other names of tensors are not
@@ -81,8 +81,8 @@ class ModelComparison:
         self._held = 0
         self._ended = False
 
-    def take(self, body: Body) -> None:
-        """Take a worker's row; see ControlClient.compare. Raises InvalidSettings for one whose parts do not fit."""
+    def add(self, body: Body) -> None:
+        """Add a worker's row; see ControlClient.compare. Raises InvalidSettings for one whose parts do not fit."""
         if self._ended:
             return
         scope, step, by = body["scope"], body["step"], body["by"]

@@ -15,7 +15,7 @@ from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
-from geomx_cli.ps.net.payload import Content, Rows, as_payload, digest, form_of, numbers_payload
+from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of, numbers_payload
 from geomx_cli.ps.net.wire import DTYPE_NAMES, MAX_ROUNDS_AHEAD, Header, Kind, Reply
 
 __all__ = ["Operation", "OperationQueue", "PendingExchange"]
@@ -83,14 +83,12 @@ class PendingExchange:
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """A PUSH, OFFER, PULL or EXCHANGE of `src` (1-D, contiguous, or rows). `pending` receives the result, in `out` if
+    """A PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows). `pending` receives the result, in `out` if
     given.
 
     round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: the rows
     requested by a PULL, None for all elements. in_turn: a PULL is sent after the result of its round has arrived and
-    before the next round. by_digest: `src` are initial values that others may have: a PUSH may send their digest
-    instead, and a PULL needs the servers' values only if they differ. pieces: the slices concerned, by index, each with
-    its rows to send or request.
+    before the next round. pieces: the slices concerned, by index, each with its rows to send or request.
     """
 
     kind: Kind
@@ -104,7 +102,6 @@ class Operation:
     reply: Reply = Reply.FULL
     numbers: Array | None = None
     in_turn: bool = False
-    by_digest: bool = False
     pieces: list[tuple[int, Slice, Rows | None]] = field(init=False)
     pending: PendingExchange = field(init=False)
 
@@ -225,8 +222,6 @@ class OperationQueue:
                 offset, place = place, place + len(rows) * placement.row
             else:
                 payload, offset = self._payload(header, operation.src, piece, rows), piece.offset
-            if operation.by_digest and payload is not None:
-                header.digest = digest(payload, dtype)
             on_result = self._taker(operation, offset)
             if operation.kind == Kind.EXCHANGE:
                 self._delivery.up(piece.server, header, payload, on_result)

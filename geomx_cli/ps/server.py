@@ -23,17 +23,19 @@ from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.straggler_monitor import PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.members import ServerMembers
 from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.partition import Placements
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.cluster.server_members import ServerMembers
-from geomx_cli.ps.control_service import ControlService
+from geomx_cli.ps.local_services import LocalServices
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.memory import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.optim.optimizers import Optimizer
-from geomx_cli.ps.placement_service import PlacementService
-from geomx_cli.ps.server_peers import PEERS, ServerJoining, ServerPeers
+from geomx_cli.ps.peers import PEERS, Peers
+from geomx_cli.ps.server_joining import ServerJoining
+from geomx_cli.ps.services import RootServices, Services
 
 __all__ = ["ContributionService", "Server"]
 
@@ -114,7 +116,11 @@ class Server:
             on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=self._active,
         )  # fmt: skip
         upstream = self._upstream
-        placements = PlacementService(self.node, self._members, upstream, self._compression.wan)
+        wan = self._compression.wan
+        placements = Placements(
+            settings, self._members, is_root=self._is_root, ratio=lambda: wan.ratio,
+            rank=lambda: self.node.memberships[0].rank,
+        )  # fmt: skip
         self._table = SliceTable(
             algorithm=algorithm, roots=None if upstream is None else lambda: len(upstream.links),
             required_contributors=self._members.required_contributors, cohort_of=self._members.cohort_of,
@@ -123,30 +129,35 @@ class Server:
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, self._notify_roots if upstream else None)
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._joining.party_index, table=self._table,
-            above=self._compression.wan, below=self._compression.below, may_offer=self._members.may_offer,
+            above=wan, below=self._compression.below,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
-        self._control = ControlService(
-            self.node, self._members, upstream, self._aggregator, self._compression.wan, placements,
-            lambda: self._joining.party_index,
-        )  # fmt: skip
+        self._local: LocalServices | None = None
+        self._peers: Peers | None = None
+        if upstream is None:
+            self._services: Services = RootServices(self.node, self._members, self._aggregator, wan, placements)
+        else:
+            self._services = self._local = LocalServices(
+                self.node, self._members, upstream, self._aggregator, wan, placements,
+                lambda: self._joining.party_index,
+            )  # fmt: skip
+            self._peers = Peers(self.node)
+            upstream.peers = self._peers.links
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
-        self._peers = ServerPeers(self.node, upstream)
         self._joining = ServerJoining(settings, self.node, self._members, upstream, self._peers, self._serve)
         delivery.begin(self.node, upstream, self._contributions)
-        self._joining.begin()
+        self._joining.register()
 
     def run(self) -> Optimizer | None:
         """Serve until all members have said goodbye; return a root's optimizer with its state, if one was set."""
         self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
-        self.node.loop.every(1.0, self._aggregator.values.check_offers)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._straggler_monitor.begin()
         try:
             self.node.run()
         finally:
-            self._control.close()
+            self._services.close()
             self._report()
             self.node.close()
         return self._aggregator.optimizer
@@ -155,6 +166,8 @@ class Server:
 
     def _on_link(self, link: Link) -> None:
         if link.hello.get("plane") == PEERS:
+            if self._peers is None:
+                raise BadMessage(f"{link.name} dials a global server as a local one")
             self._peers.arrive(link)
             return
         self._joining.check_identity(link)
@@ -167,8 +180,8 @@ class Server:
             self._upstream.repeat(link, lane)
             self._deadlocks.on_root_reconnect()
         self._delivery.on_reconnect(link, lane)
-        if self._members.knows(link):
-            self._deadlocks.on_reconnect(self._members.rank_of(link))
+        if (member := self._members.at(link)) is not None:
+            self._deadlocks.on_reconnect(member.rank)
             if lane == "control":
                 self._aggregator.on_reconnect(link)
 
@@ -188,19 +201,20 @@ class Server:
                 root.control("stuck")
 
     def _leave(self, request: Request) -> None:
-        self._members.leave(request.link)
+        member = self._members.member(request.link)
+        self._services.apply("leave", {}, member)
         request.answer()
-        self._aggregator.left(self._members.rank_of(request.link))
-        self._control.release_barriers()
+        self._aggregator.left(member.rank)
+        self._services.release_barriers()
         if self._upstream is not None and self._members.required_contributors() == []:
             self._delivery.leave()
             for root in self._upstream.links:
                 self.node.rpc.ask(root, "leave", {}, lambda _: None, self.node.fail)
 
     def _on_goodbye(self, request: Request) -> None:
-        done = self._members.goodbye(request.link)
+        self._services.apply("bye", {}, self._members.member(request.link))
         self.node.shutdown.answer_bye(request)
-        if done:
+        if self._members.all_gone:
             self.node.goodbye(self._upstream.links if self._upstream is not None else ())
 
     # Tensors.
@@ -218,10 +232,8 @@ class Server:
             self._contributions.take(link, header, payload)
         elif header.kind == Kind.PULL:
             self._aggregator.values.on_pull(link, header, rank, payload)
-            if self._members.settle(rank):
+            if self._members.set_up(rank):
                 self._aggregator.members_changed()
-        elif header.kind == Kind.OFFER:
-            self._aggregator.values.on_offer(link, header, payload)
         elif header.kind == Kind.PUSH:
             self._aggregator.values.on_push(link, header, payload)
         else:
@@ -230,13 +242,15 @@ class Server:
     # Requests.
 
     def _on_request(self, request: Request) -> None:
-        if self._upstream is not None and request.link in self._upstream.links and request.topic == "stragglers":
-            # Contributions in flight to the roots mean that no member of this party is behind.
-            request.answer({"processes": [] if self._upstream.waiting else self._straggler_monitor.stragglers()})
-            return
-        if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
-            self._control.use_codec(request)
-            return
+        upstream = self._upstream
+        if self._local is not None and upstream is not None and request.link in upstream.links:
+            if request.topic == "stragglers":
+                # Contributions in flight to the roots mean that no member of this party is behind.
+                request.answer({"processes": [] if upstream.waiting else self._straggler_monitor.stragglers()})
+                return
+            if request.topic == "compression":
+                self._local.use_codec(request)
+                return
         if self._delivery.on_request(request):
             return
         rank = self._members.rank_of(request.link)
@@ -248,11 +262,11 @@ class Server:
         elif request.topic == "bye":
             self._on_goodbye(request)
         else:
-            self._control.take(request)
+            self._services.receive(request)
 
     def _serve(self) -> None:
         """A member has arrived, or the roots are dialled: process everything that waited for that."""
-        self._control.serve()
+        self._services.serve()
         self._aggregator.members_changed()
 
     def _waits(self) -> Iterator[PendingWait]:
@@ -263,7 +277,7 @@ class Server:
             yield PendingWait("set an optimizer, pulled or left", missing[1], who, "and the first round waits for that")
         elif missing is not None and missing[2]:
             yield PendingWait(f"contributed to round {missing[0]}", missing[1], missing[2])
-        barriers = list(self._control.at_barriers())
+        barriers = list(self._services.at_barriers())
         # Who waits in a round cannot reach a barrier, and the round has stragglers of its own.
         rounds = (round_ for _, _, round_ in self._table.open_rounds()) if barriers else ()
         held = {rank for round_ in rounds for waiter in round_.waiting() for rank in waiter.ranks}

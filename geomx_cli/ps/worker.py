@@ -14,15 +14,15 @@ from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, Activity, newest
+from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.operation_queue import OperationQueue
-from geomx_cli.ps.worker_peers import WorkerPeers
+from geomx_cli.ps.peers import Peers
 
 __all__ = ["Worker", "WorkerInfo"]
 
@@ -33,8 +33,7 @@ _Result = TypeVar("_Result")
 class WorkerInfo:
     """A worker's position in the job.
 
-    `at_root`: its servers are the roots. `flat`: there is no other plane. `master_trains`: whether the job's master
-    trains.
+    at_root: its servers are the roots. flat: there is no other plane. master_trains: whether the job's master trains.
     """
 
     rank: int
@@ -48,12 +47,15 @@ class WorkerInfo:
 
 
 class Worker:
-    """`ready` gets the WorkerInfo once connected; `ends` is set when the worker has said goodbye, after all workers
-    that dial it, or has failed. `error`: why no further operation is possible, if so; `failure`: the same, unless the
-    worker has just left. others_active: see Client.follow.
+    """A worker's loop, of which `run` is the thread's body.
 
-    `run` is the thread's body. Other threads may call `check` and `wait`; call the other methods in its loop. When it
-    ends, pending and later operations fail with `error`.
+    ready: gets the WorkerInfo once connected.
+    ends: is set when the worker has said goodbye, after all workers that dial it, or has failed.
+    error: why no further operation is possible, if so. failure: the same, unless the worker has just left.
+    others_active: see Client.follow.
+
+    Other threads may call `check` and `wait`; call the other methods in its loop. When it ends, pending and later
+    operations fail with `error`.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -63,13 +65,13 @@ class Worker:
         self.ends: Future[None] = Future()
         self.error: GeomxError | None = None
         self.failure: GeomxError | None = None
-        self.peers = WorkerPeers(settings, settings.local)
         self.upstream = UpstreamClient()
-        self.upstream.peers = self.peers.links
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
             on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=self._active,
         )  # fmt: skip
+        self.peers = Peers(self.node)
+        self.upstream.peers = self.peers.links
         self._activity = Activity()
         self.others_active: Callable[[], float] = lambda: 0.0
         self._delivery = delivery
@@ -84,7 +86,7 @@ class Worker:
         """Run the worker until it is stopped or the job fails."""
         error: GeomxError = InvalidSettings("this worker has left the job", "close it last")
         try:
-            endpoints = self.peers.listen(self.node)
+            endpoints = self.peers.listen()
             self.node.join(
                 self._plane, "worker", self._dial_servers, rank=self._settings.rank, endpoints=endpoints
             )
@@ -167,7 +169,7 @@ class Worker:
             )  # fmt: skip
             self.upstream.links.append(link)
             self.node.liveness.watch(link)
-        self.peers.join(self.node, membership)
+        self.peers.join(membership, membership.rank)
         asked = {"rank_scope": self._settings.text("rank_scope")}
         limit = self.node.joining  # a server answers once the members of its planes have joined
         self.node.rpc.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail, limit)
@@ -236,7 +238,7 @@ class Worker:
             self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))
 
     def _on_link(self, link: Link) -> None:
-        self.peers.arrive(self.node, link)
+        self.peers.arrive(link)
 
     def _on_reconnect(self, link: Link, lane: Lane) -> None:
         self.upstream.repeat(link, lane)
@@ -257,6 +259,6 @@ class Worker:
 
     def _on_request(self, request: Request) -> None:
         if request.topic == "bye":
-            self.peers.on_bye(self.node, request)
+            self.peers.on_bye(request)
         elif not self._delivery.on_request(request):
             raise BadMessage(f"unknown topic {request.topic!r} for a worker")

@@ -53,14 +53,12 @@ class Store(BaseStore):
         keys: Key | Sequence[Key],
         values: Array | Sequence[Array] | Sequence[Sequence[Array]],
         hyper: Mapping[str, Hyper] | None = None,
-        *,
-        common: bool = False,
     ) -> None:
         """Declare keys and wait at a `barrier`; all workers of the job must init the same keys.
 
         The master worker's values are used; those of the others only give size and dtype. For keys declared after the
         workers' first push, and thus after the end of a master that does not train, global rank 0's values are used.
-        hyper: the master's per-key hyper-parameters, by name. common: see Client.init. Afterwards `fetch` returns the
+        hyper: the master's per-key hyper-parameters, by name. Afterwards `fetch` returns the
         master's values on all workers. Raises InvalidSettings, with nothing changed, for an existing key, and for a
         dtype or size that this worker or another one rejects.
         """
@@ -75,7 +73,7 @@ class Store(BaseStore):
         self._client.declare([tensor for tensor, _ in found])
         given = {tensor.name: np.ascontiguousarray(array).reshape(-1) for tensor, array in found}
         source = self._client.late_source if self.optimizer.training else None
-        self._client.init(given, hyper, source=source, common=common)
+        self._client.init(given, hyper, source=source)
         self._tensors |= {tensor.name: tensor for tensor, _ in found}
         self._key_type = type(plain(listed[0])) if listed else self._key_type
         self.barrier()

@@ -21,7 +21,7 @@ from geomx_cli.inventory import Host, Inventory, Party, Ssh, WanLink, validated
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import choose, free_ports, ports_needed, release
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps.cluster.membership import RosterEntry
+from geomx_cli.ps.cluster.members import Member
 from geomx_cli.runtime.settings import Settings
 
 HOOK = str(Path(geomx_cli.__file__).parent / "runtime" / "hook")
@@ -468,7 +468,7 @@ def test_the_central_party_dials_its_servers_by_their_near_address() -> None:
     root, worker = found.process("hub/global_server:0"), found.process("hub/worker:1")
     assert (root.host, worker.host) == ("g", "h2")
     assert root.env["GEOMX_ADVERTISE"].split()[1:] == ["tcp://10.0.0.1:9093", "tcp://192.0.2.1:9093"]
-    member = RosterEntry(root.name, "hub", "g", "server", 0, tuple(root.env["GEOMX_ADVERTISE"].split()))
+    member = Member(root.name, "hub", "g", "server", 0, tuple(root.env["GEOMX_ADVERTISE"].split()))
     for host, party, dialled in (
         ("g", "hub", "ipc:///s/hub-global_server-0.sock"),
         ("h2", "hub", "tcp://10.0.0.1:9093"),

@@ -95,7 +95,7 @@ class Relay(Direct):
             self._gathering.rounds.left(self._gathering.first + rank)
 
     def _gather(self, header: "Header") -> "Gathering":
-        from geomx_cli.ps.cluster.server_members import CENTRAL
+        from geomx_cli.ps.cluster.members import CENTRAL
 
         if self._gathering is None:
             first = header.contributors[0] // CENTRAL * CENTRAL

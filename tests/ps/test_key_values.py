@@ -8,7 +8,8 @@ import pytest
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster import key_values as module
 from geomx_cli.ps.cluster.bodies import checked_request
-from geomx_cli.ps.cluster.key_values import KeyValues
+from geomx_cli.ps.cluster.key_values import KeyValues, KeyValueService
+from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -16,17 +17,17 @@ from geomx_cli.ps.net.wire import BadMessage
 class _Member:
     """A member that asks, by its name."""
 
-    def __init__(self, values: KeyValues, name: str) -> None:
+    def __init__(self, values: KeyValueService, name: str) -> None:
         self._values = values
-        self._link: Any = Mock()
-        self._link.name = name
+        self._member = Member(name, workers=1 + (name == "B"))
         self.answers: list[dict[str, Any]] = []
 
     def ask(self, op: str, *keys: str, **fields: Any) -> dict[str, Any] | None:
         """The answer, or None if it comes later, to `answers`."""
         body = checked_request("store", {"op": op, "keys": list(keys), **fields})
         before = len(self.answers)
-        self._values.serve(Request(self._link, "store", body, lambda answer, _: self.answers.append(answer)))
+        request = Request(Mock(), "store", body, lambda answer, _: self.answers.append(answer))
+        self._values.serve(request, self._member)
         return self.answers[before] if len(self.answers) > before else None
 
 
@@ -37,8 +38,9 @@ def loop() -> Any:
 
 @pytest.fixture
 def members(loop: Any) -> tuple[_Member, _Member]:
-    values = KeyValues(loop, lambda link: 1 + (link.name == "B"))
-    return _Member(values, "worker:0"), _Member(values, "B")
+    values = KeyValues()
+    service = KeyValueService(loop, values, values.apply)
+    return _Member(service, "worker:0"), _Member(service, "B")
 
 
 def test_values(members: tuple[_Member, _Member]) -> None:
@@ -99,7 +101,8 @@ def test_bounds(members: tuple[_Member, _Member], monkeypatch: pytest.MonkeyPatc
             one.ask("set", f"k{each}", values=[b"x"])
     other.ask("set", "k0", values=[b"x" * 20])  # which is the other's now
     one.ask("set", "k9", values=[b"x"])
-    assert "error" in (other.ask("get", "k0", seconds=0.0) or {})
+    with pytest.raises(InvalidSettings, match="more than 10 bytes"):
+        other.ask("get", "k0", seconds=0.0)
     one.ask("wait", "none", seconds=1.0)
     one.ask("wait", "none", seconds=1.0)
     with pytest.raises(InvalidSettings, match="worker:0 wait"):

@@ -32,7 +32,7 @@ class Job:
             "sketch": np.asarray(sketch, np.float32).tobytes(), "settings": {}, "platform": "p",
             "kind": "model", **changes,
         }  # fmt: skip
-        self.comparison.take(checked_request("compare", body))
+        self.comparison.add(checked_request("compare", body))
 
 
 def changed(by: float, tensor: int = 2) -> Any:

@@ -11,7 +11,7 @@ from bench import SIZE, Bench, KeptLink
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.optimizer_history import SERIAL, OptimizerHistory, Successor
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
-from geomx_cli.ps.cluster.server_members import CENTRAL, ServerMembers
+from geomx_cli.ps.cluster.members import CENTRAL, Member, ServerMembers
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.runtime.algorithms.fsa import FsaServer
@@ -97,7 +97,7 @@ def test_a_long_history_is_short() -> None:
     assert len(history._known) < 100 and lagging.round(1, **{SERIAL: 999.0}) == pytest.approx(1 / 999)
 
 
-class Member(KeptLink):
+class MemberLink(KeptLink):
     """The link of a party's server, or of the master."""
 
     def __init__(self, plane: str) -> None:
@@ -113,7 +113,7 @@ class Root(Bench):
         self.members = ServerMembers(NodeSettings(role="global_server", local=plane, upper=plane), True)
         algorithm = FsaServer(asynchronous=asynchronous)
         super().__init__(required_contributors=self.members.required_contributors, algorithm=algorithm)
-        self.links = [Member("global"), Member("local")]
+        self.links = [MemberLink("global"), MemberLink("local")]
         for link in self.links:
             self.members.arrive(link)  # type: ignore[arg-type]
         self.service = OptimizerService(self.rounds, self.members)
@@ -122,7 +122,7 @@ class Root(Bench):
 
     def ask(self, rank: int = 0, by: str = "A", **body: Any) -> dict[str, Any]:
         try:
-            return self.service.serve({"name": "sgd", "params": {}, "by": by, **body}, rank)
+            return self.service.apply({"name": "sgd", "params": {}, "by": by, **body}, Member(by, rank=rank))
         finally:
             self.rounds.members_changed()  # as the server does after answering
 
@@ -191,7 +191,7 @@ def test_a_number_that_follows_from_the_size_of_the_party() -> None:
     """The message names it alone, and the hint says which number of workers is the same everywhere."""
     for workers, hint in ((1, "all workers that"), (2, "kv.num_workers differs between parties, .*kv.num_all_workers")):
         root = Root()
-        other = Member("global")
+        other = MemberLink("global")
         other.hello = {"rank": 1, "plane": "global", "workers": workers}
         root.members.arrive(other)  # type: ignore[arg-type]
         common = {"learning_rate": 0.5, "momentum": 0.75}

@@ -9,10 +9,12 @@ from bench import SIZE, Bench
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize
-from geomx_cli.ps.optimizer_state_service import OptimizerStateService
+from geomx_cli.ps.optimizer_service import OptimizerStateService
 
+MEMBER = Member("a")
 MOMENTUM = {"0/0/step": np.array([5]), "0/0/momentum": np.arange(SIZE, dtype=np.float32)}
 
 
@@ -32,7 +34,7 @@ class Root(Bench):
             self.push(rank, self.number, np.ones(SIZE, np.float32))
 
     def ask(self, topic: str, by: str = "a", **body: Any) -> dict[str, Any]:
-        return self.desk.serve(topic, {"by": by, **body}, self.links[0])
+        return self.desk.serve(topic, {"by": by, **body}, MEMBER)
 
     def read(self, by: str = "a") -> dict[str, Array]:
         run, size = bytearray(), self.ask("state_open", by)["size"]
@@ -97,11 +99,11 @@ def test_a_member_that_opens_again_and_again_rests_in_between(monkeypatch: pytes
     root.round()
     clock = iter([100.0, 100.5])
     with monkeypatch.context() as patch:
-        patch.setattr("geomx_cli.ps.optimizer_state_service.time.monotonic", lambda: next(clock))
+        patch.setattr("geomx_cli.ps.optimizer_service.time.monotonic", lambda: next(clock))
         root.ask("state_open")
     with monkeypatch.context() as patch:
-        patch.setattr("geomx_cli.ps.optimizer_state_service.time.monotonic", lambda: 101.0)
-        assert root.desk.rest(root.links[0]) == 4.5 and root.desk.rest(root.links[1]) < 0
+        patch.setattr("geomx_cli.ps.optimizer_service.time.monotonic", lambda: 101.0)
+        assert root.desk.rest(MEMBER) == 4.5 and root.desk.rest(Member("b")) < 0
 
 
 def test_an_index_longer_than_any_state_needs_is_refused_before_it_is_read() -> None:

@@ -15,9 +15,9 @@ import pytest
 from geomx_cli.core.errors import InvalidSettings, PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
-from geomx_cli.ps.cluster.barrier import Barrier
+from geomx_cli.ps.cluster.members import Barrier
 from geomx_cli.ps.cluster.partition import Partition, Tensor
-from geomx_cli.ps.cluster.rpc import MAX_OPEN, Request, Rpc
+from geomx_cli.ps.cluster.rpc import MAX_OPEN, Rpc
 from geomx_cli.ps.net import send_queue, shaping
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.shaping import WanLog
@@ -332,50 +332,47 @@ def test_an_emulated_link_has_a_rate_and_a_delay(clock: SimpleNamespace) -> None
 # Barriers.
 
 
-def at_barrier(barrier: Barrier, rank: int) -> Request:
-    request = Request(None, "barrier", {}, lambda *_: None)  # type: ignore[arg-type]
-    barrier.ask(rank, request)
-    return request
-
-
 def test_a_rank_that_is_early_waits_for_the_next_barrier() -> None:
     barrier = Barrier(lambda: [0, 1])
-    first, again = at_barrier(barrier, 0), at_barrier(barrier, 0)
-    assert barrier.release() == []
-    other = at_barrier(barrier, 1)
-    assert barrier.release() == [first, other]
-    assert barrier.release() == []
-    last = at_barrier(barrier, 1)
-    assert barrier.release() == [again, last]
+    for number in (1, 2):
+        barrier.reach(0, number)
+    assert barrier.met == 0
+    barrier.reach(1, 1)
+    assert barrier.met == 1 and barrier.missing() == {1}
+    barrier.reach(1, 2)
+    assert barrier.met == 2 and barrier.missing() == {0, 1}
 
 
-def test_who_leaves_is_not_waited_for_and_observers_are_answered_with_the_others() -> None:
+def test_a_barrier_that_is_reached_again_counts_once() -> None:
+    """As by a request that is repeated, or applied again from a log."""
+    barrier = Barrier(lambda: [0, 1])
+    for rank, number in ((0, 1), (0, 1), (1, 1), (0, 2), (0, 1), (1, 1), (0, 2)):
+        barrier.reach(rank, number)
+    assert barrier.met == 1 and barrier.missing() == {1}
+
+
+def test_who_leaves_is_not_waited_for_and_observers_pass_with_the_others() -> None:
     members = [0, 1]
     barrier = Barrier(lambda: members)
-    observer, first = at_barrier(barrier, 99), at_barrier(barrier, 0)
-    assert barrier.release() == []
+    barrier.reach(99, 1)
+    barrier.reach(0, 1)
+    assert barrier.met == 0
     members.remove(1)
-    assert set(barrier.release()) == {observer, first}
-    assert barrier.release() == []
+    barrier.update()
+    assert barrier.met == 1
     members.clear()
-    late = at_barrier(barrier, 0)
-    assert barrier.release() == [late]
+    barrier.reach(0, 2)
+    assert barrier.met == 2
 
 
 def test_an_observer_that_comes_late_does_not_wait_for_the_next_barrier() -> None:
     barrier = Barrier(lambda: [0, 1])
-    for rank in (0, 1):
-        at_barrier(barrier, rank)
-    assert len(barrier.release()) == 2
-    late, early = at_barrier(barrier, 99), at_barrier(barrier, 99)
-    assert barrier.release() == [late]
-    assert barrier.release() == []
-    first = at_barrier(barrier, 0)
-    since, missing = barrier.waiting() or (0.0, frozenset())
-    assert missing == {1} and since > 0
-    last = at_barrier(barrier, 1)
-    assert set(barrier.release()) == {first, last, early}
-    assert barrier.waiting() is None
+    for rank in (0, 1, 99, 99):
+        barrier.reach(rank, 1)
+    barrier.reach(99, 2)
+    assert barrier.met == 1
+    barrier.reach(0, 2)
+    assert barrier.met == 1 and barrier.missing() == {1}
 
 
 # Requests; tests/ps/test_cuts.py has them over connections that are cut.

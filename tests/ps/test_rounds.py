@@ -10,15 +10,14 @@ from tree import Tree
 
 from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.codec import parse_codec
-from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
+from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.partition import Placement, Placements, Slice, Tensor
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import view
 from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind, decode_header, encode_header
-from geomx_cli.ps.placement_service import PlacementService
 from geomx_cli.ps.server import Server
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
@@ -234,7 +233,7 @@ def test_who_waits_in_a_round_is_not_blamed_for_a_barrier() -> None:
     bench.push(1, 1, np.ones(SIZE, np.float32))
     members = SimpleNamespace(initializing=lambda: [], complete=True)
     control = SimpleNamespace(at_barriers=lambda: [(1.0, frozenset([1])), (2.0, frozenset([1, 2]))])
-    server: Any = SimpleNamespace(_table=bench.rounds.table, _members=members, _control=control)
+    server: Any = SimpleNamespace(_table=bench.rounds.table, _members=members, _services=control)
     waits = [(wait.what, wait.ranks) for wait in Server._waits(server)]
     assert waits == [("contributed to round 1", {0}), ("reached a barrier", {2})]
 
@@ -254,10 +253,8 @@ def test_who_skips_a_round_is_waited_for_and_not_who_is_before_it() -> None:
 @pytest.mark.parametrize(("rank", "root"), [(0, 1), (1, 0), (2, 1)])
 def test_the_first_message_of_a_slice_does_not_choose_its_root(rank: int, root: int) -> None:
     """The first root knows where the slice was placed, any other one that it is not its own."""
-    node: Any = SimpleNamespace(memberships=[SimpleNamespace(rank=rank)])
-    placements = PlacementService(node, None, None, Compression())  # type: ignore[arg-type]
-    placement = Placement(0, Tensor("w", SIZE, "float32"), (Slice(0, SIZE, 0, 0),))
-    placements._answer(SimpleNamespace(answer=lambda _, keep: None), [placement])  # type: ignore[arg-type]
+    placements = Placements(NodeSettings(), None, is_root=True, ratio=lambda: 1.0, rank=lambda: rank)  # type: ignore[arg-type]
+    placements._keep([Placement(0, Tensor("w", SIZE, "float32"), (Slice(0, SIZE, 0, 0),))])
     header = Header(kind=Kind.EXCHANGE, length=SIZE, size=SIZE, root=rank)
     assert placements.has_declared(header)
     header.root = root

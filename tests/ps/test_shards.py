@@ -10,7 +10,7 @@ from bench import Bench, gradient
 from cluster import ROOT, Cluster
 
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
-from geomx_cli.ps.cluster.server_members import CENTRAL, ServerMembers
+from geomx_cli.ps.cluster.members import CENTRAL, ServerMembers
 from geomx_cli.ps.net.wire import EVERY, BadMessage, Header, decode_header, encode_header
 
 SIZES = {"all": 70_000, "shard0": 50_000, "shard1": 30_000}

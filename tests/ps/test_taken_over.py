@@ -16,15 +16,13 @@ from rounds import PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, lau
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
-from geomx_cli.ps import placement_service
-from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.cluster import partition
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.cluster.members import CENTRAL, Member, ServerMembers
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.scheduler import Scheduler
-from geomx_cli.ps.cluster.server_members import CENTRAL, ServerMembers
+from geomx_cli.ps.local_services import LocalServices
 from geomx_cli.ps.net.wire import BadMessage, encode_body
-from geomx_cli.ps.placement_service import PlacementService
 
 TAKEN_OVER = [sys.executable, str(ROOT / "tests/scripts/taken_over.py")]
 FLAT = {"topology": "flat"}
@@ -121,7 +119,7 @@ def test_who_may_be_the_master_of_a_job_that_was_started_by_hand() -> None:
             link: Any = KeptLink()
             link.hello = {"plane": name, "rank": rank}
             members.arrive(link)
-        ranks = [members.rank_of(link) for link in members.arrived()]
+        ranks = [member.rank for member in members]
         assert sorted(rank for rank in ranks if members.may_be_master(rank, scope)) == masters
 
 
@@ -198,7 +196,7 @@ def test_local_servers_claim_the_workers_that_the_plan_has() -> None:
 
 
 class Placements:
-    """A first root's placement service, with slices of 100 elements; `answers`: what it has answered."""
+    """The declarations at a first root, or at a local server, with slices of 100 elements; `answers`: to them."""
 
     def __init__(self, upstream: Any = None) -> None:
         plane = PlaneSettings("localhost", 1, servers=1, workers=1)
@@ -206,16 +204,25 @@ class Placements:
         self.asked: list[tuple[dict[str, Any], Any, Any]] = []
         rpc = SimpleNamespace(ask=lambda link, topic, body, answer, refuse: self.asked.append((body, answer, refuse)))
         node: Any = SimpleNamespace(settings=settings, rpc=rpc, loop=SimpleNamespace(submit=lambda do: do()))
-        self.service = PlacementService(node, ServerMembers(settings, True), upstream, Compression())
+        members = ServerMembers(settings, True)
+        self.placements = partition.Placements(
+            settings, members, is_root=upstream is None, ratio=lambda: 1.0, rank=lambda: 0
+        )
+        self.local = upstream and LocalServices(
+            node, members, upstream, None, None, self.placements, lambda: 0  # type: ignore[arg-type]
+        )
         self.answers: list[list[list[Any]]] = []
-        self.links: dict[str, Any] = {}
+        self.senders: dict[str, Member] = {}
 
     def declare(self, *sizes: int, by: str = "A/worker:0", name: str = "", through: str = "") -> None:
         """Declare keys called "NAME of SIZE", as `by`, through a local server if that is not empty."""
-        link = self.links.setdefault(through or by, KeptLink())
-        link.name = through or by
+        sender = self.senders.setdefault(through or by, Member(through or by))
         body = {"tensors": [[f"{name} of {size}", size, "float32", 1, -1] for size in sizes], "by": by}
-        self.service.declare(Request(link, "declare", body, lambda answer, _: self._answered(answer)))
+        request: Any = Request(None, "declare", body, lambda answer, _: self._answered(answer))  # type: ignore[arg-type]
+        if self.local is not None:
+            self.local._on_declare(request, sender)
+        else:
+            request.answer(self.placements.place(body, sender))
 
     def _answered(self, answer: dict[str, Any]) -> None:
         self.answers.append(answer if "error" in answer else msgspec.msgpack.decode(encode_body(answer))["placements"])
@@ -226,7 +233,7 @@ class Placements:
 
 
 def test_a_declaration_has_as_many_slices_as_one_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement_service, "MAX_ANSWERED", 10)
+    monkeypatch.setattr(partition, "MAX_ANSWERED", 10)
     root = Placements()
     root.declare(600, 400)
     with pytest.raises(InvalidSettings, match=r"more than 10 slices \(initialise fewer keys at once"):

@@ -2,12 +2,11 @@
 
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party),
 SERVER_OPTIMIZER (1: the master sets one; plain: without momentum), PULL (1: save the weights after all workers' last
-rounds), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each
-push of this worker), SIZES, DTYPE, FILL (push this number instead of seeded gradients), COMMON (1: all workers
-give the initial values; differ: this one gives others than the master), GATES (a directory: wait at each gate until it
-has a file of that name; LOOK: how often, in s), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds),
-FAIL (1: fail instead of saying goodbye), EVENTS (1: write an event log, not to the output), LOSS (1: report a loss that
-falls from 1 to 0.1 in the first round), FAULT (executed by B/worker:0 after 21 rounds).
+rounds), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each push of this worker), SIZES, DTYPE,
+FILL (push this number instead of seeded gradients), GATES (a directory: wait at each gate until it has a file of that
+name; LOOK: how often, in s), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds), FAIL (1: fail instead
+of saying goodbye), EVENTS (1: write an event log, not to the output), LOSS (1: report a loss that falls from 1 to 0.1
+in the first round), FAULT (executed by B/worker:0 after 21 rounds).
 """
 
 import os
@@ -37,7 +36,6 @@ def gate(name: str) -> None:
 
 sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]
 dtype = os.environ.get("DTYPE", "float32")
-COMMON = os.environ.get("COMMON")
 settings = Settings.from_environment(plugins.table())
 events = event_log(settings) if "EVENTS" in os.environ else EventLog(None)
 client = Client(settings, events, plugins.deliveries()[deliveries.chosen(settings.options)].worker())
@@ -50,10 +48,7 @@ if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
     client.control.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": momentum, "rescale_grad": 0.25})
 for index, tensor in enumerate(tensors):
     initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
-    other = initial + 1 if COMMON == "differ" else initial if COMMON else initial * 0 + 5
-    client.init({tensor.name: initial if client.is_master else other}, common=bool(COMMON))
-if COMMON:
-    client.control.barrier("all")  # as the bundled job: all values are offered before the first pull
+    client.init({tensor.name: initial if client.is_master else initial * 0 + 5})
 if not client.trains:
     gate("leave")
     client.leave()

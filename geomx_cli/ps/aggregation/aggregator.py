@@ -52,7 +52,7 @@ class Aggregator:
 
     upstream: None at a root. own_rank: see Forwarder. above: this end of encoded exchanges with the roots. below: with
     the members, see ResultSender; () accepts contributions in any codec and sends results unencoded. warn: receives
-    warnings for the user. may_offer: see ValueService. `values`: handles initial values and pulls.
+    warnings for the user. `values`: handles initial values and pulls.
     """
 
     def __init__(
@@ -65,13 +65,12 @@ class Aggregator:
         above: Compression | None = None,
         below: Sequence[Compression] = (),
         warn: Callable[[str], None] = lambda _: None,
-        may_offer: Callable[[], bool] = lambda: False,
     ) -> None:
         self.table = table
         self._agreed, self._below = below, below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
-        self.values = ValueService(table, upstream, self._sender, self._advance, may_offer, warn)
+        self.values = ValueService(table, upstream, self._sender, self._advance, warn)
         self._updater = Updater(table, self._below[0], self.history, warn)
         self._forwarder: Forwarder | None = None
         if upstream is not None:

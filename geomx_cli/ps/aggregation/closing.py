@@ -49,8 +49,6 @@ class Updater:
             slot.version += 1
         if slot.version != before:  # if all abstained, other cohorts' rounds may have made the value newer
             cohort.version = slot.version
-        if slot.value is not None:
-            entry.offered = None
 
     def _new_value(
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content

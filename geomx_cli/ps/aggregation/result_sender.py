@@ -9,7 +9,7 @@ from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
 from geomx_cli.ps.aggregation.slice_state import Accumulator, Cohort, Result, SliceState, View, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.cluster.server_members import CENTRAL
+from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
@@ -88,8 +88,8 @@ class ResultSender:
         self._send(entry, waiter, round_, result, as_payload(view.array, entry.dtype), {})
 
     def answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
-        """Send the present value, or the rows of it that were asked for, or that the member has the value already. In a
-        synchronous job the value is the last round's result, as the codec left it.
+        """Send the present value, or the rows of it that were asked for. In a synchronous job the value is the last
+        round's result, as the codec left it.
         """
         member, version = self._table.member(waiter.rank), entry.slot.version
         seen = () if self._table.asynchronous else entry.cohort(member).seen
@@ -101,10 +101,6 @@ class ResultSender:
             return
         if seen:
             self.answer(entry, waiter, 0, Result(seen, version))
-            return
-        if self._table.is_root and entry.has_initial(waiter.digest):
-            self._given(entry, member)
-            self._send(entry, waiter, 0, Result((), version), None, {"form": Form.SAME})
             return
         array = entry.give()
         views = self._newest(entry, array) if waiter.newest else self._views(array, _unencoded)
@@ -119,7 +115,7 @@ class ResultSender:
             self.answer(entry, waiter, 0, Result(self._newest(entry, found), version))
 
     def acknowledge(self, link: Link, push: Header) -> None:
-        """Answer the push or offer of an initial value."""
+        """Answer the push of an initial value."""
         header = Header(kind=Kind.RESULT, request=push.request, key=push.key, slice=push.slice)
         self._delivery.down(link, header, None)
 

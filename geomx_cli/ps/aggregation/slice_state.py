@@ -187,8 +187,8 @@ class Waiter:
 
     reply: see wire.Reply. codec: accepted encoding of the result, "" for none. follows: whether the member has the
     previous round's result, to which a change could be applied. newest: for a pull, whether it wants the value after
-    other members' rounds and not an initial value. numbers: the pulled rows, None for all. digest: of the value that a
-    pulling member has, if any. split: it was told to send its own contribution instead of a merged one.
+    other members' rounds and not an initial value. numbers: the pulled rows, None for all. split: it was told to send
+    its own contribution instead of a merged one.
     """
 
     link: Link
@@ -201,7 +201,6 @@ class Waiter:
     follows: bool = False
     newest: bool = False
     numbers: Array | None = None
-    digest: bytes = b""
     split: bool = False
 
 
@@ -313,9 +312,8 @@ class SliceState:
     """One slice. `algorithm`: decides on its rounds. `row`: elements in a row. `size`: elements of its tensor.
     `shard`: see Tensor. `forwarded`: rounds sent to the root. `fetching`: the value was requested from the root.
     `pulls`: those that wait for the value, by request number.
-    `hyper`: the hyper-parameters set for its optimizer. `offered`: at a root without the value, the first one that a
-    member offered. `initial_digest`: at a root, of the offer, then of the initial value, once needed;
-    at a local server, of the first PUSH. `initial_from`: the process whose PUSH came first.
+    `hyper`: the hyper-parameters set for its optimizer. `initial_digest`: at a local server, of the first PUSH.
+    `initial_from`: the process whose PUSH came first.
     """
 
     slot: SliceView
@@ -332,7 +330,6 @@ class SliceState:
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)
     hyper: dict[str, float] = field(default_factory=dict)
-    offered: Array | None = None
     initial_digest: bytes = b""
     initial_from: str = ""
     _own: Array | None = None  # the value, while no one else may read it: then it is written in place
@@ -359,13 +356,6 @@ class SliceState:
         assert self.slot.value is not None
         self._own = None
         return self.slot.value
-
-    def has_initial(self, expected: bytes) -> bool:
-        """At a root: whether the value is the initial one, and has this digest."""
-        if self.slot.version or self.slot.value is None or not expected:
-            return False
-        self.initial_digest = self.initial_digest or self.digest_of(self.slot.value)
-        return self.initial_digest == expected
 
     def was_given(self, expected: bytes) -> bool:
         """Whether this digest is of the initial value, as far as that is known, or of the present one."""

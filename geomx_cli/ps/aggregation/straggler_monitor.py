@@ -13,8 +13,8 @@ from geomx_cli.core.errors import GeomxError, PeerLost
 from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.liveness import newest
+from geomx_cli.ps.cluster.members import ServerMembers
 from geomx_cli.ps.cluster.node import Node
-from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.net.link import Link
 
 __all__ = ["PendingWait", "StragglerMonitor"]

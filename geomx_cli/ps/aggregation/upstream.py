@@ -15,7 +15,7 @@ from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Content, Rows, row_numbers, view
+from geomx_cli.ps.net.payload import Content, Rows, row_numbers
 from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind, Reply
 
 __all__ = ["OnResult", "Transmit", "UpstreamClient"]
@@ -30,8 +30,8 @@ OnPassed = Callable[[Header, memoryview | None], None]
 
 @dataclass(slots=True)
 class _Pending:
-    """A request without a delivered result. `asked`: the server was asked whether it has the contribution, or elements
-    with the header's digest, and has not answered. `repeats`: because of damage. `result`: received, but held until the
+    """A request without a delivered result. `asked`: the server was asked whether it has the contribution, and
+    has not answered. `repeats`: because of damage. `result`: received, but held until the
     results of earlier rounds arrive. `acked`: the last round of which all whose contributions it contains have the
     result, None for this process alone. on_passed: of another process's request, gets the result as it came. on_repeat:
     see UpstreamClient.send.
@@ -68,17 +68,13 @@ class UpstreamClient:
         self, link: Link, header: Header, payload: memoryview | None, on_result: OnResult,
         transmit: Transmit | None = None, acked: int | None = None, on_repeat: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Send an EXCHANGE, PUSH, OFFER or PULL. The payload must not change until `on_result` is called with the
+        """Send an EXCHANGE, PUSH or PULL. The payload must not change until `on_result` is called with the
         RESULT and its content, which is valid as long as it is held. transmit: sends it in another way than whole, with
         the header completed here; repeats are whole, and `on_repeat` is called before each. acked: see _Pending.
-
-        A PUSH with a digest crosses a wide-area link without its payload, until the server asks for that. The payload
-        of a PULL with a digest stays here: it is the content if the server's value has this digest.
         """
         header.request = next(self._serial)
-        asked = _by_digest(link, header)
         pending = self._pending[header.request] = _Pending(
-            link, header, payload, on_result, asked, acked=acked, on_repeat=on_repeat
+            link, header, payload, on_result, acked=acked, on_repeat=on_repeat
         )
         if header.kind == Kind.EXCHANGE:
             where = (header.key, header.slice)
@@ -114,12 +110,7 @@ class UpstreamClient:
                 pending.on_passed(header, payload)
                 return
         try:
-            if header.form == Form.SAME:
-                if pending is None:
-                    return
-                found: Content = view(pending.header, pending.payload).copy()  # the caller may change its array
-            else:
-                found = received(header, payload if payload is not None else memoryview(b""))
+            found = received(header, payload if payload is not None else memoryview(b""))
         except DamagedPayload:
             if pending is not None and pending.result is None and self._may_repeat(pending):
                 self._retry(pending)
@@ -171,9 +162,9 @@ class UpstreamClient:
                 self._retry(pending)
 
     def again(self, link: Link, request: int, *, damaged: bool = False) -> None:
-        """The peer lacks this contribution or initial value, or it was damaged: send it with its payload."""
+        """The peer lacks this contribution, or it was damaged: send it with its payload."""
         pending = self._pending.get(request)
-        if pending is None or pending.link is not link or _stays_here(pending.header):
+        if pending is None or pending.link is not link:
             return
         if pending.asked or (damaged and self._may_repeat(pending)):
             pending.asked = False
@@ -204,11 +195,8 @@ class UpstreamClient:
             pending.link.want(header.key, header.slice, header.round)
 
     def _retry(self, pending: _Pending) -> None:
-        """Request a result again; a contribution or a value with a digest is not sent with its payload unless the peer
-        then asks for it.
-        """
-        contributes = pending.header.kind == Kind.EXCHANGE and pending.payload is not None
-        pending.asked = contributes or _by_digest(pending.link, pending.header)
+        """Request a result again; a contribution is not sent with its payload unless the peer then asks for it."""
+        pending.asked = pending.header.kind == Kind.EXCHANGE and pending.payload is not None
         self._send(pending)
 
     @staticmethod
@@ -240,20 +228,10 @@ def _none(header: Header, found: Content) -> None:
     """Nobody here waits for this result."""
 
 
-def _by_digest(link: Link, header: Header) -> bool:
-    """Whether to send the digest in this header instead of the payload."""
-    return _stays_here(header) or (bool(header.digest) and link.wide_area)
-
-
-def _stays_here(header: Header) -> bool:
-    """Whether the payload is never sent: the elements that a PULL with their digest may be answered with."""
-    return header.kind == Kind.PULL and bool(header.digest)
-
-
 def _check(asked: Header, result: Header) -> None:
     """Raise BadMessage if a result does not match its request."""
     round_ = asked.round if asked.kind == Kind.EXCHANGE else 0
-    length = 0 if asked.kind in (Kind.PUSH, Kind.OFFER) else asked.length
+    length = 0 if asked.kind == Kind.PUSH else asked.length
     wanted = (asked.key, asked.slice, round_, length)
     found = (result.key, result.slice, result.round, result.length)
     same = (result.dtype, result.row, result.size) == (asked.dtype, asked.row, asked.size)
@@ -262,8 +240,6 @@ def _check(asked: Header, result: Header) -> None:
     of_rows = asked.form == Form.ROWS if asked.kind == Kind.PULL else asked.reply != Reply.FULL
     if result.form == Form.ROWS and not of_rows:
         raise BadMessage("a result of rows where all elements were asked for")
-    if result.form == Form.SAME and (asked.kind != Kind.PULL or not asked.digest):
-        raise BadMessage("a result without a value where none was offered")
     if result.form in (Form.ENCODED, Form.CHANGE) and result.codec != asked.codec:
         raise BadMessage(f"a result encoded as {result.codec!r} where {asked.codec!r} was asked for")
     if result.form == Form.CHANGE and not asked.follows:

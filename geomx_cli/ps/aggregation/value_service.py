@@ -1,14 +1,9 @@
-"""The values of slices outside rounds: initial values (PUSH, OFFER) and pulls.
-
-Where every worker computes the same initial values, only their digests cross wide-area links: the first worker of each
-party offers its own to the local server, which pulls with their digest, and offers them to a root of its party. That
-root completes with them a PUSH of their digest from another party. An offer never decides about a value.
+"""The values of slices outside rounds: initial values (PUSH) and pulls.
 
 Servers do not know which worker sets a slice: front ends use one for each key, and not always the master. The first
 PUSH counts, and another value from a later one is warned of.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,10 +14,10 @@ from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Content, Rows, as_payload, cast, row_numbers, view
+from geomx_cli.ps.net.payload import Content, Rows, row_numbers, view
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 
-__all__ = ["MAX_PULLS", "OFFER_LIMIT", "ValueService"]
+__all__ = ["MAX_PULLS", "ValueService"]
 
 MAX_PULLS = 4096
 """Pulls of one slice by one member that may wait for its value."""
@@ -32,8 +27,6 @@ server so much for each of its workers, whose pulls it forwards.
 """
 MAX_PUSHED, MAX_PUSHES = 256 * 2**20, 2
 """What one member may push before a root has acknowledged it: bytes, or copies of all values of this server."""
-OFFER_LIMIT = 30.0
-"""Seconds after which a PUSH of a digest waits no more for an offer: its value is requested."""
 
 
 @dataclass(slots=True)
@@ -46,22 +39,12 @@ class _Outstanding:
     pushed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Undecided:
-    """A PUSH of a digest that waits for an offer; since when, in time.monotonic seconds."""
-
-    entry: SliceState
-    link: Link
-    header: Header
-    since: float
-
-
 class ValueService:
     """Takes initial values and answers pulls. At a local server the roots have the initial values; it fetches those
     that it needs.
 
-    upstream: None at a root. on_value: called when a slice may have got its initial value. may_offer: whether a member
-    may offer values; asked at a root. warn: receives warnings for the user. Used by the loop's thread only.
+    upstream: None at a root. on_value: called when a slice may have got its initial value. warn: receives warnings for
+    the user. Used by the loop's thread only.
     """
 
     def __init__(
@@ -70,7 +53,6 @@ class ValueService:
         upstream: UpstreamClient | None,
         sender: ResultSender,
         on_value: Callable[[SliceState], None],
-        may_offer: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
         self._table = table
@@ -78,17 +60,12 @@ class ValueService:
         self._sender = sender
         self._on_value = on_value
         self._outstanding: defaultdict[Link, _Outstanding] = defaultdict(_Outstanding)
-        self._may_offer = may_offer
         self._warn = warn
         self._rivals: set[tuple[str, str]] = set()  # pairs of processes that were warned of
-        self._undecided: dict[tuple[int, int], _Undecided] = {}  # by slice
 
     def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """Handle an initial value: the first one wins. A local server forwards it to the root."""
         entry = self._table.entry(header)
-        if payload is None and header.digest:
-            self._on_digest(entry, link, header)
-            return
         array = view(header, payload)
         if self._upstream is not None:
             self._push_up(entry, link, header, payload, array)
@@ -122,27 +99,6 @@ class ValueService:
         outstanding.pushes.add(header.request)
         outstanding.pushed += array.nbytes
         self._send_up(entry, header, payload, acknowledged)
-        if header.digest and entry.slot.value is None:
-            self.fetch(entry, header.priority, array.copy())
-
-    def _on_digest(self, entry: SliceState, link: Link, header: Header) -> None:
-        """Complete a PUSH without its value from an offer with its digest. Without an offer, wait for one; request the
-        value if the offer differs or none is to be expected. A local server acknowledges only a repeat.
-        """
-        if entry.slot.value is not None and self._upstream is None:
-            self._compare(entry, link, header.digest)
-            self._sender.acknowledge(link, header)
-        elif entry.slot.value is not None and entry.initial_from == link.name:
-            self._sender.acknowledge(link, header)
-        elif entry.offered is not None and entry.initial_digest == header.digest:
-            self._set(entry, entry.offered, link, header)
-            self._sender.acknowledge(link, header)
-        elif self._upstream is not None or entry.offered is not None or not self._may_offer():
-            link.ask_again(header.request)
-        else:
-            waiting = self._undecided.setdefault(entry.slot.id, _Undecided(entry, link, header, time.monotonic()))
-            if (waiting.link, waiting.header.request) != (link, header.request):
-                link.ask_again(header.request)
 
     def _compare(self, entry: SliceState, link: Link, expected: bytes) -> None:
         """Warn of a PUSH with this digest unless its value is the first one's or the present one. Once the value has
@@ -166,40 +122,10 @@ class ValueService:
 
     def _set(self, entry: SliceState, value: Array, link: Link, push: Header) -> None:
         entry.initial_from = link.name
-        if value is not entry.offered:
-            entry.initial_digest = b""
-        entry.slot.value, entry.offered = value, None
+        entry.slot.value = value
         entry.hyper.update({name: number for name, number in push.hyper.items() if name != SERIAL})
-        waiting = self._undecided.pop(entry.slot.id, None)
-        if waiting is not None:
-            self._compare(entry, waiting.link, waiting.header.digest)
-            self._sender.acknowledge(waiting.link, waiting.header)
         self.answer_pulls(entry)
         self._on_value(entry)
-
-    def on_offer(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Handle a value that a member expects as the initial one; the first offer of a slice counts."""
-        entry, array = self._table.entry(header), view(header, payload)
-        if entry.slot.value is None and entry.offered is None and not entry.fetching:
-            array = cast(array, entry.dtype).copy()
-            if self._upstream is None:
-                entry.offered, entry.initial_digest = array, entry.digest_of(array)
-                waiting = self._undecided.pop(entry.slot.id, None)
-                if waiting is not None:
-                    self._on_digest(entry, waiting.link, waiting.header)
-            else:
-                if not self._upstream.links[entry.root].wide_area:
-                    self._send_up(entry, header, as_payload(array, entry.dtype), lambda _, __: None)
-                self.fetch(entry, header.priority, array)
-        self._sender.acknowledge(link, header)
-        link.consumed(0 if payload is None else len(payload))
-
-    def check_offers(self) -> None:
-        """Request the values that wait for an offer for too long; to be called regularly."""
-        for where, waiting in list(self._undecided.items()):
-            if time.monotonic() - waiting.since > OFFER_LIMIT:
-                del self._undecided[where]
-                waiting.link.ask_again(waiting.header.request)
 
     def on_pull(self, link: Link, header: Header, rank: int, payload: memoryview | None = None) -> None:
         """Answer with the current value or the requested rows of it. Without a value, queue the pull, and fetch the
@@ -210,8 +136,7 @@ class ValueService:
         entry, numbers = self._table.entry(header), row_numbers(header, payload)
         newest = self._table.asynchronous and header.round > 0
         waiter = Waiter(
-            link, rank, header.request, header.priority, codec=header.codec, newest=newest, numbers=numbers,
-            digest=header.digest,
+            link, rank, header.request, header.priority, codec=header.codec, newest=newest, numbers=numbers
         )  # fmt: skip
         own = entry.pulls.get(link, {})
         if len(own) >= MAX_PULLS and header.request not in own:
@@ -245,10 +170,8 @@ class ValueService:
             for waiter in own.values():
                 self._sender.answer_pull(entry, waiter)
 
-    def fetch(self, entry: SliceState, priority: int = 0, offered: Array | None = None) -> None:
-        """At a local server: request the value from the root, once. The root answers as soon as it has one; if that is
-        the one offered here, without sending it.
-        """
+    def fetch(self, entry: SliceState, priority: int = 0) -> None:
+        """At a local server: request the value from the root, once. The root answers as soon as it has one."""
         if self._upstream is None or entry.fetching:
             return
 
@@ -260,18 +183,15 @@ class ValueService:
             self._on_value(entry)
 
         entry.fetching = True
-        header, payload = Header(kind=Kind.PULL, priority=priority), None
-        if offered is not None:
-            header.digest, payload = entry.digest_of(offered), as_payload(offered, entry.dtype)
-        self._send_up(entry, header, payload, fetched)
+        self._send_up(entry, Header(kind=Kind.PULL, priority=priority), None, fetched)
 
     def _send_up(self, entry: SliceState, asked: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Send a PUSH, OFFER or PULL as `asked` to the root of the slice."""
+        """Send a PUSH or PULL as `asked` to the root of the slice."""
         assert self._upstream is not None
         header = Header(
             kind=asked.kind, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, shard=entry.shard,
-            round=asked.round, priority=asked.priority, form=asked.form, rows=asked.rows, digest=asked.digest,
+            round=asked.round, priority=asked.priority, form=asked.form, rows=asked.rows,
             codec=self._upstream.compression.spec if asked.round else "",
         )  # fmt: skip
         self._upstream.send(self._upstream.links[entry.root], header, payload, on_result)

@@ -146,7 +146,10 @@ class _Held(TypedDict):
 
 
 class _Barrier(TypedDict):
+    """number: of this barrier of the scope, from 1, by the sender's count."""
+
     scope: Literal["party", "all"]
+    number: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class _Patience(TypedDict):

@@ -16,7 +16,8 @@ Role = Literal["global_scheduler", "global_server", "scheduler", "server", "work
 class PlaneSettings:
     """A plane that a process belongs to: the address of its scheduler, and the numbers of its members.
 
-    `uri` is the scheduler's address, or a name that every process of the plane can resolve.
+    uri: the scheduler's address, or a name that every process of the plane can resolve.
+    scheduler: the endpoint of a planned scheduler, used instead of `uri` and `port`.
     """
 
     uri: str
@@ -44,18 +45,27 @@ class PlaneSettings:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """All settings of a process. `local` is the plane of its party, `upper` the global plane.
+    """All settings of a process.
 
-    A server with both planes is a local server, or a root (`global_server`); a root without `local` has no members in
-    the central party's plane; a server without `upper` is the root of a flat cluster. `party_index`, `rank` and
-    `global_rank` are None if the scheduler is to choose. `wan_share` is this process's fraction of its party's emulated
-    link; `links` are the emulated ones between parties (net/shaping.py). `group_size` is that of the process group in
-    which a party's workers add their gradients, 0 if servers do; `rank` is that in it, and only rank 0 has a plane.
-    `rendezvous` is what they dial to form it and, for rank 0, what to bind. `peers` are the workers, or parties with
-    local servers, that this process dials ("to:RANK") and that dial it ("from:RANK"), () for those of the delivery.
-    `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `output_dir` is where a worker or
-    a root saves what is to be kept, "" for nowhere. `clock_ahead`: see JobClock.
-    supervised: an agent of `geomx launch` has started this process. `options` holds the table of options by name.
+    A server with both planes is a local server, or a root (`global_server`). A root without `local` has no members in
+    the central party's plane. A server without `upper` is the root of a flat cluster.
+
+    local, upper: the plane of its party; the global plane.
+    master: a worker that configures the servers. central_workers: those of the central party train.
+    num_all_workers: training workers of the job, 0 if not known.
+    interface, node_host, port: where to listen, for processes started by hand.
+    output_dir: where a worker or a root saves what is to be kept, "" for nowhere.
+    party_index, rank, global_rank: None if the scheduler is to choose.
+    bind, advertise: planned endpoints, and those that others dial if they differ.
+    wan_share: this process's fraction of its party's emulated link.
+    links: the emulated ones between parties (net/shaping.py).
+    device: what a worker of the bundled job trains on: "" for the CPU, or "gpuN".
+    group_size: of the process group in which a party's workers add their gradients, 0 if servers do. `rank` is that in
+    it, and only rank 0 has a plane. rendezvous: what they dial to form it and, for rank 0, what to bind.
+    peers: the workers, or parties with local servers, that this process dials ("to:RANK") and that dial it
+    ("from:RANK"), () for those of the delivery.
+    clock_ahead: seconds, see JobClock. supervised: an agent of `geomx launch` has started this process.
+    options: the table of options, by name.
     """
 
     role: Role = "worker"

@@ -1,16 +1,16 @@
 """Small values under names, by which the workers of a job find each other, as torch.distributed's store."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop, Timer
 
-__all__ = ["KeyValues"]
+__all__ = ["KeyValueService", "KeyValues"]
 
 _NUMBER = re.compile(rb"-?\d{1,18}")
 
@@ -24,121 +24,84 @@ MAX_WAITING = 256
 """Requests of one worker that wait for values."""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request for values that are missing. `timer` answers it after its limit."""
-
-    missing: set[str]
-    request: Request
-    timer: Timer
-
-
 class KeyValues:
     """The values of a job, at its first root. Each belongs to the member that stored it last: a worker, or a party.
-    Used by the loop's thread only.
 
     Requests name `keys` and what to do (`op`): "set" to `values`; "get" and "wait" for all of them, at most `seconds`;
     "add" `number` to an integer in decimal; "append" to what is there; "compare" and set, from the first of `values`
-    to the second; "check" whether all exist; "delete"; "count" all that are stored. workers: of a member.
+    to the second; "check" whether all exist; "delete"; "count" all that are stored.
     """
 
-    def __init__(self, loop: Loop, workers: Callable[[Link], int]) -> None:
-        self._loop = loop
-        self._workers = workers
-        self._values: dict[str, tuple[bytes, Link]] = {}
-        self._held: dict[Link, int] = {}
-        self._waiting: list[_Waiting] = []
-        self._ops: dict[str, Callable[[Request], Body]] = {
-            "set": self._set, "add": self._add, "append": self._append, "compare": self._compare,
-            "check": lambda request: {"found": self._missing(request) == set()},
-            "delete": lambda request: {"number": sum(self._remove(key) for key in request.body["keys"])},
-            "count": lambda _: {"number": len(self._values)},
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[bytes, str]] = {}  # with the member that has stored it
+        self._held: dict[str, int] = {}
+        self._ops: dict[str, Callable[[Body, str], Body]] = {
+            "set": self._set, "get": self._get, "add": self._add, "append": self._append, "compare": self._compare,
+            "wait": lambda body, _: {"found": not self.missing(body["keys"]), "values": []},
+            "check": lambda body, _: {"found": not self.missing(body["keys"])},
+            "delete": lambda body, _: {"number": sum(self._remove(key) for key in body["keys"])},
+            "count": lambda *_: {"number": len(self._values)},
         }  # fmt: skip
 
-    def serve(self, request: Request) -> None:
-        """Answer now, or when the values are there. Raises InvalidSettings for more than a member may store or ask, and
-        for a key that is listed twice: each would be copied as often.
+    def apply(self, body: Body, sender: Member) -> Body:
+        """Do what a request asks, and return the answer. Raises InvalidSettings for more than a member may store or
+        ask, and for a key that is listed twice: each would be copied as often.
         """
-        keys = request.body["keys"]
-        if len(set(keys)) < len(keys):
+        if len(set(body["keys"])) < len(body["keys"]):
             raise InvalidSettings("a key is listed twice in one request", "name each key once")
-        if request.body["op"] in ("get", "wait"):
-            self._wait(request)
-        else:
-            request.answer(self._ops[request.body["op"]](request))
+        return self._ops[body["op"]](body, sender.process)
 
-    def _set(self, request: Request) -> Body:
-        for key, value in zip(request.body["keys"], request.body["values"], strict=True):
-            self._put(request.link, key, value)
+    def missing(self, keys: Iterable[str]) -> set[str]:
+        """Those of the keys that have no value."""
+        return {key for key in keys if key not in self._values}
+
+    def _get(self, body: Body, _: str) -> Body:
+        keys = () if self.missing(body["keys"]) else body["keys"]
+        values = [self._values[key][0] for key in keys]
+        if sum(map(len, values)) > MAX_ANSWER:
+            raise InvalidSettings(f"more than {MAX_ANSWER} bytes asked for at once", "get fewer keys")
+        return {"found": bool(keys), "values": values}
+
+    def _set(self, body: Body, by: str) -> Body:
+        for key, value in zip(body["keys"], body["values"], strict=True):
+            self._put(by, key, value)
         return {}
 
-    def _add(self, request: Request) -> Body:
-        (key,) = request.body["keys"]
+    def _add(self, body: Body, by: str) -> Body:
+        (key,) = body["keys"]
         present = self._value(key) or b"0"
         if not _NUMBER.fullmatch(present):
             raise InvalidSettings(f"an addition to {key!r}, whose value is no integer of 64 bits", "use another key")
-        number = int(present) + request.body["number"]
-        self._put(request.link, key, str(number).encode())
+        number = int(present) + body["number"]
+        self._put(by, key, str(number).encode())
         return {"number": number}
 
-    def _append(self, request: Request) -> Body:
-        for key, value in zip(request.body["keys"], request.body["values"], strict=True):
-            self._put(request.link, key, (self._value(key) or b"") + value)
+    def _append(self, body: Body, by: str) -> Body:
+        for key, value in zip(body["keys"], body["values"], strict=True):
+            self._put(by, key, (self._value(key) or b"") + value)
         return {}
 
-    def _compare(self, request: Request) -> Body:
-        (key,), (expected, desired) = request.body["keys"], request.body["values"]
+    def _compare(self, body: Body, by: str) -> Body:
+        (key,), (expected, desired) = body["keys"], body["values"]
         found = self._value(key)
         if found == expected or (found is None and not expected):
-            self._put(request.link, key, desired)
+            self._put(by, key, desired)
             return {"values": [desired]}
         return {"values": [expected if found is None else found]}
 
-    def _wait(self, request: Request) -> None:
-        missing = self._missing(request)
-        seconds = request.body.get("seconds", 0.0)
-        if not missing or not seconds:
-            self._answer(request, found=not missing)
-            return
-        most = MAX_WAITING * self._workers(request.link)
-        if sum(other.request.link is request.link for other in self._waiting) >= most:
-            what = f"more than {most} requests of {request.link.name} wait for values of other workers"
-            raise InvalidSettings(what, "wait for fewer of them at once")
-
-        def expire() -> None:
-            self._waiting.remove(waiting)
-            self._answer(request, found=False)
-
-        waiting = _Waiting(missing, request, self._loop.call_later(seconds, expire))
-        self._waiting.append(waiting)
-
-    def _answer(self, request: Request, *, found: bool) -> None:
-        wanted = request.body["keys"] if found and request.body["op"] == "get" else ()
-        values = [self._values[key][0] for key in wanted]
-        if sum(map(len, values)) > MAX_ANSWER:
-            request.refuse(InvalidSettings(f"more than {MAX_ANSWER} bytes asked for at once", "get fewer keys"))
-        else:
-            request.answer({"found": found, "values": values}, keep=False)  # a repeat reads them again
-
-    def _put(self, member: Link, key: str, value: bytes) -> None:
+    def _put(self, by: str, key: str, value: bytes) -> None:
         if len(value) > MAX_VALUE:
             what = f"a value of {len(value)} bytes under {key!r}: at most {MAX_VALUE}"
             raise InvalidSettings(what, "use a collective operation, as broadcast")
         before = self._values.get(key)
-        freed = _size(key, before[0]) if before is not None and before[1] is member else 0
-        held = self._held.get(member, 0) + _size(key, value) - freed
+        freed = _size(key, before[0]) if before is not None and before[1] == by else 0
+        held = self._held.get(by, 0) + _size(key, value) - freed
         if held > MAX_HELD:
-            what = f"{member.name} stores more than {MAX_HELD} bytes of values"
+            what = f"{by} stores more than {MAX_HELD} bytes of values"
             raise InvalidSettings(what, "delete those that nobody needs; tensors belong into collective operations")
         self._remove(key)
-        self._values[key] = value, member
-        self._held[member] = self._held.get(member, 0) + _size(key, value)
-        for waiting in [waiting for waiting in self._waiting if key in waiting.missing]:
-            waiting.missing.discard(key)
-            if not waiting.missing and not self._missing(waiting.request):
-                waiting.timer.cancel()
-                self._waiting.remove(waiting)
-                self._answer(waiting.request, found=True)
+        self._values[key] = value, by
+        self._held[by] = self._held.get(by, 0) + _size(key, value)
 
     def _remove(self, key: str) -> bool:
         value = self._values.pop(key, None)
@@ -146,11 +109,74 @@ class KeyValues:
             self._held[value[1]] -= _size(key, value[0])
         return value is not None
 
-    def _missing(self, request: Request) -> set[str]:
-        return {key for key in request.body["keys"] if key not in self._values}
-
     def _value(self, key: str) -> bytes | None:
         return self._values[key][0] if key in self._values else None
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request for values that are missing. `timer` answers it after its limit."""
+
+    missing: set[str]
+    request: Request
+    sender: Member
+    timer: Timer
+
+
+class KeyValueService:
+    """Answers requests for KeyValues, those for missing values later. Used by the loop's thread only.
+
+    apply: KeyValues.apply, through whatever keeps a log of it.
+    """
+
+    def __init__(self, loop: Loop, values: KeyValues, apply: Callable[[Body, Member], Body]) -> None:
+        self._loop = loop
+        self._values = values
+        self._apply = apply
+        self._waiting: list[_Waiting] = []
+
+    def serve(self, request: Request, sender: Member) -> None:
+        """Answer now, or when the values are there. Raises InvalidSettings as KeyValues does, and for too many that
+        wait.
+        """
+        keys, op = request.body["keys"], request.body["op"]
+        if op not in ("get", "wait"):
+            try:
+                request.answer(self._apply(request.body, sender))
+            finally:
+                self._wake(keys)  # some may be stored although another one was refused
+            return
+        answer = self._apply(request.body, sender)
+        if answer["found"] or not request.body.get("seconds"):
+            request.answer(answer, keep=False)  # a repeat reads them again
+        else:
+            self._wait(request, sender)
+
+    def _wait(self, request: Request, sender: Member) -> None:
+        most = MAX_WAITING * sender.workers
+        if sum(other.sender is sender for other in self._waiting) >= most:
+            what = f"more than {most} requests of {sender.process} wait for values of other workers"
+            raise InvalidSettings(what, "wait for fewer of them at once")
+
+        def expire() -> None:
+            self._waiting.remove(waiting)
+            request.answer(self._apply(request.body, sender), keep=False)
+
+        missing, seconds = self._values.missing(request.body["keys"]), request.body["seconds"]
+        waiting = _Waiting(missing, request, sender, self._loop.call_later(seconds, expire))
+        self._waiting.append(waiting)
+
+    def _wake(self, keys: list[str]) -> None:
+        """Answer the requests that waited for these values, and for no others."""
+        for waiting in [waiting for waiting in self._waiting if not waiting.missing.isdisjoint(keys)]:
+            waiting.missing = self._values.missing(waiting.request.body["keys"])
+            if not waiting.missing:
+                waiting.timer.cancel()
+                self._waiting.remove(waiting)
+                try:
+                    waiting.request.answer(self._apply(waiting.request.body, waiting.sender), keep=False)
+                except InvalidSettings as error:
+                    waiting.request.refuse(error)
 
 
 def _size(key: str, value: bytes) -> int:

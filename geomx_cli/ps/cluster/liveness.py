@@ -115,10 +115,12 @@ LATE = 2.0
 class Liveness:
     """Monitors links from `watch` to `forget`. Used by the loop's thread only.
 
-    `on_lost` is called once for a link that was silent for `silence` seconds, or whose peer closed it and did not
-    reconnect; the link is then forgotten. `interval`: seconds between heartbeats, at most BEAT. active: when this
-    process itself last worked towards what others wait for (time.monotonic seconds). supervised: agents report when a
-    process ends, hangs or is stopped, so a closed connection may also be one that was reset on the way.
+    silence: seconds after which a silent link is lost. interval: seconds between heartbeats, at most BEAT.
+    on_lost: called once for a link that was silent for so long, or whose peer closed it and did not reconnect. The link
+    is then forgotten.
+    active: when this process itself last worked towards what others wait for (time.monotonic seconds).
+    supervised: agents report when a process ends, hangs or is stopped, so a closed connection may also be one that was
+    reset on the way.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Liveness:
         self._leaving: set[Link] = set()
         self._last = 0.0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start sending heartbeats and checking links."""
         self._last = time.monotonic()
         self._loop.every(self._interval, self._tick)

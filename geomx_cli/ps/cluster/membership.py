@@ -1,46 +1,37 @@
-"""A node's membership of one plane: join, roster, failure, goodbye. The other end is the plane's scheduler."""
+"""How a process joins a plane and how it ends. The other end of a membership is the plane's scheduler.
+
+Without a failure the end takes two requests: a process that is done sends "bye", gets an answer, and sends "gone". An
+answer may be lost with its connection, so the answering process stays until it receives "gone". The sender of "gone"
+stays until it is answered, but only some seconds: if just that answer was lost, the peer has ended. A failing process
+sends "fail", which needs an answer only.
+"""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import StateChanged, Telemetry, WarningRaised
 from geomx_cli.core.units import counted
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
+from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.cluster.rpc import Request, Rpc
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.net.wire import BadMessage
 
-__all__ = ["MemberNode", "Membership", "RosterEntry"]
+__all__ = ["Membership", "Shutdown"]
 
 QUIET, UNREACHED = 0.1, 0.9
 """Parts of the option `timeout` after which a node says that its scheduler has said nothing at all, and gives it up:
 before that one misses the node, for the node knows which link it is."""
-
-
-@dataclass(frozen=True)
-class RosterEntry:
-    """A process of a plane, as listed in the roster. `endpoints`: where others dial it (empty for workers); the first
-    TCP endpoint is for its own party, the last for other parties.
-    """
-
-    process: str
-    party: str
-    host: str
-    role: str
-    rank: int
-    endpoints: tuple[str, ...] = ()
-
-    def endpoint_for(self, host: str, party: str) -> str:
-        """The endpoint for a process of `party` on `host`: a unix socket on the same planned host, else TCP."""
-        near = host != "" and host == self.host
-        fitting = [item for item in self.endpoints if item.startswith("ipc:") == near] or list(self.endpoints)
-        return fitting[0 if party == self.party else -1]
+PARTING = 10.0
+"""Seconds to wait for the answer to "gone". A peer that does not receive "gone" waits for the option `silence`."""
 
 
 class MemberNode(Protocol):
@@ -62,9 +53,10 @@ class MemberNode(Protocol):
 
 
 class Membership:
-    """Created by Node.join. `rank` and `members` are set once the roster has arrived.
+    """A process in one plane, as Node.join makes it.
 
-    `over`: no further message is expected, because the scheduler is gone or ending.
+    rank, members: -1 and none until the roster has arrived.
+    over: no further message is expected, because the scheduler is gone or ending.
     """
 
     def __init__(
@@ -76,7 +68,7 @@ class Membership:
         on_roster: Callable[["Membership"], None],
     ) -> None:
         self.rank = -1
-        self.members: list[RosterEntry] = []
+        self.members: list[Member] = []
         self.over = False
         self._node = node
         self._on_roster = on_roster
@@ -101,7 +93,7 @@ class Membership:
         node.loop.call_later(UNREACHED * node.timeout, self._give_up)
         node.rpc.ask(self.link, "join", body, self._joined, self._refused, limit=node.joining + 5)
 
-    def servers(self) -> list[RosterEntry]:
+    def servers(self) -> list[Member]:
         """The servers of the plane, by rank."""
         return sorted((item for item in self.members if item.role == "server"), key=lambda item: item.rank)
 
@@ -120,7 +112,7 @@ class Membership:
     def on_request(self, request: Request) -> None:
         """Handle the scheduler's notifications."""
         topic, body = request.topic, request.body
-        self._hear()
+        self._heard = True
         if topic == "pending":
             self._node.liveness.watch(self.link)  # as the scheduler does from now on
             known, self._missing = self._missing, body["missing"]
@@ -137,21 +129,18 @@ class Membership:
 
     def _joined(self, body: dict[str, Any]) -> None:
         self._deadline.cancel()
-        self._hear()
+        self._heard = True
         self.rank = body["rank"]
         self.link.name = body["scheduler"]
         self._node.liveness.watch(self.link)
-        self.members = [RosterEntry(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
+        self.members = [Member(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
         self._on_roster(self)
 
     def _refused(self, error: GeomxError) -> None:
         self._deadline.cancel()
-        self._hear()
+        self._heard = True
         self.over = True
         self._node.fail(InvalidSettings(f"{self.link.name} refused this process: {error.message}", error.hint))
-
-    def _hear(self) -> None:
-        self._heard = True
 
     def _warn(self) -> None:
         if not self._heard:
@@ -173,3 +162,92 @@ class Membership:
 
     def _fail(self, missing: str, hint: str) -> None:
         self._node.fail(TimedOut(f"waited {time.monotonic() - self._began:.0f} s for {missing}", hint))
+
+
+class Shutdown:
+    """Stops the loop when the process may end. Used by the loop's thread only.
+
+    silence: seconds to wait for an answer to "bye", and for the "gone" of others.
+    on_gone: called for each peer that needs nothing more.
+    leaving: peers that have sent "bye" but not "gone".
+    """
+
+    def __init__(
+        self, loop: Loop, rpc: Rpc, liveness: Liveness, silence: float, on_gone: Callable[[Link], None]
+    ) -> None:
+        self._loop = loop
+        self._rpc = rpc
+        self._liveness = liveness
+        self._silence = silence
+        self._on_gone = on_gone
+        self.leaving: set[Link] = set()
+        self._last_message = ""
+        self._pending: set[Link] = set()  # peers that have not answered it
+        self._waits = False
+
+    def bye(self, links: Iterable[Link]) -> None:
+        """End when all `links` have answered, and all peers that said bye to this process are gone."""
+        self._notify("bye", {}, links, self._silence)
+
+    def fail(self, body: Body, links: Iterable[Link], limit: float) -> None:
+        """End when all `links` have been told why, or after `limit` seconds. Replaces a `bye`."""
+        self._notify("fail", body, links, limit)
+
+    def answer_bye(self, request: Request) -> None:
+        """Answer a peer's bye; this process stays until the peer has received the answer."""
+        self.leaving.add(request.link)
+        self._liveness.release(request.link)
+        request.answer()
+
+    def gone(self, link: Link) -> None:
+        """This peer needs nothing more. It may repeat "gone", and one that has not sent "bye" is ignored."""
+        if link not in self.leaving:
+            return
+        self.leaving.discard(link)
+        self._liveness.forget(link)
+        self._on_gone(link)
+        if self._waits:
+            self._stop_when_over()
+
+    def lost(self, link: Link, error: GeomxError) -> bool:
+        """This peer is considered dead. Returns whether that was to be expected, as either end was ending."""
+        if link in self.leaving:
+            self.gone(link)
+        elif self._last_message:
+            self._answered(link, self._last_message, error)
+        else:
+            return False
+        return True
+
+    def _notify(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
+        self._pending, self._last_message = set(links), topic
+        for link in list(self._pending):
+            answered = partial(self._answered, link, topic)
+            self._rpc.ask(link, topic, body, answered, answered, limit, "always")
+        self._stop_when_over()
+
+    def _answered(self, link: Link, topic: str, answer: Body | GeomxError) -> None:
+        if topic != self._last_message:
+            return
+        if topic == "bye" and not isinstance(answer, GeomxError):
+            # Heartbeats continue: they show the peer that the connection was then closed and not cut.
+            over = partial(self._parted, link)
+            self._rpc.ask(link, "gone", {}, over, over, PARTING, "always")
+        else:
+            self._parted(link, answer)
+
+    def _parted(self, link: Link, _: Body | GeomxError) -> None:
+        self._pending.discard(link)
+        if self._last_message == "bye" and link not in self.leaving:
+            self._liveness.forget(link)  # it may have ended while this process waits for others
+        self._stop_when_over()
+
+    def _stop_when_over(self) -> None:
+        """Stop when no answer is pending and, unless failing, no peer can have missed an answer of ours."""
+        if self._pending:
+            return
+        if self._last_message == "fail" or not self.leaving:
+            self._loop.stop()
+        elif not self._waits:
+            self._waits = True
+            self._loop.call_later(self._silence, self._loop.stop)

@@ -15,10 +15,9 @@ from geomx_cli.core.events import Telemetry
 from geomx_cli.ps.cluster.bodies import MAX_TEXT
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
-from geomx_cli.ps.cluster.membership import Membership
+from geomx_cli.ps.cluster.membership import Membership, Shutdown
 from geomx_cli.ps.cluster.partition import LONGEST, NEAR
 from geomx_cli.ps.cluster.rpc import Request, Rpc
-from geomx_cli.ps.cluster.shutdown import Shutdown
 from geomx_cli.ps.net import addresses, security
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
@@ -43,13 +42,15 @@ one that is interrupted, as the others probably are. Agents give all that fail t
 class Node:
     """The common part of scheduler, server and client. Used by the loop's thread only.
 
-    on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests. on_link: called for
-    peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: given a peer that
-    is considered dead, and why; returns the error by which the node fails, None if the peer is not missed. on_asked:
-    see Transport. `members`: a scheduler's members, told when it fails. active: see Liveness. listens: the bound
-    endpoints. joining: seconds that others may take to join, without a limit under an agent. patience: seconds that a
-    round or barrier may take without progress, as a script may ask for more than the option says. encoded: bytes before
-    and after encoding, by plane.
+    on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests.
+    on_link: called for peers that dial. on_reconnect: called for lanes on which messages in flight may be lost.
+    on_lost: gets a peer that is considered dead, and why; returns the error by which the node fails, None if the peer
+    is not missed. on_asked: see Transport.
+    members: a scheduler's members, told when it fails. active: see Liveness.
+
+    listens: the bound endpoints. joining: seconds that others may take to join, without a limit under an agent.
+    patience: seconds that a round or barrier may take without progress. A script may ask for more than the option says.
+    encoded: bytes before and after encoding, by plane.
     """
 
     def __init__(
@@ -194,7 +195,7 @@ class Node:
         A KeyboardInterrupt is raised again after the schedulers, or a scheduler's members, have been told.
         """
         self.loop.every(self.settings.number("heartbeat"), self._report)
-        self.liveness.begin()
+        self.liveness.start()
         try:
             self.loop.run()
         except KeyboardInterrupt as told:

@@ -6,17 +6,20 @@ placement when the tensor is declared. Key names play no part, so no pattern of 
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.members import Member, ServerMembers
 from geomx_cli.ps.net.wire import DTYPE_NAMES, EVERY, ITEM_SIZES, MAX_ELEMENTS, Header
 
-__all__ = ["LONGEST", "NEAR", "Partition", "Placement", "Slice", "Tensor"]
+__all__ = ["LONGEST", "NEAR", "Partition", "Placement", "Placements", "Slice", "Tensor"]
 
 MAX_SLICES, MAX_SLICES_OF_ALL = 16_384, 1_000_000
 """Slices of a tensor, and of all: while a server cuts a tensor, it does nothing else."""
@@ -40,6 +43,8 @@ SLICES_PER_ROOT = 8
 """Slices of a tensor that each root should have elsewhere, within these limits: so they are loaded alike."""
 LEAST, LEAST_ENCODED = 256, 4096
 """Elements that a server gets of a tensor that is divided, at least; the second with a codec, which may need chunks."""
+MAX_ANSWERED = 65_536
+"""Slices in one answer: it is made at once, and other members wait meanwhile. A slice takes up to 21 bytes of it."""
 SLACK = 0.02
 """A tensor is not divided if the bytes of no server then exceed the mean by more than this part."""
 
@@ -108,8 +113,9 @@ class Placement:
 class Partition:
     """Cuts and places each tensor when it is first declared. Declaring it again changes nothing.
 
-    slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link, where elements are
-    sent in `ratio` times fewer bytes. urgent: a step waits for single layers (--p3).
+    slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link.
+    ratio: how many times fewer bytes elements are sent in there.
+    urgent: a step waits for single layers (--p3).
     """
 
     def __init__(self, slice_elements: int, servers: int, ratio: float = 1.0, *, urgent: bool = False) -> None:
@@ -202,6 +208,8 @@ class Partition:
 
         Returns (server, units), by server.
         """
+        # Pour the tensor onto the loads of the servers like water onto stairs: the lowest `count` of them rise to one
+        # level. More servers mean smaller pieces, so another one is added only while all get their least share.
         weight, units = unit * ITEM_SIZES[tensor.dtype], tensor.size // unit
         order = sorted(range(self._servers), key=lambda server: self._load[server])
         level, count = float(self._load[order[0]] + units * weight), 1
@@ -223,3 +231,104 @@ def _cut(units: int, most: int) -> list[int]:
     """Cut into as few parts of at most `most` as possible, of near equal size."""
     count = -(-units // most)
     return [units // count + (index < units % count) for index in range(count)]
+
+
+class Placements:
+    """Where the slices of declared tensors go: the rank-0 root places them on the roots, the rank-0 local server then
+    on the servers of its party.
+
+    ratio: how many times fewer bytes the codec of exchanges with the roots sends; asked for once, at the first
+    declaration. rank: this server's in the plane of its members.
+    """
+
+    def __init__(
+        self, settings: NodeSettings, members: ServerMembers, *, is_root: bool, ratio: Callable[[], float],
+        rank: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._members = members
+        self._is_root = is_root
+        self._ratio = ratio
+        self._rank = rank
+        self._partition: Partition | None = None
+        self._placed: dict[str, Placement] = {}
+        self._by_key: dict[int, Placement] = {}
+
+    def has_declared(self, header: Header) -> bool:
+        """Whether the slice in a header matches a declaration. Only the first server of a plane receives declarations,
+        so the others accept any slice, a root only its own.
+        """
+        if self._rank() != 0:
+            return not self._is_root or header.root == self._rank()
+        placement = self._by_key.get(header.key)
+        return placement is not None and placement.has(header)
+
+    def place(self, body: Body, sender: Member) -> Body:
+        """At the root: place the tensors of a declaration; returns the answer. Raises InvalidSettings for one that was
+        declared otherwise or is listed twice, for a shard of which the sender's party has no worker, and for more
+        slices than an answer may have.
+        """
+        tensors, by = self.tensors_of(body, sender), body["by"]
+        placements, count = list[Placement](), 0
+        for tensor in tensors:
+            placements.append(self._own_partition().declare(tensor, by, sender.process if sender.process != by else ""))
+            count += len(placements[-1].slices)
+            if count > MAX_ANSWERED:
+                what = f"the keys of one declaration have more than {MAX_ANSWERED} slices"
+                raise InvalidSettings(what, "initialise fewer keys at once, or set a larger slice size")
+        return self._keep(placements)
+
+    def assign(self, body: Body, sender: Member) -> Body:
+        """At a local server: assign the slices that the root has placed to the servers of the party; returns the
+        answer. body: a declaration, with the root's `placements`.
+        """
+        tensors = self.tensors_of(body, sender)
+        for tensor, (key, slices) in zip(tensors, body["placements"], strict=True):
+            if tensor.name not in self._placed:
+                servers = self._own_partition().assign([length for _, length, _, _ in slices])
+                placed = [Slice(o, n, root, own) for (o, n, root, _), own in zip(slices, servers, strict=True)]
+                self._placed[tensor.name] = Placement(key, tensor, tuple(placed))
+        return self._keep([self._placed[tensor.name] for tensor in tensors])
+
+    def known(self, tensors: Sequence[Tensor]) -> Body | None:
+        """At a local server: the answer to a declaration whose tensors are all assigned; None for another one."""
+        found = [self._placed.get(tensor.name) for tensor in tensors]
+        known = [item for item, tensor in zip(found, tensors, strict=True) if item and item.tensor == tensor]
+        return self._keep(known) if len(known) == len(tensors) else None
+
+    def tensors_of(self, body: Body, sender: Member) -> list[Tensor]:
+        """The tensors of a declaration. Raises InvalidSettings for one that is listed twice or has a wrong shard."""
+        tensors, names = [Tensor(*fields) for fields in body["tensors"]], set[str]()
+        for tensor in tensors:
+            if tensor.name in names:
+                what = f"key {tensor.name!r} is listed twice in one declaration"
+                raise InvalidSettings(what, "declare each key once")
+            names.add(tensor.name)
+        if not self._members.is_party(sender.rank):  # whose local server has checked them
+            self._check_shards(tensors)
+        return tensors
+
+    def _check_shards(self, tensors: Sequence[Tensor]) -> None:
+        local, is_flat = self._settings.local, self._settings.upper is None
+        count = local.workers if local is not None and not is_flat else 0
+        for tensor in tensors:
+            if tensor.shard != EVERY and tensor.shard >= count:
+                what = f"key {tensor.name!r} is contributed by worker {tensor.shard} of each party"
+                have = "a flat cluster has no parties" if is_flat else f"this one has {count}"
+                raise InvalidSettings(f"{what}, and {have}", "divide the model into as many shards in each party")
+
+    def _keep(self, placements: Sequence[Placement]) -> Body:
+        self._by_key.update((item.key, item) for item in placements)
+        encoded: list[Any] = [item.encoded for item in placements]
+        return {"placements": encoded}
+
+    def _own_partition(self) -> Partition:
+        """The partition over the roots (at a root) or over the party's servers (at a local server)."""
+        if self._partition is None:
+            settings = self._settings
+            plane = settings.upper or settings.local if self._is_root else settings.local
+            assert plane is not None
+            near = settings.host != "" and self._members.all_on(settings.host)
+            elements = int(settings.number("slice_elements")) or (NEAR if near else 0)
+            self._partition = Partition(elements, plane.servers, self._ratio(), urgent=bool(settings.options["p3"]))
+        return self._partition

@@ -121,8 +121,9 @@ class Rpc:
         limit: float = 0.0,
         counts: Counts = "alive",
     ) -> None:
-        """Send a request; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout.
+        """Send a request; exactly one of `answer` and `failed` is called later.
 
+        limit: seconds, 0 for the option `timeout`.
         counts: when time counts towards the limit: "alive", while the peer is heard (silence has its own limit);
         "idle", since the last progress here or elsewhere, for requests that wait for others; "always", by the clock.
         """
@@ -161,6 +162,8 @@ class Rpc:
         if acked >= number:
             raise BadMessage(f"request {number} of a peer that has its answer")
         heard = self._heard.setdefault(link, _Heard())
+        # Numbers ascend, and the peer has the answers up to `acked`. So few answers are kept, and a number up to it
+        # that still comes is a late repeat.
         heard.acked = max(heard.acked, acked)
         for done in [done for done in heard.answers if done <= acked]:
             heard.kept -= len(heard.answers.pop(done))

@@ -18,7 +18,7 @@ from geomx_cli.core.events import RosterComplete
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
-from geomx_cli.ps.cluster.membership import RosterEntry
+from geomx_cli.ps.cluster.members import Member, Members
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
@@ -32,17 +32,6 @@ PENDING_INTERVAL = 2.0
 MAX_RANK = 65_535
 MAX_ENDPOINTS = 64
 ENDPOINT = re.compile(r"tcp://[^\s/]{1,255}:[1-9]\d{0,4}|ipc://[^\0]{1,107}")
-
-
-@dataclass
-class _Entry:
-    """One member and how it joined."""
-
-    member: RosterEntry
-    request: Request
-    group: str
-    wanted: int | None
-    gone: bool = False
 
 
 @dataclass
@@ -60,7 +49,8 @@ class Scheduler:
 
     def __init__(self, settings: NodeSettings, plane: PlaneSettings, events: EventLog) -> None:
         self._plane, self._global = plane, settings.role == "global_scheduler"
-        self._entries: dict[Link, _Entry] = {}
+        self._members = Members()
+        self._joins: dict[Member, Request] = {}  # to be answered with the roster
         self._hosts: dict[Link, _Host] = {}  # by the connection that its agent keeps
         self._unheard: Timer | None = None
         self._complete = False
@@ -86,41 +76,39 @@ class Scheduler:
         raise BadMessage("a tensor for a scheduler")
 
     def _on_request(self, request: Request) -> None:
-        entry = self._entries.get(request.link)
+        member = self._members.at(request.link)
         if request.topic == "join":
             self._join(request)
-            return
-        if entry is None and request.topic == "fail" and request.body["process"] == request.link.name:
-            self._fail(request, None)  # its agent tells that it has ended, in its name
-            return
-        if entry is None and request.topic == "absent" and request.body["process"] == request.link.name:
-            if request.link.name in self._joined():
-                request.answer()
-            else:
-                self._fail(request, None)
-            return
-        if entry is None and request.topic == "awaited":
-            self._await(request)
-            return
-        if entry is None:
-            raise BadMessage(f"{request.topic!r} from a process that has not joined")
-        match request.topic:
-            case "bye":
-                entry.gone = True
-                self.node.shutdown.answer_bye(request)
-                if self._complete and all(item.gone for item in self._entries.values()):
-                    self.node.goodbye()
-            case "fail":
-                entry.gone = True
-                self._fail(request, entry.member)
-            case topic:
-                raise BadMessage(f"unknown topic {topic!r}")
+        elif member is None:
+            self._on_request_of_agent(request)
+        elif request.topic == "bye":
+            member.state = "gone"
+            self.node.shutdown.answer_bye(request)
+            if self._complete and all(other.state == "gone" for other in self._members):
+                self.node.goodbye()
+        elif request.topic == "fail":
+            member.state = "gone"
+            self._fail(request, member)
+        else:
+            raise BadMessage(f"unknown topic {request.topic!r}")
 
-    def _fail(self, request: Request, by: RosterEntry | None) -> None:
+    def _on_request_of_agent(self, request: Request) -> None:
+        """An agent speaks of its host in the name of one of its processes."""
+        of_itself = request.topic in ("fail", "absent") and request.body["process"] == request.link.name
+        if request.topic == "absent" and of_itself and request.link.name in self._joined():
+            request.answer()
+        elif of_itself:
+            self._fail(request, None)
+        elif request.topic == "awaited":
+            self._await(request)
+        else:
+            raise BadMessage(f"{request.topic!r} from a process that has not joined")
+
+    def _fail(self, request: Request, by: Member | None) -> None:
         request.answer()
         self.node.fail(self._reported(by, request.body))
 
-    def _reported(self, by: RosterEntry | None, body: Body) -> PeerLost:
+    def _reported(self, by: Member | None, body: Body) -> PeerLost:
         """The failure that a member reports; by: None for the failed process itself, before it has joined.
 
         A worker, as a local server is for the global plane, knows only its plane and its party: what it says of others
@@ -139,13 +127,14 @@ class Scheduler:
 
     def _join(self, request: Request) -> None:
         try:
-            entry = self._entry(request)
+            member = self._checked(request)
         except InvalidSettings as error:
             request.refuse(error)
             return
-        self._entries[request.link] = entry
+        self._members.add(member)
+        self._joins[member] = request
         for host in self._hosts.values():
-            host.awaited.discard(entry.member.process)
+            host.awaited.discard(member.process)
         if not self._missing():
             self._announce()
 
@@ -176,7 +165,7 @@ class Scheduler:
 
     def _check_unheard(self, limit: float) -> None:
         """All agents have had time to connect: what is missing without them is on a host that was lost before."""
-        heard = len(self._entries) + len({name for host in self._hosts.values() for name in host.awaited})
+        heard = len(self._members) + len({name for host in self._hosts.values() for name in host.awaited})
         if not self._complete and heard < self._plane.servers + self._plane.workers:
             names = ", ".join(sorted({host.name for host in self._hosts.values()}))
             hint = "a host has been lost, which is none of those whose processes have joined"
@@ -184,7 +173,8 @@ class Scheduler:
             what = f"waited {limit:g} s for {self._missing()}, and not all of their hosts have been heard of"
             self.node.fail(TimedOut(what, hint))
 
-    def _entry(self, request: Request) -> _Entry:
+    def _checked(self, request: Request) -> Member:
+        """The record of a process that joins. Raises InvalidSettings for one that may not."""
         body, plane = request.body, self._plane
         theirs = (body["servers"], body["workers"])
         if theirs != (plane.servers, plane.workers):
@@ -194,11 +184,11 @@ class Scheduler:
                 "give every process of the plane the same DMLC_NUM_* variables",
             )
         role, wanted = body["role"], body.get("rank")
-        if request.link in self._entries:
+        if self._members.at(request.link) is not None:
             raise BadMessage("a second join")
         self._check_identity(request.link, body["process"], role, wanted)
         limit = plane.servers if role == "server" else plane.workers
-        joined = [item for item in self._entries.values() if item.member.role == role]
+        joined = [item for item in self._members if item.role == role]
         if self._complete or len(joined) >= limit:
             message = f"all {limit} {role}s of this plane have joined already"
             raise InvalidSettings(message, "is an old process still running?")
@@ -209,8 +199,10 @@ class Scheduler:
         endpoints = tuple(body.get("endpoints", ()))
         if len(endpoints) > MAX_ENDPOINTS or not all(ENDPOINT.fullmatch(item) for item in endpoints):
             raise InvalidSettings(f"{body['process']} listens on {endpoints}, which cannot be dialled", "correct it")
-        member = RosterEntry(body["process"], body["party"], body["host"], role, -1, endpoints)
-        return _Entry(member, request, body.get("group", ""), wanted)
+        return Member(
+            body["process"], body["party"], body["host"], role, -1, endpoints, wanted, body.get("group", ""),
+            link=request.link,
+        )  # fmt: skip
 
     def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
         """Raise InvalidSettings for a process that joins with another identity than its key's or its earlier one."""
@@ -222,7 +214,7 @@ class Scheduler:
             raise InvalidSettings(what, "give each process the key file and the variables that were made for it")
 
     def _missing(self) -> str:
-        present = [item.member.role for item in self._entries.values()]
+        present = [member.role for member in self._members]
         parts = []
         for role, count in (("server", self._plane.servers), ("worker", self._plane.workers)):
             if present.count(role) < count:
@@ -234,29 +226,30 @@ class Scheduler:
         self._complete = True
         for link in list(self._hosts):
             self._forget_host(link)
-        members = []
+        announced = []
         for role in ("server", "worker"):
-            entries = [item for item in self._entries.values() if item.member.role == role]
-            taken = {item.wanted for item in entries}
-            groups = list(dict.fromkeys(item.group for item in entries))
-            free = iter(rank for rank in range(len(entries)) if rank not in taken)
-            for item in sorted(entries, key=lambda item: groups.index(item.group)):
-                rank = item.wanted if item.wanted is not None else next(free)
-                item.member = RosterEntry(**{**vars(item.member), "rank": rank})
-                members.append(item.member)
-        roster = [vars(member) for member in members]
-        for link, item in self._entries.items():
-            self.node.liveness.watch(link)
-            item.request.answer({"rank": item.member.rank, "members": roster, "scheduler": self.node.process})
+            members = [member for member in self._members if member.role == role]
+            taken = {member.wanted for member in members}
+            groups = list(dict.fromkeys(member.group for member in members))
+            free = iter(rank for rank in range(len(members)) if rank not in taken)
+            for member in sorted(members, key=lambda member: groups.index(member.group)):
+                member.rank = member.wanted if member.wanted is not None else next(free)
+                member.state = "gone" if member.state == "gone" else "in"
+                announced.append(member)
+        roster = [member.announced() for member in announced]
+        for member, request in self._joins.items():
+            self.node.liveness.watch(request.link)
+            request.answer({"rank": member.rank, "members": roster, "scheduler": self.node.process})
+        self._joins.clear()
         self.node.telemetry.state = "serving"
-        names = ", ".join(member.process for member in members)
+        names = ", ".join(member.process for member in announced)
         self.node.events.write(RosterComplete(members=roster, message=f"all members have joined: {names}"))
 
     def _notify_pending(self) -> None:
         if not self._complete:
-            for link in self._entries:
-                link.control("pending", {"missing": self._missing()})
-                self.node.liveness.watch(link)
+            for request in self._joins.values():
+                request.link.control("pending", {"missing": self._missing()})
+                self.node.liveness.watch(request.link)
 
     def _expire(self) -> None:
         if not self._complete:
@@ -270,7 +263,8 @@ class Scheduler:
 
     def _lose(self, link: Link, error: PeerLost) -> PeerLost | None:
         if (host := self._hosts.pop(link, None)) is None:
-            self._entries[link].gone = True
+            if (member := self._members.at(link)) is not None:
+                member.state = "gone"
             return error
         if not host.awaited:  # what has joined there is monitored by itself
             return None
@@ -281,8 +275,9 @@ class Scheduler:
         return PeerLost(what, hint, peer=link.name)
 
     def _joined(self) -> set[str]:
-        return {item.member.process for item in self._entries.values()}
+        return {member.process for member in self._members}
 
     def _present(self) -> list[Link]:
-        return [link for link, item in self._entries.items() if not item.gone or link in self.node.shutdown.leaving]
+        here = [member.link for member in self._members if member.link is not None and member.state != "gone"]
+        return [*here, *self.node.shutdown.leaving]
 

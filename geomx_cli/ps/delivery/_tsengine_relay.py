@@ -20,7 +20,7 @@ import msgspec
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.slice_state import Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
-from geomx_cli.ps.cluster.server_members import CENTRAL
+from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, sum_payload

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.net.wire import DIGEST_SIZE, DTYPE_NAMES, BadMessage, DamagedPayload, Form, Header
+from geomx_cli.ps.net.wire import DTYPE_NAMES, BadMessage, DamagedPayload, Form, Header
 
 __all__ = [
     "Content", "DTYPES", "Rows", "as_payload", "cast", "content", "digest", "dtype_of", "form_of",
@@ -113,7 +113,7 @@ def cast(array: Array, dtype: int) -> Array:
 
 def digest(payload: memoryview, dtype: int) -> bytes:
     """The BLAKE2b digest of these bytes of elements and of their dtype."""
-    return blake2b(payload, digest_size=DIGEST_SIZE, person=DTYPE_NAMES[dtype].encode()).digest()
+    return blake2b(payload, digest_size=16, person=DTYPE_NAMES[dtype].encode()).digest()
 
 
 def form_of(content: Content) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import msgspec
 
 __all__ = [
-    "DIGEST_SIZE",
     "DTYPE_NAMES",
     "EVERY",
     "FLOAT_NAMES",
@@ -48,8 +47,6 @@ MAX_CONTROL = 16 * 2**20
 MAX_HELLO = 4096
 MAX_CODEC = 64
 """Characters of a codec's name with its argument."""
-DIGEST_SIZE = 16
-"""Bytes of the digest of a slice."""
 MAX_HYPER = 16
 """Hyper-parameters in one message."""
 FLOAT_NAMES = ("float32", "float64", "float16")
@@ -78,9 +75,8 @@ class DamagedPayload(BadMessage):
 
 
 class Kind(IntEnum):
-    """The kind of a message. A PUSH sets an initial value; an OFFER has what its sender expects as the initial value,
-    without setting it. An EXCHANGE is a contribution that expects the round's RESULT; a PART is part of one, which a
-    delivery puts together.
+    """The kind of a message. A PUSH sets an initial value. An EXCHANGE is a contribution that expects the round's
+    RESULT; a PART is part of one, which a delivery puts together.
     """
 
     PUSH = 0
@@ -88,20 +84,18 @@ class Kind(IntEnum):
     EXCHANGE = 2
     RESULT = 3
     CONTROL = 4
-    OFFER = 5
-    PART = 6
+    PART = 5
 
 
 class Form(IntEnum):
     """How to read the payload: all elements, rows of a matrix, all elements encoded by a codec, or the encoded changes
-    since the previous round's result. SAME has none: the elements have the digest in the request.
+    since the previous round's result.
     """
 
     FULL = 0
     ROWS = 1
     ENCODED = 2
     CHANGE = 3
-    SAME = 4
 
 
 class Reply(IntEnum):
@@ -131,7 +125,6 @@ _Shard = Annotated[int, msgspec.Meta(ge=EVERY, le=32_767)]
 _Name = Annotated[str, msgspec.Meta(max_length=128)]
 _Codec = Annotated[str, msgspec.Meta(max_length=MAX_CODEC)]
 _Ranks = Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=4096)]
-_Digest = Annotated[bytes, msgspec.Meta(max_length=DIGEST_SIZE)]
 _Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=MAX_HYPER)]
 
 
@@ -161,8 +154,6 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
         payload asks whether the contribution was received.
     wide: the payload of an fp16 slice is fp32.
     codec: of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the accepted encoding of its result.
-    digest: of the elements (payload.digest). With a PUSH they may follow on request only; the sender of a PULL has such
-        elements already.
     follows: of an EXCHANGE: its sender has, or will have, the previous round's result.
     reply: of an EXCHANGE, see Reply. A RESULT with fewer than all elements is of `form` ROWS.
     is_sum: of a RESULT: it is the sum of its round alone, not a value that rounds update.
@@ -206,7 +197,6 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     server: _Rank = 0
     size: _Count = 0
     is_sum: bool = False
-    digest: _Digest = b""
     shard: _Shard = EVERY
     arrived: _Count = 0
 
@@ -242,9 +232,9 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
     return header
 
 
-_KINDS = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,), Form.SAME: (Kind.RESULT,)}
+_KINDS = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,)}
 """The kinds of messages of these forms; those of other forms may be of any kind."""
-_NO_ROWS = (Kind.PUSH, Kind.OFFER, Kind.CONTROL, Kind.PART)
+_NO_ROWS = (Kind.PUSH, Kind.CONTROL, Kind.PART)
 
 
 def _check_rows(header: Header) -> None:

@@ -97,7 +97,7 @@ def _initialise(client: "Client", config: "TrainConfig") -> None:
 
     values = _values(config, _network(config))
     client.declare([Tensor(name, value.size, "float32", row_of(value.shape)) for name, value in values.items()])
-    client.init({name: value.reshape(-1) for name, value in values.items()}, common=True)
+    client.init({name: value.reshape(-1) for name, value in values.items()})
 
 
 def _train(client: "Client", config: "TrainConfig", algorithm: "Algorithm") -> None:
@@ -126,7 +126,7 @@ def _run(
     model = network.build()
     model.warm_up(config.batch_size)
     values = _values(config, network)
-    Store(client).init(list(values), list(values.values()), common=True)
+    Store(client).init(list(values), list(values.values()))
     part = algorithm.worker(client, model, config)
     part.start()
     evaluation = None

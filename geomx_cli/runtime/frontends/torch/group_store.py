@@ -170,7 +170,7 @@ class GroupStore(Store):
         super().settle()
         for group in self._groups:
             group.finish()
-        self._client.settle()
+        self._client.await_rounds()
         rounds = [group.rounds for group in self._groups if isinstance(group.rounds, GroupRounds)]
         for told in [each.made.leave_behind() for each in rounds]:
             told.result()
