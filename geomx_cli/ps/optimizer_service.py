@@ -210,15 +210,17 @@ class _Snapshot:
 
 @dataclass(slots=True)
 class _Upload:
-    """A state being uploaded. `whole` extracts this root's part from the states of all roots. `touched`: when the last
-    piece arrived, in time.monotonic seconds.
+    """A state being uploaded.
+
+    whole: names the states of all roots, of which this is one's part. size: bytes.
+    touched: when the last piece arrived, in time.monotonic seconds.
     """
 
     by: str
     whole: str
     digest: str
     size: int
-    touched: float
+    touched: float = field(default_factory=time.monotonic)
     run: bytearray = field(default_factory=bytearray)
     hash: Any = field(default_factory=hashlib.sha256)  # of `run`, piece by piece: a whole state takes long
 
@@ -253,7 +255,7 @@ class OptimizerStateService:
 
     def serve(self, topic: str, body: Body, sender: Member) -> Body:
         """Answer a request. Raises InvalidSettings, and KeyError and the like if malformed."""
-        by = str(body["by"])
+        by = body["by"]
         match topic:
             case "state_open":
                 began = time.monotonic()
@@ -262,13 +264,13 @@ class OptimizerStateService:
                 self._rests[sender.process] = now + min(rest, self._silence / 2)  # who waits does not give up
                 return opened
             case "state_read":
-                return {"piece": self._opened(by).packed.piece(_natural(body["at"]))}
+                return {"piece": self._opened(by).packed.piece(body["at"])}
             case "state_close":
                 self._snapshots.pop(by, None)
                 return {}
             case "state_begin":
-                return self._start_upload(_upload(by, body), str(body["optimizer"]))
-        return self._write(by, _natural(body["at"]), memoryview(body["piece"]))
+                return self._start_upload(_Upload(by, body["whole"], body["digest"], body["size"]), body["optimizer"])
+        return self._write(by, body["at"], memoryview(body["piece"]))
 
     def _optimizer(self) -> Optimizer:
         if self._aggregator.optimizer is None:
@@ -346,13 +348,3 @@ class OptimizerStateService:
                 raise InvalidSettings(f"state {name!r} of a slice that this server does not have")
             if what != "step" and array.size != lengths[int(key), int(index)]:
                 raise InvalidSettings(f"state {name!r} has {array.size} elements, its slice another number")
-
-
-def _upload(by: str, body: Body) -> _Upload:
-    return _Upload(by, str(body["whole"])[:64], str(body["digest"]), _natural(body["size"]), time.monotonic())
-
-
-def _natural(value: Any) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no size")
-    return value

@@ -9,7 +9,9 @@ from bench import SIZE, Bench
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.cluster.members import Member
+from geomx_cli.ps.net.wire import BadMessage
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optim.slot_state import PIECE, SerializedArrays, deserialize
 from geomx_cli.ps.optimizer_service import OptimizerStateService
@@ -159,8 +161,10 @@ def test_pieces_have_bounds(piece: bytes) -> None:
     assert root.begin(SerializedArrays(MOMENTUM)) == "on"
     with pytest.raises(InvalidSettings, match="unexpected piece"):
         root.ask("state_write", at=0, piece=piece)
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(InvalidSettings, match="unexpected piece"):
         root.ask("state_write", at=-1, piece=b"x")
+    with pytest.raises(BadMessage, match=">= 0"):
+        checked_request("state_read", {"by": "a", "at": -1})
     with pytest.raises(TypeError):
         root.ask("state_write", at=0, piece=2**50)
 

@@ -284,8 +284,7 @@ class ServerMembers(Members):
         ]  # fmt: skip
 
     def required_contributors(self) -> list[int] | None:
-        """All ranks that owe contributions; None while no round may close: members are missing, or one is setting up.
-        """
+        """All ranks that owe contributions; None while no round may close: members are missing, or one is setting up."""
         return self._required
 
     def training(self) -> list[int]:
