@@ -1,10 +1,12 @@
 """Whole clusters as threads of one process: joining, requests of all kinds, barriers over both planes, and the end."""
 
+import random
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.config import PlaneSettings
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.cluster.scheduler import Scheduler
+from geomx_cli.ps.net.lanes import LANES, Lane
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.server import Server
 from geomx_cli.runtime.plugin_factory import part
 from geomx_cli.runtime.settings import Settings
@@ -158,3 +163,55 @@ def test_a_job(directory: Path, flat: bool, servers: int, master: bool, delivery
     launch(processes, script, flat=flat, servers=servers, master=master)
     processes.join()
     assert found == [1 - 3 * 0.5 * 3] * 2 if flat else [1 - 3 * 0.5 * 10] * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"delivery": "tsengine", "tsengine": "both"}, {"delivery": "dgt", "dgt": 2}],
+    ids=["direct", "tsengine", "dgt"],
+)
+def test_cut_connections_change_no_result(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """One lane of a random link is cut every 30 ms, while payloads are in shared memory too."""
+    rounds, size, links = 40, 300_000, list[tuple[Transport, Link]]()
+    dial, draw, cuts, found = Transport.dial, random.Random(1), list[Lane](), dict[str, list[float]]()
+
+    def dial_and_note(self: Transport, *args: Any, **hello: Any) -> Link:
+        links.append((self, dial(self, *args, **hello)))
+        return links[-1][1]
+
+    def cut(link: Link, lane: Lane) -> None:
+        connection = link.lanes.connections.get(lane)
+        if connection is not None and link.lanes.all_up:
+            connection.shut_down()
+            cuts.append(lane)
+
+    def cut_often(ended: threading.Event) -> None:
+        while not ended.wait(0.03):
+            transport, link = draw.choice([pair for pair in links if "scheduler" not in pair[1].name])
+            transport.loop.submit(partial(cut, link, draw.choice(LANES)))
+
+    trained, ended = threading.Barrier(4), threading.Event()
+
+    def script(client: Client) -> None:
+        client.declare([Tensor("a", size, "float32")])
+        client.init({"a": np.zeros(size, np.float32)})
+        client.control.barrier("all")
+        if client.global_rank == 0:
+            threading.Thread(target=cut_often, args=(ended,), daemon=True).start()
+        out, sums = np.zeros(size, np.float32), found.setdefault(client.process, [])
+        for number in range(1, rounds + 1):
+            array = np.full(size, number * (client.global_rank + 1), np.float32)
+            client.exchange("a", array, out).done.result(LIMIT)
+            assert (out == out[0]).all()
+            sums.append(float(out[0]))
+        trained.wait(LIMIT)
+        ended.set()
+
+    monkeypatch.setattr(Transport, "dial", dial_and_note)
+    processes = Processes(directory, rank_scope="global", **options)
+    launch(processes, script, flat=False, servers=1, master=False)
+    processes.join()
+    assert len(cuts) > 10
+    assert list(found.values()) == [[10.0 * number for number in range(1, rounds + 1)]] * 4
