@@ -1,4 +1,4 @@
-"""Several rounds of each key in flight while connections are cut: every worker gets the result of every round."""
+"""Several rounds of each key begun while connections are cut: every worker gets the result of every round."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def test_every_round_of_rows_has_its_own_result(cluster: Cluster, tmp_path: Path
 def test_every_round_has_its_own_result(
     cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool, ahead: int
 ) -> None:
-    """Links of local servers to global servers, or all, are cut some hundred times; also with more rounds begun than
-    may be in flight.
+    """Links of local servers to global servers, or all, are cut some hundred times; also with many rounds begun that
+    wait at the worker.
     """
     check_rounds(cluster, tmp_path, roots, cut, optimizer, 0, ahead)
 

@@ -68,7 +68,7 @@ def misuse(worker: "client.Worker", rank: int) -> None:
     changes = [
         {"contributors": (0, 2)}, {"contributors": (1, 0)}, {"contributors": (1, 1)}, {"contributors": (0, 1, 3)},
         {"round": 0}, {"round": 100_000}, {"contributors": (1 - rank,)}, {"contributors": ()}, {"weight": 0.0},
-        {"length": 11}, {"acked": 5}, {"root": 9}, {"key": 0}, {"kind": Kind.RESULT, "request": 3},
+        {"length": 11}, {"round": 2}, {"root": 9}, {"key": 0}, {"kind": Kind.RESULT, "request": 3},
         {"kind": Kind.PUSH, "key": 0}, {"form": Form.ROWS, "rows": 10}, {"form": Form.ROWS, "rows": 2, "row": 5},
         {"kind": Kind.PULL, "form": Form.ROWS, "rows": 10},
         {"hyper": {f"h{number}": 1.0 for number in range(17)}}, {"weight": float("nan")}, {"weight": -1.0},
