@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
 
 __all__ = [
     "LARGEST", "Codec", "Encoded", "SliceRound", "bears_momentum", "codec_at", "complete_lan_spec", "complete_spec",
-    "encoded", "exact_dtype", "has_momentum", "no_argument", "parse_codec", "received", "sends_union",
-    "with_numbers",
+    "encoded", "exact_dtype", "has_momentum", "no_argument", "parse_codec", "received", "with_numbers",
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
@@ -35,14 +34,18 @@ class Codec(ABC):
     loop only.
 
     decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
-    0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
-    none. bears_momentum: whether training with gradients so encoded converges if the optimizer has momentum.
+    0 keeps no residual.
+    momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for none.
+    bears_momentum: whether training with gradients so encoded converges if the optimizer has momentum.
     for_local_optimizers: whether training with gradients so encoded is better if each worker runs the optimizer.
     results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
-    keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can
-    be sent, and not only gradients and differences. ratio: about how many times fewer bytes it makes of
-    contributions and results; slices are cut accordingly longer, see Partition. accumulate: adds to residuals of
-    float32, see kernels/vectorised.py; `prepare` may replace it by the compiled one.
+    union: whether a result has exactly the elements that were contributed to its round, instead of those that `encode`
+    chooses; such a codec has `only`.
+    keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can be
+    sent, and not only gradients and differences.
+    ratio: about how many times fewer bytes it makes of contributions and results; slices are cut accordingly longer,
+    see Partition.
+    accumulate: adds to residuals of float32, see kernels/vectorised.py; `prepare` may replace it by the compiled one.
     """
 
     decay: float = 0.0
@@ -51,11 +54,24 @@ class Codec(ABC):
     for_local_optimizers: bool = False
     ratio: float = 1.0
     results: Literal["values", "changes", "exact"]
+    union: bool = False
     keeps_weights: bool = False
     accumulate: Callable[[Array, float, Array, float, Array, float], bool] = staticmethod(vectorised.accumulate)
 
     def prepare(self) -> None:  # noqa: B027
         """Called in each process that encodes, before the first round."""
+
+    def completed(self, spec: str, smallest: int) -> str:
+        """The spec with the bound on the size of tensors, if this codec needs one and the spec has none."""
+        return spec
+
+    def at(self, size: int, round_: int) -> "Codec | None":
+        """The codec for slices of a tensor of `size` elements in a round, the same at both ends; None for none."""
+        return self
+
+    def only(self, indices: Array) -> "Codec":
+        """The codec that sends the elements at these indices, ascending, and zeros elsewhere."""
+        raise NotImplementedError
 
     @abstractmethod
     def encode(self, array: Array) -> memoryview:
@@ -79,27 +95,6 @@ class Codec(ABC):
         if momentum is not None:
             momentum[sent != 0] = 0
         return payload
-
-
-class SizedCodec(Protocol):
-    """A codec that depends on the tensor's size or on the round."""
-
-    def completed(self, spec: str, smallest: int) -> str:
-        """The spec with the bound on the size of tensors, if this codec needs one and the spec has none."""
-
-    def at(self, size: int, round_: int) -> Codec | None:
-        """The codec for slices of a tensor of `size` elements in a round, the same at both ends; None for none."""
-
-
-class SparseCodec(Protocol):
-    """A codec that sends some elements. union: whether a result has those that were contributed to its round, instead
-    of those that `encode` chooses.
-    """
-
-    union: bool
-
-    def only(self, indices: Array) -> Codec:
-        """The codec that sends the elements at these indices, ascending, and zeros elsewhere."""
 
 
 def no_argument(name: str, argument: str) -> None:
@@ -171,7 +166,7 @@ def complete_spec(spec: str, smallest: int) -> str:
     Raises InvalidSettings as `parse_codec` does.
     """
     codec = parse_codec(spec)
-    if _is_sized(codec):
+    if codec is not None:
         spec = codec.completed(spec, smallest)
         parse_codec(spec)
     return spec
@@ -181,7 +176,7 @@ def complete_lan_spec(spec: str, smallest: int) -> str:
     """Like `complete_spec`, for --compress-lan. Raises InvalidSettings also for a codec whose results are what was
     contributed to the round, which a local server does not know of other parties.
     """
-    if sends_union(parse_codec(spec)):
+    if (codec := parse_codec(spec)) is not None and codec.union:
         what = f"{spec}: a local server does not know which elements other parties contributed"
         raise InvalidSettings(what, "leave out pull=union in --compress-lan")
     return complete_spec(spec, smallest)
@@ -203,16 +198,7 @@ def bears_momentum(spec: str) -> bool:
 
 def codec_at(codec: Codec | None, size: int, round_: int) -> Codec | None:
     """The codec for slices of a tensor of this size in this round."""
-    return codec.at(size, round_) if _is_sized(codec) else codec
-
-
-def sends_union(codec: Codec | None) -> TypeGuard[SparseCodec]:
-    """Whether results have exactly the elements that were contributed."""
-    return getattr(codec, "union", False)
-
-
-def _is_sized(codec: Codec | None) -> TypeGuard[SizedCodec]:
-    return hasattr(codec, "at")
+    return None if codec is None else codec.at(size, round_)
 
 
 def encoded(payload: memoryview, form: Form) -> Encoded:

@@ -18,7 +18,6 @@ from geomx_cli.ps.aggregation.codec import (
     exact_dtype,
     has_momentum,
     parse_codec,
-    sends_union,
 )
 from geomx_cli.ps.arrays import Array, Arrays, SliceArrays
 from geomx_cli.ps.cluster.config import NodeSettings
@@ -154,7 +153,7 @@ class Compression:
         """Note the elements contributed to a round whose results are values, for codecs that send the changes of these.
         """
         codec, kept = self._codec_at(where), self._kept(where.kept)
-        if sends_union(codec):
+        if codec is not None and codec.union:
             for name in [name for name in kept if name.startswith("reference/")]:
                 reference = kept[name]
                 noted = kept.setdefault(f"contributed/{name.partition('/')[2]}", np.zeros(len(reference), np.float32))
@@ -254,7 +253,7 @@ class Compression:
 
 def _only(codec: Codec, contributed: Array | None) -> Codec:
     """The codec for a result: of the elements that were contributed (not 0) if it sends only these."""
-    return codec.only(np.flatnonzero(() if contributed is None else contributed)) if sends_union(codec) else codec
+    return codec.only(np.flatnonzero(() if contributed is None else contributed)) if codec.union else codec
 
 
 def _dense(total: Content, length: int) -> Array:

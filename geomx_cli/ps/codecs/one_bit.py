@@ -65,12 +65,8 @@ class OneBit(Codec):
         if self._warmup:
             self._first.prepare()
 
-    def completed(self, spec: str, smallest: int) -> str:
-        """See SizedCodec."""
-        return spec
-
     def at(self, size: int, round_: int) -> Codec:
-        """See SizedCodec."""
+        """See Codec."""
         return self if round_ > self._warmup else self._first
 
     def encode(self, array: "Array") -> memoryview:

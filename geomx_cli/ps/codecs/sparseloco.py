@@ -82,12 +82,8 @@ class SparseLoCo(SelectingCodec):
         self._largest_of_rows = compiled(largest_of_rows)
         self._fp16.prepare()
 
-    def completed(self, spec: str, smallest: int) -> str:
-        """See SizedCodec."""
-        return spec
-
     def at(self, size: int, round_: int) -> Codec:
-        """See SizedCodec."""
+        """See Codec."""
         if round_ > self._warmup:
             return self
         warming = copy.copy(self)

@@ -97,11 +97,11 @@ class TopK(SelectingCodec):
                 inner.prepare()
 
     def completed(self, spec: str, smallest: int) -> str:
-        """See SizedCodec."""
+        """See Codec."""
         return spec if self.smallest is not None else f"{spec},min={smallest}"
 
     def at(self, size: int, round_: int) -> Codec | None:
-        """See SizedCodec."""
+        """See Codec."""
         if size < (self.smallest or 0):
             return self.small
         if not self._warmup or round_ > self._warmup:
@@ -111,7 +111,7 @@ class TopK(SelectingCodec):
         return warming
 
     def only(self, indices: "Array") -> Codec:
-        """See SparseCodec."""
+        """See Codec."""
         chosen = copy.copy(self)
         chosen._only = indices
         return chosen
