@@ -45,7 +45,8 @@ from wan import Wan
 from geomx_cli.core.errors import CheckFailed, UsageError
 from geomx_cli.core.events import ProcessFinished, Reported, RoundCompleted, StateChanged
 from geomx_cli.core.options import Value
-from geomx_cli.runtime.data import fetch, reader
+from geomx_cli.datasets import fetch
+from geomx_cli.runtime.data import reader
 
 WORKERS = 4
 SKIPPED = 2  # steps of fsa and ddp before the first that counts

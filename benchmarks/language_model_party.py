@@ -19,9 +19,9 @@ from torch.nn.functional import cross_entropy
 import geomx_cli.torch as geomx
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim import schedules
+from geomx_cli.runtime.data.samples import CHARACTERS, Batch, TextSamples, text_shard
 from geomx_cli.runtime.frontends.torch.models.modules import Gpt
 from geomx_cli.runtime.training.architecture import Architecture, gpt
-from geomx_cli.runtime.data.samples import Batch, CHARACTERS, text_shard, TextSamples
 from geomx_cli.runtime.training.train_config import cosine
 
 

@@ -31,10 +31,11 @@ from pushpull_worker import gradients
 from tensors import LISTS
 from wan import Wan
 
+from geomx_cli.contract.codecs import complete_spec
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.options import decode
-from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
+from geomx_cli.ps.aggregation.codec import codec_at, parse_codec
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 from wan import Wan
 
+from geomx_cli.contract import security
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.hosts.ports import free_ports
@@ -17,7 +18,6 @@ from geomx_cli.plan import JobSpec, Plan, Process, plan
 from geomx_cli.plan.automatic_topology import with_topology
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps.net import security
 
 __all__ = [
     "MOST_PARTIES", "Case", "Command", "central_sites", "letters", "mxnet_cluster", "mxnet_commands", "our_commands",

@@ -53,11 +53,11 @@ class Client:
     """
 
     def __init__(self, sizes: list[int]) -> None:
+        from geomx_cli.contract.settings import Settings
         from geomx_cli.core import plugins
         from geomx_cli.ps.client import Client as PsClient
         from geomx_cli.ps.cluster.partition import Tensor
         from geomx_cli.runtime.plugin_factory import event_log, part
-        from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())
         self._client = PsClient(settings, event_log(settings), part(settings, "delivery", "worker")())

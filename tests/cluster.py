@@ -22,12 +22,12 @@ import pytest
 from forks import Forked
 from msgspec import structs
 
+from geomx_cli.contract import security
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps.net import security
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]

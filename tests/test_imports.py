@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from geomx_cli.runtime.bundled import networks
-from geomx_cli.runtime.data import catalog, reader, sources
+from geomx_cli.contract import frontends
+from geomx_cli.datasets import catalog, sources
+from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.frontends.mxnet import gluon_networks
 
 PLAN = """
@@ -38,6 +39,6 @@ def test_it_does_without_numpy_and_frameworks(code: str) -> None:
 
 
 def test_the_catalog_names_what_there_is() -> None:
-    assert set(networks.names()) == {"linear", "cnn", "cnn-bn", "gpt", *gluon_networks._ZOO}
+    assert set(frontends.networks()) == {"linear", "cnn", "cnn-bn", "gpt", *gluon_networks._ZOO}
     images = {name for name, known in catalog.DATA_SETS.items() if known.shape is not None}
     assert set(catalog.DATA_SETS) == set(sources.SOURCES) and images == set(reader._READERS)

@@ -11,6 +11,7 @@ import pytest
 from cluster import ROOT
 from imports import imports
 
+from geomx_cli.contract import frontends as contract_frontends
 from geomx_cli.core import plugins
 from geomx_cli.runtime import frontends
 
@@ -38,7 +39,7 @@ def test_only_hosts_and_the_inventory_know_how_a_machine_is_reached() -> None:
 PLUGINS = ("runtime/algorithms", "ps/codecs", "ps/delivery")
 NAMED = {
     "core/options.py",  # the defaults of --algo and --delivery, and usual options beside a codec
-    "runtime/settings.py",  # GeoMX's own variables stand for an algorithm and a delivery
+    "contract/settings.py",  # GeoMX's own variables stand for an algorithm and a delivery
     "observe/report/comparison.py",  # the option --dgt
     "observe/report/summary.py", "observe/report/collected.py", "commands/logs.py",  # files of ESync's tools
 }  # fmt: skip
@@ -85,7 +86,7 @@ def test_only_a_front_end_imports_its_framework() -> None:
 
 def test_front_ends_are_found_by_their_names_only() -> None:
     """Code outside a front end imports none of its modules; the public module may."""
-    assert {path.parent.name for path in FRONTENDS.glob("*/__init__.py")} == set(frontends.NAMES)
+    assert {path.parent.name for path in FRONTENDS.glob("*/__init__.py")} == set(contract_frontends.FRONTENDS)
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(FRONTENDS).parts[:-1] if path.is_relative_to(FRONTENDS) else ()
         found = {name.split(".")[3] for name in imports(path) if name.startswith("geomx_cli.runtime.frontends.")}

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from geomx_cli.contract.codecs import has_momentum
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
-from geomx_cli.ps.aggregation.codec import SliceRound, has_momentum
+from geomx_cli.ps.aggregation.codec import SliceRound
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from cluster import free_ports
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.client import Client
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.cluster.scheduler import Scheduler
 from geomx_cli.ps.server import Server

@@ -171,11 +171,11 @@ def _usual(values: Mapping[str, Value], in_file: Collection[str]) -> dict[str, V
 
 def _framework(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the framework in place of auto."""
-    from geomx_cli.runtime.bundled import networks
+    from geomx_cli.contract.frontends import framework_for
 
     if values.get("framework") != "auto":
         return {}
-    return {"framework": networks.framework_for(str(values["network"]))}
+    return {"framework": framework_for(str(values["network"]))}
 
 
 def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -171,11 +171,11 @@ def doubtful(values: Mapping[str, Value], *, script: bool) -> Iterator[str]:
     spec, algorithm = str(values["compress"]), str(values["algo"])
     if not spec or script or values["optimizer_on"] == "worker" or not plugins.algorithms()[algorithm].sums_gradients:
         return
-    from geomx_cli.ps.aggregation.codec import parse_codec
+    from geomx_cli.contract.codecs import parse
 
     codec = None
     with suppress(InvalidSettings):  # the plan refuses it, and names the option
-        codec = parse_codec(spec)
+        codec = parse(spec)
     if codec is not None and codec.for_local_optimizers:
         how = "trains better with --optimizer-on worker: see docs/how-to/choose-codec.md"
         yield f"--compress {codec_name(spec)} with --algo {algorithm} {how}"

@@ -12,10 +12,10 @@ from geomx_cli.commands._command import SuggestingGroup, json_option, print_json
 from geomx_cli.commands._inventory import inventory_options, inventory_path, read_inventory, ssh_options
 from geomx_cli.commands._job import Duration
 from geomx_cli.core.errors import CheckFailed, DoneInPart, UsageError
-from geomx_cli.runtime.data.catalog import DATA_SETS
+from geomx_cli.datasets.catalog import DATA_SETS
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.data.fetch import Progress
+    from geomx_cli.datasets.fetch import Progress
 
 __all__ = ["data", "download_progress"]
 
@@ -36,7 +36,7 @@ def data() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fetch(name: str, data_dir: str, existing: bool, limit: float, as_json: bool) -> None:
     """Download a data set, unless it is present, and print its directory."""
-    from geomx_cli.runtime.data import fetch as fetching
+    from geomx_cli.datasets import fetch as fetching
 
     with download_progress(f"looking for {name}") as progress:
         directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, progress, limit)
@@ -61,9 +61,9 @@ def push(
     verified copy are skipped: "(present)". geomx launch does the same for hosts that have no copy and cannot download
     one. If a host fails, the others continue, and the exit code is 7.
     """
+    from geomx_cli.datasets import fetch as fetching
     from geomx_cli.hosts import closing, connector, merged
     from geomx_cli.jobs.actions.data import push as pushing
-    from geomx_cli.runtime.data import fetch as fetching
 
     path = inventory_path(hosts, local=local)
     if path is None:
@@ -92,10 +92,10 @@ def push(
 @click.option("--check", is_flag=True, help="Receive nothing; tell where the data set is, exit code 5: nowhere.")
 def receive(name: str, data_dir: str, existing: bool, check: bool) -> None:
     """Receive a data set from `push`, on stdin. Prints {"directory"}, the set's."""
-    from geomx_cli.runtime.data.fetch import receive as receiving
+    from geomx_cli.datasets.fetch import receive as receiving
 
     if check:
-        from geomx_cli.runtime.data.fetch import verified
+        from geomx_cli.datasets.fetch import verified
 
         found = verified(name, data_dir)
         if found is None:

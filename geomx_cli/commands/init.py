@@ -34,7 +34,7 @@ def init(directory: Path, template: str | None, force: bool) -> None:
     Writes hosts.toml and train.py to DIRECTORY, by default the working directory. Does not change existing files.
     """
     from geomx_cli.core import starter
-    from geomx_cli.runtime.data.catalog import DATA_SETS
+    from geomx_cli.datasets.catalog import DATA_SETS
 
     enter = "" if directory == Path() else f"  cd {shlex.quote(str(directory))}\n"
     if template is not None:

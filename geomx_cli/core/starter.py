@@ -29,8 +29,8 @@ def write(directory: Path) -> list[tuple[Path, bool]]:
 
 
 def templates() -> Mapping[str, str]:
-    """Return the script templates: user-visible name, e.g. "cnn-sweep", to file name. A script named as a module that it
-    imports would be imported in its place: `torch` is torch_script.py.
+    """Return the script templates: user-visible name, e.g. "cnn-sweep", to file name. A script named as a module
+    that it imports would be imported in its place: `torch` is torch_script.py.
     """
     names = (item.name for item in FOLDER.iterdir())
     scripts = sorted(name for name in names if name.endswith(".py") and name not in FILES)

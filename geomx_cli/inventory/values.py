@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
+from geomx_cli.contract.config import Role
 from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import nearest
 from geomx_cli.inventory import DEVICE, NAME
-from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
     "Parse", "absolute", "address", "delay", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of",

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from geomx_cli.contract.frontends import needs
+from geomx_cli.contract.security import Identity
+from geomx_cli.contract.slowdown import factors
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.env_names import SETTINGS
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean, nearest
 from geomx_cli.core.options import Value, check, defaults
 from geomx_cli.core.units import counted
+from geomx_cli.datasets import catalog
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan.callers import callers
 from geomx_cli.plan.endpoints import Endpoint
@@ -20,10 +24,6 @@ from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.preview import emulated_network
 from geomx_cli.plan.processes import Layout, Process
 from geomx_cli.plan.topology import TopologyNode, build_topology, group_links, reachability_errors
-from geomx_cli.ps.net.security import Identity
-from geomx_cli.runtime.bundled import networks
-from geomx_cli.runtime.bundled.straggler_emulation import factors
-from geomx_cli.runtime.data import catalog
 
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
 
@@ -194,7 +194,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
 def _check_codecs(options: Mapping[str, Value], *, central_workers: bool) -> None:
     if not (options["compress"] or options["compress_lan"]):
         return
-    from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec, has_momentum
+    from geomx_cli.contract.codecs import complete_lan_spec, complete_spec, has_momentum
 
     table = {option.name: option for option in plugins.table()}
     for name, complete in (("compress", complete_spec), ("compress_lan", complete_lan_spec)):
@@ -235,7 +235,7 @@ def _check_reduction(spec: JobSpec, topology: str) -> None:
 def _check_training(spec: JobSpec, inventory: Inventory) -> None:
     """Reject unknown networks, data sets and splits of the bundled training, and GPUs for a network that uses none."""
     network = str(spec.options["network"])
-    if not networks.needs(network, str(spec.options["framework"])):
+    if not needs(network, str(spec.options["framework"])):
         for host in inventory.hosts:
             if gpus := [device for device in host.devices if device != "cpu"]:
                 what = f"host {host.name}: {gpus[0]} is to train, and --network {network} uses no GPU"

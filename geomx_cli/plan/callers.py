@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from geomx_cli.contract.security import Identity
 from geomx_cli.plan.topology import GLOBAL, TopologyLink
-from geomx_cli.ps.net.security import Identity
 
 __all__ = ["callers"]
 

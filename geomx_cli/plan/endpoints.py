@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from geomx_cli.contract.addresses import tcp
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.inventory import Host, is_ip
 from geomx_cli.plan.topology import TopologyLink, TopologyNode, group_links
-from geomx_cli.ps.net.addresses import tcp
 
 __all__ = ["Endpoint", "dialled", "for_datagrams", "lay_endpoints", "takes_port"]
 

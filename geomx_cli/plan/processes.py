@@ -5,15 +5,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from geomx_cli.contract.addresses import is_loopback
+from geomx_cli.contract.config import PlaneSettings, Role
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.conventions import file_name, module_command
 from geomx_cli.inventory import Host, RankScope, WanLink, is_ip
 from geomx_cli.plan.endpoints import Endpoint, for_datagrams, lay_endpoints
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.topology import Plane, TopologyLink, TopologyNode, links, planes
-from geomx_cli.ps.cluster.config import PlaneSettings, Role
-from geomx_cli.ps.net.addresses import is_loopback
-from geomx_cli.runtime.settings import Settings
 
 __all__ = ["Layout", "PLACEHOLDERS", "Process", "RENDEZVOUS", "fill", "values_for"]
 

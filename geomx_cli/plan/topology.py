@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from geomx_cli.contract.config import Role
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import counted
 from geomx_cli.inventory import Host, HostError, Inventory, Party
 from geomx_cli.plan.peers import link_peers
 from geomx_cli.plan.topology_node import TopologyNode
-from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
     "GLOBAL", "Plane", "TopologyLink", "TopologyNode", "build_topology", "group_links", "hosts_for", "links",

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from geomx_cli.contract.config import Role
 from geomx_cli.inventory import Host
-from geomx_cli.ps.cluster.config import Role
 
 __all__ = ["TopologyNode"]
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from geomx_cli.contract.addresses import is_loopback
 from geomx_cli.preflight.check import Check
 from geomx_cli.preflight.connect import Dialled
 from geomx_cli.preflight.probe_pool import Facts
-from geomx_cli.ps.net.addresses import is_loopback
 
 __all__ = ["addresses_of", "link_checks"]
 

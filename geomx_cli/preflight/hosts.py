@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from geomx_cli import __version__
+from geomx_cli.contract.addresses import is_loopback
+from geomx_cli.contract.frontends import FRONTENDS, needs
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.options import defaults
 from geomx_cli.core.units import format_bytes, format_duration
@@ -16,9 +18,6 @@ from geomx_cli.preflight.check import Check
 from geomx_cli.preflight.complete_inventory import listening
 from geomx_cli.preflight.probe_pool import OLDEST_PYTHON, Facts, Skew, old_python
 from geomx_cli.probe.facts import code_digest
-from geomx_cli.ps.net.addresses import is_loopback
-from geomx_cli.runtime import frontends
-from geomx_cli.runtime.bundled import networks
 
 __all__ = [
     "DISTRIBUTIONS", "Requirements", "check_clock", "check_hardware", "check_host", "check_memory",
@@ -79,14 +78,14 @@ def _frameworks(spec: JobSpec) -> tuple[str, ...]:
     script's files for imports.
     """
     if not spec.script:
-        framework = networks.needs(str(spec.options["network"]), str(spec.options.get("framework", "auto")))
+        framework = needs(str(spec.options["network"]), str(spec.options.get("framework", "auto")))
         return (framework,) if framework else ()
     text = "\n".join(_text(Path(word)) for word in spec.script if word.endswith(".py"))
     return tuple(name for name in ("mxnet", "torch") if re.search(_IMPORT.format(name=name), text, re.MULTILINE))
 
 
 def _other(network: str, frameworks: tuple[str, ...]) -> str:
-    having = (each.framework for each in map(frontends.find, frontends.NAMES) if network in each.networks)
+    having = (each.framework for each in FRONTENDS.values() if network in each.networks)
     return next((each for each in having if each and each not in frameworks), "")
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Traffic
 from geomx_cli.core.futures import after
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.control_client import ControlClient
 from geomx_cli.ps.net.payload import Content, Rows

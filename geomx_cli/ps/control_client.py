@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from geomx_cli.ps.aggregation.codec import complete_spec
+from geomx_cli.contract.codecs import complete_spec
 from geomx_cli.ps.cluster.bodies import MAX_DECLARED, Body
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.worker import Worker, WorkerInfo

@@ -11,6 +11,7 @@ One loop handles one message at a time. A server ends when all members have said
 import time
 from collections.abc import Iterator
 
+from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import WarningRaised
@@ -23,7 +24,6 @@ from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.straggler_monitor import PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Arrays
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.members import ServerMembers
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placements

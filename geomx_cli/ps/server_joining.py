@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import StateChanged
 from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.members import ServerMembers
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node

@@ -10,14 +10,14 @@ import os
 import sys
 from pathlib import Path
 
+from geomx_cli.contract import settings as variables
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import ProcessFailed, ProcessFinished, StateChanged
 from geomx_cli.runtime import frontends
-from geomx_cli.runtime import settings as variables
 from geomx_cli.runtime.plugin_factory import event_log, part, warn_of_variables
-from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.signals import Signals, interrupted
 
 

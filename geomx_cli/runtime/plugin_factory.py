@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.conventions import JobClock, file_name
 from geomx_cli.core.env_names import without_effect
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.runtime.settings import Settings
 
 __all__ = ["event_log", "part", "warn_of_variables"]
 

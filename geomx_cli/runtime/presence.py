@@ -11,13 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Telemetry
 from geomx_cli.ps.cluster.bodies import MAX_AWAITED, Body
 from geomx_cli.ps.cluster.node import Node
-from geomx_cli.runtime.settings import Settings
 
 __all__ = ["Pulse", "main"]
 

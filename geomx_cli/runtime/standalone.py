@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.runtime.settings import Settings
 
 __all__ = ["begin"]
 

@@ -14,10 +14,10 @@ import pytest
 from cluster import ROOT
 
 from geomx_cli import cli
+from geomx_cli.contract import frontends
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Option
-from geomx_cli.runtime import frontends
-from geomx_cli.runtime.data.catalog import DATA_SETS
+from geomx_cli.datasets.catalog import DATA_SETS
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_damaged_plan_offers_nothing(
 
 def test_every_suggestion_is_valid_and_none_is_missing() -> None:
     table: dict[str, Option] = {option.name: option for option in plugins.table()}
-    networks = list(dict.fromkeys(name for front in frontends.NAMES for name in frontends.find(front).networks))
+    networks = frontends.networks()
     assert sorted(table["network"].suggestions) == sorted(networks)
     assert set(table["data"].suggestions) == set(DATA_SETS)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from runs import Runs
 
-from geomx_cli.runtime.script import reports
 from geomx_cli.runtime.frontends.torch.trainers import TrainingRun
+from geomx_cli.runtime.script import reports
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from geomx_cli.datasets.sources import SOURCES
 from geomx_cli.hosts import closing
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.jobs.actions.data import error_of, push
-from geomx_cli.runtime.data.sources import SOURCES
 
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 TEXT = b"It is a truth universally acknowledged\n" * 1000
 DIGEST = hashlib.sha256(TEXT).hexdigest()
 PYTHON = f"""#!{sys.executable}
 import runpy, sys
-from geomx_cli.runtime.data.sources import SOURCES
+from geomx_cli.datasets.sources import SOURCES
 SOURCES["austen"].digests["austen.txt"] = {DIGEST!r}
 sys.argv = sys.argv[sys.argv.index("geomx_cli"):]
 runpy.run_module("geomx_cli", run_name="__main__")

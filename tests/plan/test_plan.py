@@ -13,6 +13,7 @@ from msgspec import structs
 
 import geomx_cli
 from geomx_cli.commands._plan_text import plan_text
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import options
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
@@ -23,7 +24,6 @@ from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import choose, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.cluster.members import Member
-from geomx_cli.runtime.settings import Settings
 
 HOOK = str(Path(geomx_cli.__file__).parent / "runtime" / "hook")
 SPEC = JobSpec(job="j1", job_dir="/jobs/j1", socket_dir="/s", key_dir="/jobs/j1/keys", python="/py")

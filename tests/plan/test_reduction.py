@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import options
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.plugins import table
@@ -15,7 +16,6 @@ from geomx_cli.plan import JobSpec, Plan, Process, plan
 from geomx_cli.plan.ports import choose, ports_needed
 from geomx_cli.plan.preview import preview
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.runtime.settings import Settings
 
 SPEC = JobSpec(
     job="j1", job_dir="/jobs/j1", socket_dir="/s", key_dir="/k", python="/py", script=("python", "train.py")

@@ -8,9 +8,9 @@ import pytest
 from cluster import RUNTIME, Cluster, free_ports
 from rounds import assert_equal, expected, run
 
+from geomx_cli.contract import addresses
+from geomx_cli.contract.config import PlaneSettings
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.cluster.config import PlaneSettings
-from geomx_cli.ps.net import addresses
 
 ELSEWHERE = "203.0.113.7"
 ROLES = {

@@ -20,10 +20,11 @@ from rounding import rounded
 from rounds import SCRIPT, SIZES, assert_equal, found_in, gradient, initial, run
 from tree import Delivery, Tree, Wire
 
+from geomx_cli.contract.codecs import complete_spec
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec, received
+from geomx_cli.ps.aggregation.codec import codec_at, parse_codec, received
 from geomx_cli.ps.aggregation.compression import Compression, encode_with_residual
 from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient

@@ -12,10 +12,10 @@ from cluster import Cluster, free_ports, until
 from proxy import Proxy
 from rounds import SCRIPT, assert_equal, expected, found_in
 
+from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.options import defaults
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link

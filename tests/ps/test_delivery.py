@@ -17,12 +17,12 @@ from rounding import rounded
 from rounds import HOSTILE, PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned, run
 
 from geomx_cli.commands._plan_text import plan_text
+from geomx_cli.contract.security import Identity
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.plan import Plan
 from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
-from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage
 
 PLUGINS = ROOT / "tests" / "plugins"

@@ -13,11 +13,11 @@ from in_flight import SCRIPT as IN_FLIGHT
 from in_flight import expected as expected_in_flight
 from rounds import assert_equal, expected, gradient, run
 
+from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.cluster.rpc import Request

@@ -13,13 +13,15 @@ import pytest
 from bench import KeptLink
 from cluster import until
 
+from geomx_cli.contract import security
+from geomx_cli.contract.config import NodeSettings
+from geomx_cli.contract.security import Identity
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Arrays
 from geomx_cli.ps.cluster.bodies import checked_request
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.delivery._dgt_blocks import (
     BEHIND,
     PREAMBLE,
@@ -36,7 +38,6 @@ from geomx_cli.ps.delivery._dgt_blocks import (
 from geomx_cli.ps.delivery._dgt_datagrams import TOPICS, DatagramReceiver, DatagramSender, Pace
 from geomx_cli.ps.delivery._dgt_delivery import DgtServer, Parts, Splitter
 from geomx_cli.ps.delivery._dgt_receiver import Grace, PartReceiver
-from geomx_cli.ps.net import security
 from geomx_cli.ps.net.datagrams import (
     MAX_CHANNELS,
     REPLAY_WINDOW,
@@ -47,7 +48,6 @@ from geomx_cli.ps.net.datagrams import (
     session_key,
 )
 from geomx_cli.ps.net.loop import Loop as RealLoop
-from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header, encode_header
 
 SIZE, BLOCK = 5000, 256  # elements; the last block is shorter

@@ -14,8 +14,8 @@ import zmq
 from cluster import Cluster, free_ports, until
 from rounds import SCRIPT, assert_equal, expected, found_in
 
+from geomx_cli.contract import security
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.ps.net import security
 from geomx_cli.ps.net.lanes import LANES
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.payload import view

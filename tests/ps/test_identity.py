@@ -7,11 +7,11 @@ import pytest
 from cluster import Cluster
 from rounds import HOSTILE, PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned
 
+from geomx_cli.contract.security import Identity
 from geomx_cli.core.options import defaults
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps.net.security import Identity
 
 FLAT = {"parties": 2, "workers": 2, "topology": "flat"}
 """Four workers, which dial the server of another host by TCP."""

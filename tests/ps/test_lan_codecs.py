@@ -17,6 +17,7 @@ from rounds import SCRIPT, SIZES, assert_equal, found_in, gradient, initial, run
 from test_codecs import DECAY, QUANTISERS
 from tree import Tree
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
@@ -26,7 +27,6 @@ from geomx_cli.runtime.algorithms import hfa
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.esync import EsyncServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
-from geomx_cli.runtime.settings import Settings
 
 Array = np.ndarray
 Quantise = Callable[[Array], Array]

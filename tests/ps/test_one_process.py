@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from geomx_cli.contract.config import PlaneSettings
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
-from geomx_cli.ps.cluster.config import PlaneSettings
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.cluster.scheduler import Scheduler
 from geomx_cli.ps.net.lanes import LANES, Lane
@@ -24,7 +25,6 @@ from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.server import Server
 from geomx_cli.runtime.plugin_factory import part
-from geomx_cli.runtime.settings import Settings
 
 SIZE = 70_000
 LIMIT = 240.0

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from bench import SIZE, Bench, KeptLink
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.optimizer_history import SERIAL, OptimizerHistory, Successor
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.members import CENTRAL, Member, ServerMembers
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optimizer_service import OptimizerService

@@ -8,12 +8,12 @@ import pytest
 from bench import SIZE, Bench, KeptLink, RecordingTransport
 from tree import Tree
 
+from geomx_cli.contract.config import NodeSettings
 from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.codec import parse_codec
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.partition import Placement, Placements, Slice, Tensor
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import view

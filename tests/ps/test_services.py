@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from bench import Bench, KeptLink
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import InvalidSettings, PeerLost
 from geomx_cli.core.options import Value
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.cluster.bodies import Body
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.members import CENTRAL, Member, ServerMembers
 from geomx_cli.ps.cluster.partition import Placements
 from geomx_cli.ps.cluster.rpc import Request

@@ -9,7 +9,7 @@ import pytest
 from bench import Bench, gradient
 from cluster import ROOT, Cluster
 
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.members import CENTRAL, ServerMembers
 from geomx_cli.ps.net.wire import EVERY, BadMessage, Header, decode_header, encode_header
 

@@ -10,10 +10,11 @@ from cluster import Cluster
 from mxnet_scripts import hooked
 from tree import Tree
 
+from geomx_cli.contract.codecs import MAX_CODEC, complete_spec
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
+from geomx_cli.ps.aggregation.codec import codec_at, parse_codec
 from geomx_cli.ps.net.payload import Rows
-from geomx_cli.ps.net.wire import MAX_CODEC, Reply
+from geomx_cli.ps.net.wire import Reply
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 Array = np.ndarray

@@ -14,10 +14,10 @@ from bench import KeptLink
 from cluster import ROOT, Cluster
 from rounds import PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.ps.cluster import partition
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.members import CENTRAL, Member, ServerMembers
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.scheduler import Scheduler

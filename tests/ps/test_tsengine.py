@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from geomx_cli.contract.security import Identity
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value, defaults
@@ -16,9 +18,7 @@ from geomx_cli.plan.ports import host_errors, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.delivery._tsengine_neighbours import AGE, DIRECT, FEW, LAST, TOPICS, Meter, choose
-from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage
-from geomx_cli.runtime.settings import Settings
 
 MB = 1_000_000
 

@@ -17,9 +17,9 @@ from torch.nn import functional
 from geomx_cli.observe.report.drawing import figures_of
 from geomx_cli.observe.report.figures import Curves
 from geomx_cli.observe.report.sources import opened
-from geomx_cli.runtime.frontends.torch.models.modules import Gpt
 from geomx_cli.runtime.bundled import networks
 from geomx_cli.runtime.data.samples import TextSamples
+from geomx_cli.runtime.frontends.torch.models.modules import Gpt
 
 SMALL = ("--layers", "1", "--width", "64", "--context", "16", "--batch-size", "8", "--eval-every", "8")
 

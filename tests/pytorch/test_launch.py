@@ -186,7 +186,7 @@ def test_batch_normalization_is_that_of_mxnet(desk: Desk, tmp_path: Path) -> Non
 
 def test_resnet18_has_the_tensors_of_mxnets(tmp_path: Path) -> None:
     code = (
-        "import json; from geomx_cli.runtime.training import networks;"
+        "import json; from geomx_cli.runtime.bundled import networks;"
         "found = networks.find('resnet18-v1', (3, 32, 32), 10, 'mxnet');"
         "print(json.dumps([[p.name, p.shape, p.start] for p in (*found.parameters, *found.statistics)]))"
     )

@@ -16,10 +16,10 @@ from rehearsal import Rehearsal
 from test_local_steps import Nesterov, Replicas
 from workers import SCRIPTS, rehearsed, saved
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts.ports import free_ports
 from geomx_cli.runtime.frontends.torch.party_group import PartyGroup
-from geomx_cli.runtime.settings import Settings
 
 PARTIES = ((0, 1), (2, 3))
 

@@ -21,11 +21,11 @@ from rehearsal import Rehearsal
 from safetensors.numpy import load_file
 
 from geomx_cli.cli import main
+from geomx_cli.contract.slowdown import factor_of
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.runtime.algorithms import fsa, mixed
-from geomx_cli.runtime.bundled.straggler_emulation import factor_of
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 WAYS = {

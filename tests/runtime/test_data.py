@@ -21,9 +21,10 @@ from click.testing import CliRunner
 
 from geomx_cli.commands.data import data as command
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
-from geomx_cli.runtime.data import catalog, fetch, reader, sources
+from geomx_cli.datasets import catalog, fetch, sources
+from geomx_cli.datasets.sources import Source
+from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.data.samples import Batch, Prefetch, Samples, shard
-from geomx_cli.runtime.data.sources import Source
 
 COUNTS = {"train": 103, "test": 17}
 FILES = catalog.DATA_SETS["fashion-mnist"].files

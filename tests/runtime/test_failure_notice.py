@@ -16,7 +16,7 @@ SCRIPT = r"""if True:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime import standalone
     from geomx_cli.runtime.script.base_store import FailureNotice
-    from geomx_cli.runtime.settings import Settings
+    from geomx_cli.contract.settings import Settings
 
     def say(text):
         os.write(1, text.encode() + b"\n")

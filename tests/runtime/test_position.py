@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from idx import write_data
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
@@ -20,7 +21,6 @@ from geomx_cli.runtime.bundled.position import Position, RoundProgress
 from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.data.samples import Samples, TextSamples
 from geomx_cli.runtime.script.store import Store
-from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.stop_vote import STOP

@@ -12,18 +12,18 @@ import pytest
 from bench import KeptLink
 from cluster import clean_environment, free_ports
 
+from geomx_cli.contract.config import PlaneSettings
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import GeomxError, PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.options import defaults
 from geomx_cli.ps.cluster.bodies import MAX_AWAITED
-from geomx_cli.ps.cluster.config import PlaneSettings
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.scheduler import Scheduler
 from geomx_cli.ps.net.lanes import LinkHealth
 from geomx_cli.ps.net.wire import BadMessage
-from geomx_cli.runtime.settings import Settings
 
 pytestmark = pytest.mark.processes
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings, TimedOut
+from geomx_cli.datasets import fetch
+from geomx_cli.datasets.sources import SOURCES, Source
 from geomx_cli.hosts.interface import Completed
 from geomx_cli.jobs.actions import data as actions
-from geomx_cli.runtime.data import fetch
-from geomx_cli.runtime.data.sources import SOURCES, Source
 
 FILES = {"train": b"a" * 3_000_000, "test": b"b"}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from geomx_cli.contract.settings import PlaneSettings, Settings
 from geomx_cli.core import plugins, units
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.settings import PlaneSettings, Settings
 
 PLANE = {
     "DMLC_PS_ROOT_URI": "127.0.0.1",

@@ -15,12 +15,13 @@ from geomx_cli.commands.launch import launch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
+from geomx_cli.datasets import catalog, sources
+from geomx_cli.datasets.sources import Source, SourceError, text_of_package
 from geomx_cli.ps.optim import schedules
 from geomx_cli.runtime.bundled import networks
 from geomx_cli.runtime.bundled.evaluation import Score, divergence_warning
-from geomx_cli.runtime.data import catalog, reader, sources
+from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.data.samples import TextSamples, text_shard
-from geomx_cli.runtime.data.sources import Source, SourceError, text_of_package
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 NOVELS = [["EMMA", "", "Emma Woodhouse, handsome, clever, and rich"], ["THE END"]]

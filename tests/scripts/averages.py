@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
-from geomx_cli.runtime.settings import Settings
 
 
 def own_steps(weight, rank, number, index):

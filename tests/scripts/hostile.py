@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
+from geomx_cli.contract import security
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import event_log, plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps import client
-from geomx_cli.ps.net import security
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.memory import PLACE
 from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.net.wire import Form, Header, Kind, Place, encode_header, job_number
-from geomx_cli.runtime.settings import Settings
 
 settings = Settings.from_environment(plugins.table())
 

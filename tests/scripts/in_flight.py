@@ -13,13 +13,13 @@ from collections import deque
 
 import numpy as np
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.net.payload import Rows
 from geomx_cli.runtime.plugin_factory import event_log
-from geomx_cli.runtime.settings import Settings
 
 LIMIT = 200  # seconds: cuts, which last 50 s at most, leave a loaded machine no time for rounds
 sizes = [int(size) for size in os.environ["SIZES"].split(",")]

@@ -8,12 +8,12 @@ import os
 
 import numpy as np
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime.algorithms import diloco
 from geomx_cli.runtime.script.store import Store
-from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training.architecture import Parameter
 from geomx_cli.runtime.training.model import ModelAdapter, Network, flat_views
 from geomx_cli.runtime.training.train_config import TrainConfig

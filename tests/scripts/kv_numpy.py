@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime.script.store import Store
-from geomx_cli.runtime.settings import Settings
 
 
 def refused(words, call, *args):

@@ -7,11 +7,11 @@ import os
 
 import numpy as np
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
-from geomx_cli.runtime.settings import Settings
 
 client = Client(Settings.from_environment(plugins.table()), EventLog(None), plugins.deliveries()["direct"].worker())
 client.declare([Tensor("first", 5, "float32")])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
@@ -18,7 +19,6 @@ from geomx_cli.runtime.bundled import job, networks
 from geomx_cli.runtime.bundled.checkpoint import Checkpoint
 from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
-from geomx_cli.runtime.settings import Settings
 
 BATCH, EPOCHS, RATE, MOMENTUM = 24, 2, 0.05, 0.9
 

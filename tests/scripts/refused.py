@@ -1,11 +1,11 @@
 """A worker of ESync that begins its second round after the third, and continues; prints the errors."""
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime.algorithms._esync_client import EsyncClient
-from geomx_cli.runtime.settings import Settings
 
 client = Client(Settings.from_environment(plugins.table()), EventLog(None), plugins.deliveries()["direct"].worker())
 esync = EsyncClient(client)

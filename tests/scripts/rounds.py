@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.runtime.plugin_factory import event_log
-from geomx_cli.runtime.settings import Settings
 
 
 def gate(name: str) -> None:

@@ -8,12 +8,12 @@ import os
 
 import numpy as np
 
+from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
-from geomx_cli.runtime.settings import Settings
 
 settings = Settings.from_environment(plugins.table())
 client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())

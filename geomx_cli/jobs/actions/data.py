@@ -12,13 +12,13 @@ import msgspec
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, TimedOut
 from geomx_cli.core.untrusted import decode, plain
+from geomx_cli.datasets import catalog
 from geomx_cli.hosts import Connector, everywhere, merged
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import Plan
-from geomx_cli.runtime.data import catalog
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.data.fetch import Progress
+    from geomx_cli.datasets.fetch import Progress
 
 __all__ = ["Pushed", "error_of", "provide", "push"]
 
@@ -49,7 +49,7 @@ def provide(
     train = list(dict.fromkeys(process.host for process in planned.processes if process.global_rank is not None))
     far = [host for host in train if not inventory.host(host).shares_files]
     if far != train and catalog.find(name, folder) is None:
-        from geomx_cli.runtime.data import fetch
+        from geomx_cli.datasets import fetch
 
         fetch.ensure(name, folder, on_progress)
     there, ours = [hosts[host] for host in far], catalog.find(name, folder)
@@ -105,7 +105,7 @@ def push(
     The files are verified here and there; a broken transfer leaves nothing. A host that fails does not stop the others.
     Raises CheckFailed for damaged files here, or if there is no room to pack them, unless all hosts have copies.
     """
-    from geomx_cli.runtime.data.fetch import pack
+    from geomx_cli.datasets.fetch import pack
 
     pushed = Pushed()
     where = [*(["--data-dir", data_dir] if data_dir else []), *(["--existing"] if existing else [])]

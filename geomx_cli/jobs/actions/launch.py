@@ -34,7 +34,7 @@ from geomx_cli.plan.job_spec import complete
 from geomx_cli.plan.ports import choose
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.data.fetch import Progress as OnDownload
+    from geomx_cli.datasets.fetch import Progress as OnDownload
 
 __all__ = ["LaunchOptions", "launch", "prepared", "working_dirs"]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import Empty
 from typing import Any
 
+from geomx_cli.contract.frontends import joining
 from geomx_cli.core import events
 from geomx_cli.core.agent_protocol import (
     Done,
@@ -34,7 +35,6 @@ from geomx_cli.jobs.view.follow import Observer, View
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Outcome
 from geomx_cli.plan import Plan
-from geomx_cli.runtime import frontends
 
 __all__ = ["Watch"]
 
@@ -273,8 +273,7 @@ class Watch:
             return
         worker, scheduler = (row.process for row in found)
         cause = f"ended with status 0 while {scheduler.name} still waits for workers to join"
-        known = frontends.JOINING
-        hint = known.get(str(self._plan.spec.options["framework"])) or "; in MXNet ".join(known.values())
+        hint = joining(str(self._plan.spec.options["framework"]))
         self._fail(Failure(worker.name, worker.host, cause, time.monotonic(), hint))
 
     def _finish_host(self, host: str, why: str, left: Sequence[str]) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from geomx_cli.agent.host_spec import HostSpec, Task
+from geomx_cli.contract import security
 from geomx_cli.core import env_names
 from geomx_cli.hosts import File
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import Plan
-from geomx_cli.ps.net import security
 
 __all__ = ["host_specs", "key_files"]
 

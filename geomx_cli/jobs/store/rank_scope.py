@@ -9,10 +9,10 @@ import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from geomx_cli.contract.frontends import FRONTENDS
 from geomx_cli.core import plugins
 from geomx_cli.inventory import Inventory, RankScope
 from geomx_cli.jobs.store.script_sources import Source, sources_of
-from geomx_cli.runtime import frontends
 
 __all__ = ["Choice", "choose"]
 
@@ -89,7 +89,7 @@ def _framework(script: Sequence[str], inventory: Inventory) -> str:
     if not script or isinstance(sources := sources_of(script, inventory), str):
         return ""
     imported = {name for source in sources if source.tree is not None for name in _imported_names(source.tree)}
-    others = (name for name in frontends.NAMES if name != "mxnet" and f"{_PACKAGE}.{name}" in imported)
+    others = (name for name in FRONTENDS if name != "mxnet" and f"{_PACKAGE}.{name}" in imported)
     packages = {name.partition(".")[0] for name in imported}
     mxnet = "mxnet" if imported & {"mxnet", f"{_PACKAGE}.mxnet"} else ""
     return next(others, mxnet or ("torch" if "torch" in packages else ""))

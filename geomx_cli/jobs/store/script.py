@@ -15,8 +15,8 @@ from msgspec import structs
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.options import Value
+from geomx_cli.datasets.catalog import is_own
 from geomx_cli.inventory import Host, Inventory
-from geomx_cli.runtime.data.catalog import is_own
 
 __all__ = ["check_script", "check_user_modules", "ignored_interpreter", "python_file", "with_interpreter"]
 

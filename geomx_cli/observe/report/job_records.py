@@ -12,6 +12,7 @@ from typing import Any
 
 from geomx_cli.core import plugins
 from geomx_cli.core.conventions import file_name
+from geomx_cli.datasets.catalog import is_iid
 from geomx_cli.jobs.store.job_state import UNDECIDED
 from geomx_cli.jobs.view.progress import evaluator
 from geomx_cli.jobs.view.reducer import result_warnings
@@ -19,7 +20,6 @@ from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.process_log import ProcessLog
 from geomx_cli.plan import Plan, Process
-from geomx_cli.runtime.data.catalog import is_iid
 
 __all__ = ["JobRecords", "mode_of", "network_of"]
 

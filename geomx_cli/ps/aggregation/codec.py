@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from geomx_cli.core import plugins
+from geomx_cli.contract import codecs
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array, SliceArrays
 from geomx_cli.ps.kernels import vectorised
 from geomx_cli.ps.net.payload import DTYPES, Content, content
-from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
+from geomx_cli.ps.net.wire import BadMessage, Form, Header
 
 __all__ = [
-    "LARGEST", "Codec", "Encoded", "SliceRound", "bears_momentum", "codec_at", "complete_lan_spec", "complete_spec",
-    "encoded", "exact_dtype", "has_momentum", "no_argument", "parse_codec", "received", "with_numbers",
+    "LARGEST", "Codec", "Encoded", "SliceRound", "codec_at", "encoded", "exact_dtype", "no_argument", "parse_codec",
+    "received", "with_numbers",
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
@@ -136,64 +136,13 @@ class SliceRound:
 
 @lru_cache(64)
 def parse_codec(spec: str) -> Codec | None:
-    """The codec for `--compress SPEC`, NAME or NAME:ARGUMENT; None for "" and "none".
-
-    Raises InvalidSettings for an unknown codec or a bad argument.
+    """The codec for `--compress SPEC`, the same object for each call. Raises InvalidSettings as `codecs.parse`, and for
+    one that is no Codec.
     """
-    if spec in ("", "none"):
-        return None
-    name, _, argument = spec.partition(":")
-    if len(spec) > MAX_CODEC:
-        raise InvalidSettings(f"a codec of {len(spec)} characters", "write NAME or NAME:ARGUMENT")
-    known = max((each for each in plugins.codecs() if name.startswith(each)), key=len, default="")
-    if known and (rest := spec[len(known) :]).startswith((",", "+", "=", " ", *"0123456789")):
-        hint = f"write {known}:{rest.lstrip(',+= ')}"
-        raise InvalidSettings(f"{spec}: no colon before the argument of {known}", hint)
-    plugin = plugins.find("codec", name)
-    try:
-        made: Codec = plugin.codec(argument)  # type: ignore[attr-defined]
-    except InvalidSettings:
-        raise
-    except Exception as error:  # of an installed codec
-        hint = "see what this codec takes as ARGUMENT"
-        raise InvalidSettings(f"the codec {name} does not take {argument!r}: {error!r}", hint) from error
+    made = codecs.parse(spec)
+    if made is not None and not isinstance(made, Codec):
+        raise InvalidSettings(f"the codec {spec} is no Codec", "derive its class from ps.aggregation.codec.Codec")
     return made
-
-
-def complete_spec(spec: str, smallest: int) -> str:
-    """The spec as messages name it, with the bound of --compress-min if its codec needs that: so both ends know it.
-
-    Raises InvalidSettings as `parse_codec` does.
-    """
-    codec = parse_codec(spec)
-    if codec is not None:
-        spec = codec.completed(spec, smallest)
-        parse_codec(spec)
-    return spec
-
-
-def complete_lan_spec(spec: str, smallest: int) -> str:
-    """Like `complete_spec`, for --compress-lan. Raises InvalidSettings also for a codec whose results are what was
-    contributed to the round, which a local server does not know of other parties.
-    """
-    if (codec := parse_codec(spec)) is not None and codec.union:
-        what = f"{spec}: a local server does not know which elements other parties contributed"
-        raise InvalidSettings(what, "leave out pull=union in --compress-lan")
-    return complete_spec(spec, smallest)
-
-
-def has_momentum(spec: str) -> bool:
-    """Whether the codec corrects momentum."""
-    codec = parse_codec(spec)
-    return codec is not None and codec.momentum != 0
-
-
-def bears_momentum(spec: str) -> bool:
-    """Whether the optimizer may have momentum where gradients are so encoded: not if the codec has it already, as each
-    gradient would count for 100.
-    """
-    codec = parse_codec(spec)
-    return codec is None or (codec.bears_momentum and not codec.momentum)
 
 
 def codec_at(codec: Codec | None, size: int, round_: int) -> Codec | None:

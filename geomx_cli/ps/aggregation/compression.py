@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from geomx_cli.contract.codecs import complete_lan_spec, complete_spec, has_momentum
+from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import (
     LARGEST,
@@ -12,15 +14,11 @@ from geomx_cli.ps.aggregation.codec import (
     Encoded,
     SliceRound,
     codec_at,
-    complete_lan_spec,
-    complete_spec,
     encoded,
     exact_dtype,
-    has_momentum,
     parse_codec,
 )
 from geomx_cli.ps.arrays import Array, Arrays, SliceArrays
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.kernels.vectorised import accumulate
 from geomx_cli.ps.net.payload import DTYPES, Content, Rows, cast, form_of, sum_payload
 from geomx_cli.ps.net.wire import Form, Header

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.contract.config import NodeSettings
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import EVERY, BadMessage
 

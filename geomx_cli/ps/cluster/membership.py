@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import StateChanged, Telemetry, WarningRaised
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.bodies import Body, blame_in
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.cluster.rpc import Request, Rpc

@@ -9,16 +9,16 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, ParamSpec
 
+from geomx_cli.contract import addresses, security
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Telemetry
 from geomx_cli.ps.cluster.bodies import MAX_TEXT
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.membership import Membership, Shutdown
 from geomx_cli.ps.cluster.partition import LONGEST, NEAR
 from geomx_cli.ps.cluster.rpc import Request, Rpc
-from geomx_cli.ps.net import addresses, security
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import Body
-from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.members import Member, ServerMembers
 from geomx_cli.ps.net.wire import DTYPE_NAMES, EVERY, ITEM_SIZES, MAX_ELEMENTS, Header
 

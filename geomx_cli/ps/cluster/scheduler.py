@@ -11,19 +11,19 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
+from geomx_cli.contract.security import Identity
 from geomx_cli.core.conventions import party_of
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import RosterComplete
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.bodies import Body, blame_in
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.members import Member, Members
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Timer
-from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage, Header
 
 __all__ = ["Scheduler"]

@@ -13,13 +13,13 @@ from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
 
+from geomx_cli.contract.addresses import split
 from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.cluster.bodies import Body, Count, Topic
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.delivery._dgt_blocks import FRAGMENT, Block, Fragment, decode_fragment, encode_fragment
 from geomx_cli.ps.delivery._dgt_receiver import PartReceiver
-from geomx_cli.ps.net.addresses import split
 from geomx_cli.ps.net.datagrams import (
     MAX_CHANNELS,
     OVERHEAD,

@@ -76,7 +76,8 @@ def sends_datagrams(options: "Mapping[str, Value]") -> bool:
 
 def _encodes_everything(options: "Mapping[str, Value]") -> bool:
     """Whether the codec leaves no tensor as it is, not even the smallest."""
-    from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
+    from geomx_cli.contract.codecs import complete_spec
+    from geomx_cli.ps.aggregation.codec import codec_at, parse_codec
 
     codec = parse_codec(complete_spec(str(options["compress"]), int(options["compress_min"])))
     return codec_at(codec, 1, 1) is not None

@@ -9,11 +9,15 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from geomx_cli.contract.security import KeyRing
 from geomx_cli.ps.net.loop import Loop
 
-__all__ = ["MAX_SECONDS", "Connection", "UnknownPeers"]
+if TYPE_CHECKING:
+    import zmq
+
+__all__ = ["MAX_SECONDS", "Connection", "UnknownPeers", "ZapAuthenticator"]
 
 UNACKNOWLEDGED, BYTES_ACKED, BYTES_RECEIVED = 24, 120, 128
 """Where Linux's tcp_info has the number of segments that are not acknowledged (u32), and the bytes that are, and that
@@ -174,3 +178,27 @@ class UnknownPeers:
     def _close(self, unknown: _Unknown, text: str) -> None:
         unknown.connection.shut_down()
         self._on_refused(text)
+
+
+class ZapAuthenticator:
+    """Answers libzmq's authentication requests (ZAP, RFC 27) in the loop's own thread, and counts refusals.
+
+    Messages on accepted connections carry the name of the process that the key was made for, as "User-Id".
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyRing) -> None:
+        import zmq.utils.z85
+
+        self._allowed = {zmq.utils.z85.decode(key): known.process.encode() for key, known in keys.allowed.items()}
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind("inproc://zeromq.zap.01")
+        self.refused = 0
+
+    def answer(self) -> None:
+        """Handle one request; called by the loop when the socket is readable."""
+        version, request, _domain, _address, _identity, mechanism, *credentials = self.socket.recv_multipart()
+        welcome = mechanism == b"CURVE" and bool(credentials) and credentials[0] in self._allowed
+        self.refused += not welcome
+        status = (b"200", b"OK") if welcome else (b"400", b"this key may not come in here")
+        name = self._allowed[credentials[0]] if welcome else b""
+        self.socket.send_multipart([version, request, *status, name, b""])

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from geomx_cli.contract.security import KeyRing
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.security import KeyRing
 from geomx_cli.ps.net.wire import BadMessage
 
 __all__ = [

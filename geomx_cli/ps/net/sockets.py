@@ -17,10 +17,10 @@ from functools import partial
 
 import zmq
 
+from geomx_cli.contract.security import KeyRing
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.connections import MAX_SECONDS, Connection, UnknownPeers
+from geomx_cli.ps.net.connections import MAX_SECONDS, Connection, UnknownPeers, ZapAuthenticator
 from geomx_cli.ps.net.loop import Loop
-from geomx_cli.ps.net.security import KeyRing, ZapAuthenticator
 
 __all__ = ["DEAF", "Socket", "Sockets", "UNANSWERED"]
 

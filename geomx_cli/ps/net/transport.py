@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from geomx_cli.contract.security import KeyRing
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Traffic, WarningRaised
 from geomx_cli.ps.net.accepted_links import AcceptedLinks
@@ -22,7 +23,6 @@ from geomx_cli.ps.net.lanes import IDENTITY, LANES, Lane
 from geomx_cli.ps.net.link import AGAIN, MAX_FUSED, MOST_REFUSALS, Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.memory import Arena, keep_freed_memory
-from geomx_cli.ps.net.security import KeyRing
 from geomx_cli.ps.net.shaping import DelayLine, Shaper, WanLog
 from geomx_cli.ps.net.sockets import Socket, Sockets
 from geomx_cli.ps.net.wire import MAX_MESSAGE, BadMessage, Header, Kind, Place, decode_header, largest_message

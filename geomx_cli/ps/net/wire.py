@@ -13,12 +13,13 @@ from typing import Annotated, Any
 
 import msgspec
 
+from geomx_cli.contract.codecs import MAX_CODEC
+
 __all__ = [
     "DTYPE_NAMES",
     "EVERY",
     "FLOAT_NAMES",
     "ITEM_SIZES",
-    "MAX_CODEC",
     "MAX_ELEMENTS",
     "MAX_HELLO",
     "MAX_HYPER",
@@ -45,8 +46,6 @@ ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
 MAX_CONTROL = 16 * 2**20
 MAX_HELLO = 4096
-MAX_CODEC = 64
-"""Characters of a codec's name with its argument."""
 MAX_HYPER = 16
 """Hyper-parameters in one message."""
 FLOAT_NAMES = ("float32", "float64", "float16")

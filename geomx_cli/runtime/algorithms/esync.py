@@ -26,9 +26,9 @@ from geomx_cli.runtime.training.worker_algorithm import PacedWorkerAlgorithm
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from geomx_cli.contract.config import NodeSettings
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.train_config import TrainConfig
     from geomx_cli.runtime.training.worker_algorithm import Stopwatch
@@ -122,7 +122,7 @@ class EsyncServer(MeanServer):
 
         Raises InvalidSettings if it cannot listen there, and for non-loopback addresses unless `insecure`.
         """
-        from geomx_cli.ps.net.addresses import is_private
+        from geomx_cli.contract.addresses import is_private
         from geomx_cli.runtime.algorithms._esync_http import serve
 
         if not insecure and not is_private(f"tcp://{place}"):

@@ -14,10 +14,10 @@ from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
+    from geomx_cli.contract.config import NodeSettings
     from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, ServerAlgorithm, SliceView
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.net.payload import Content, Rows
     from geomx_cli.ps.optim.optimizer import LocalOptimizer, Optimizer
     from geomx_cli.runtime.training.model import ModelWeights
@@ -113,7 +113,7 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
 
 def _optimizer_params(config: "TrainConfig") -> dict[str, float]:
     """The optimizer's hyper-parameters, without momentum if a codec does not bear it."""
-    from geomx_cli.ps.aggregation.codec import bears_momentum
+    from geomx_cli.contract.codecs import bears_momentum
 
     bears = bears_momentum(config.text("compress")) and bears_momentum(config.text("compress_lan"))
     own = {} if bears else {"momentum": 0.0}

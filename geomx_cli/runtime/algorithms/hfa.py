@@ -17,11 +17,11 @@ from geomx_cli.core.options import Option
 from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
+    from geomx_cli.contract.config import NodeSettings
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, ReplyNow, ServerAlgorithm, SliceView
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.ps.optim.optimizer import Optimizer
     from geomx_cli.runtime.training.model import ModelWeights

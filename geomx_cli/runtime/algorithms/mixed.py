@@ -16,11 +16,11 @@ from geomx_cli.runtime.algorithms.fsa import FsaServer, FsaWorker, server_optimi
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from geomx_cli.contract.config import NodeSettings
     from geomx_cli.core.options import Value
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.training.model import ModelWeights
     from geomx_cli.runtime.training.train_config import TrainConfig
 

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Sequence
 
+from geomx_cli.datasets.catalog import is_iid
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.bundled.record import Record, Score
-from geomx_cli.runtime.data.catalog import is_iid
 from geomx_cli.runtime.data.samples import Samples, TextSamples
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.state import State

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from geomx_cli.contract.frontends import needs
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import ProcessFinished, StateChanged
@@ -149,7 +150,7 @@ def _save(
     about = {
         "job": client.settings.job,
         "network": config.network,
-        "framework": networks.needs(config.network, config.text("framework")) or "numpy",
+        "framework": needs(config.network, config.text("framework")) or "numpy",
         "algorithm": config.algorithm,
         "step": loop.position.all_steps,
         "rounds": part.rounds,

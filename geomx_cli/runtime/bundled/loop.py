@@ -5,12 +5,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from geomx_cli.contract.slowdown import factor_of
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.bundled.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.bundled.evaluation import Evaluation, EvaluationSchedule
 from geomx_cli.runtime.bundled.position import Position, RoundProgress
 from geomx_cli.runtime.bundled.record import Record, Score
-from geomx_cli.runtime.bundled.straggler_emulation import StragglerEmulation, factor_of
+from geomx_cli.runtime.bundled.straggler_emulation import StragglerEmulation
 from geomx_cli.runtime.data.samples import Batch, Prefetch, Samples
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.state import State

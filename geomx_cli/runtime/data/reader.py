@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.data import catalog, sources
-from geomx_cli.runtime.data.catalog import CLASSES, DATA_SETS, Split
+from geomx_cli.datasets import catalog, sources
+from geomx_cli.datasets.catalog import CLASSES, DATA_SETS, Split
 from geomx_cli.runtime.data.samples import CHARACTERS, Samples, TextSamples, part_of, split_text
 from geomx_cli.runtime.user_module import call
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.datasets.catalog import BY_CLASS, BY_PARTY, DIRICHLET, IID, check_split
 from geomx_cli.ps.arrays import Array, Floats
-from geomx_cli.runtime.data.catalog import BY_CLASS, BY_PARTY, DIRICHLET, IID, check_split
 
 __all__ = [
     "Batch", "CHARACTERS", "Prefetch", "Samples", "TextSamples", "choose", "part_of", "shard", "split_text",

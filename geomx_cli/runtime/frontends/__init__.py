@@ -4,8 +4,9 @@ import; importing one loads neither the framework nor numpy.
 
 import importlib
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from geomx_cli.contract.frontends import FRONTENDS, HOOKED
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -13,40 +14,16 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.architecture import Shape
     from geomx_cli.runtime.training.model import Network
 
-__all__ = [
-    "HOOKED", "JOINING", "NAMES", "Frontend", "ScriptFrontend", "ScriptSession", "find", "loaded", "of_module",
-    "prepare_imports",
-]  # fmt: skip
-
-NAMES = ("numpy", "torch", "mxnet")
-"""The names of all front ends, preferred ones first."""
-HOOKED: Mapping[str, str] = {
-    "mxnet": "mxnet", "torch.distributed.distributed_c10d": "torch", "torch.optim.optimizer": "torch",
-    "torch.distributed.checkpoint.state_dict_saver": "torch",
-}  # fmt: skip
-"""Modules of frameworks that scripts import, and the front ends that hook them."""
-JOINING: Mapping[str, str] = {
-    "mxnet": 'every worker must create the store, kv.create("dist_sync"), and use it',
-    "torch": "every worker must call geomx.init and geomx.wrap, or train with DistributedDataParallel;"
-    " docs/how-to/three-lines.md",
-}
-"""How a script of each framework joins the job, as a hint."""
+__all__ = ["Frontend", "ScriptFrontend", "ScriptSession", "find", "loaded", "of_module", "prepare_imports"]
 
 
 class Frontend(Protocol):
     """Interface of every front end: models for the bundled job."""
 
-    @property
-    def framework(self) -> str:
-        """The module that its workers need besides numpy; "" for none: then it has nothing for scripts."""
-
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """The values of --network that it supports."""
-
     def network(self, name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":
-        """Return one of `networks`, or a user's own if supported, with its ModelAdapter. sizes: layers and
-        their width, for gpt.
+        """Return one of its networks (contract/frontends.py), or a user's own if supported, with its ModelAdapter.
+
+        sizes: layers and their width, for gpt.
 
         Raises InvalidSettings if the framework is missing, and for image shapes that the network does not support.
         """
@@ -98,7 +75,7 @@ def of_module(module: str) -> ScriptFrontend | None:
 
 def loaded() -> bool:
     """Return whether this process has imported a framework."""
-    return any(find(name).framework in sys.modules for name in NAMES)
+    return any(each.framework in sys.modules for each in FRONTENDS.values())
 
 
 def prepare_imports() -> None:

@@ -7,6 +7,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from geomx_cli.contract.frontends import HOOKED
 from geomx_cli.runtime import frontends
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def install() -> None:
         return
     _prepared = True
     sys.meta_path.insert(0, _Finder())
-    for name in frontends.HOOKED:
+    for name in HOOKED:
         if name != "mxnet" and name in sys.modules:  # MXNet may not be prepared as it has to be
             _attach(name, sys.modules[name])
 

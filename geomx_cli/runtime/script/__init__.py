@@ -21,12 +21,12 @@ from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, Peer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from geomx_cli.contract.settings import Settings
     from geomx_cli.core.event_log import EventLog
     from geomx_cli.core.events import Contribution
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.presence import Pulse
     from geomx_cli.runtime.script.base_store import ScriptStore
-    from geomx_cli.runtime.settings import Settings
     from geomx_cli.runtime.signals import Signals
 
 __all__ = ["Session", "run", "session"]
@@ -255,8 +255,8 @@ class Session:
 
 
 def _settings() -> "Settings":
+    from geomx_cli.contract.settings import Settings
     from geomx_cli.core import plugins
-    from geomx_cli.runtime.settings import Settings
 
     return Settings.from_environment(plugins.table())
 

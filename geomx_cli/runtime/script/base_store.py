@@ -10,8 +10,8 @@ from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.options import Value
 
 if TYPE_CHECKING:
+    from geomx_cli.contract.config import NodeSettings
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
 __all__ = ["BaseStore", "Key", "ScriptStore", "option_of", "pairs", "plain"]

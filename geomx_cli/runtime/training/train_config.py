@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.options import OPTIMIZERS, Value, with_usual_rate
-from geomx_cli.runtime.data.catalog import TEXT_NETWORKS
+from geomx_cli.datasets.catalog import TEXT_NETWORKS
 
 __all__ = ["TrainConfig", "cosine"]
 

@@ -7,13 +7,7 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.architecture import Shape
     from geomx_cli.runtime.training.model import Network
 
-__all__ = ["attach", "framework", "network", "networks", "prepare_import"]
-
-framework = "mxnet"
-networks = (
-    "cnn", "cnn-bn", "alexnet", "resnet18-v1", "resnet50-v1", "resnet50-v2", "mobilenet-v1", "mobilenet-v2",
-    "inception-v3",
-)  # fmt: skip
+__all__ = ["attach", "network", "prepare_import"]
 
 
 def network(name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":

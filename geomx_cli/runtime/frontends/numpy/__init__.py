@@ -6,10 +6,7 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.architecture import Shape
     from geomx_cli.runtime.training.model import Network
 
-__all__ = ["framework", "network", "networks"]
-
-framework = ""
-networks = ("linear",)
+__all__ = ["network"]
 
 
 def network(name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":

@@ -7,10 +7,7 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.architecture import Shape
     from geomx_cli.runtime.training.model import Network
 
-__all__ = ["attach", "framework", "network", "networks", "prepare_import"]
-
-framework = "torch"
-networks = ("cnn", "cnn-bn", "resnet18-v1", "gpt")
+__all__ = ["attach", "network", "prepare_import"]
 
 
 def network(name: str, shape: "Shape", classes: int, sizes: tuple[int, int]) -> "Network":

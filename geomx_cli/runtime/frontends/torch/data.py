@@ -13,9 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import IterableDataset, Sampler, Subset, TensorDataset
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.datasets.catalog import IID
 from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.data import reader, samples
-from geomx_cli.runtime.data.catalog import IID
 
 __all__ = [
     "ShardSampler", "TensorDataset", "batches_in_epoch", "follow_loaders", "load", "load_text", "number_of_batch",

@@ -9,9 +9,9 @@ from geomx_cli.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.script.base_store import ScriptStore
     from geomx_cli.runtime.frontends.torch.store import Store
     from geomx_cli.runtime.script import Session
+    from geomx_cli.runtime.script.base_store import ScriptStore
 
 __all__ = ["check_process", "joined", "leave_unless_training", "load_torch", "new_store"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.ps.cluster.liveness import Activity
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.settings import Settings
+    from geomx_cli.contract.settings import Settings
 
 __all__ = ["GroupActivity"]
 

@@ -15,15 +15,15 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import TCPStore
 
+from geomx_cli.contract import addresses
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
-from geomx_cli.ps.net import addresses
 from geomx_cli.runtime.frontends.torch.party_activity import GroupActivity
 
 if TYPE_CHECKING:
+    from geomx_cli.contract.settings import Settings
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.bodies import Body
-    from geomx_cli.runtime.settings import Settings
 
 __all__ = ["PartyGroup"]
 

@@ -19,14 +19,14 @@ from geomx_cli.runtime.training.stop_vote import ELECTION, elect
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from geomx_cli.contract.config import NodeSettings
+    from geomx_cli.contract.settings import Settings
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.bodies import Body
-    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.frontends import ScriptSession
     from geomx_cli.runtime.frontends.torch.backward_pass import Member
     from geomx_cli.runtime.script import Session
-    from geomx_cli.runtime.settings import Settings
 
 __all__ = ["PartyReduction", "Reduction", "ShardReduction", "check_same_round"]
 

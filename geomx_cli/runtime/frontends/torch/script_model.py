@@ -10,13 +10,11 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.tensors import local, read, write
-from geomx_cli.runtime.training.model import flat_views
-from geomx_cli.runtime.training.model import LocalSteps
-from geomx_cli.runtime.training.model import ModelWeights
+from geomx_cli.runtime.training.model import LocalSteps, ModelWeights, flat_views
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Stopwatch
 
 __all__ = ["ScriptModel", "last_gradients"]
 

@@ -14,7 +14,6 @@ import torch
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
-from geomx_cli.runtime.script.base_store import option_of
 from geomx_cli.runtime.frontends.torch.checks import BatchCheck
 from geomx_cli.runtime.frontends.torch.data import batches_in_epoch
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser
@@ -25,13 +24,14 @@ from geomx_cli.runtime.frontends.torch.reduction import Reduction
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, ServerSynchroniser
 from geomx_cli.runtime.frontends.torch.tensors import BUFFERS
+from geomx_cli.runtime.script.base_store import option_of
 from geomx_cli.runtime.script.momentum_check import MomentumCheck
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
 
 if TYPE_CHECKING:
+    from geomx_cli.contract.config import NodeSettings
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.frontends import ScriptSession
     from geomx_cli.runtime.frontends.torch.model_state import Broadcast
     from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser

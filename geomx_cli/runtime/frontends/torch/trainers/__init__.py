@@ -12,9 +12,9 @@ from typing import Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime import script
 from geomx_cli.runtime.frontends import finder
-from geomx_cli.runtime.script import reports
 from geomx_cli.runtime.frontends.torch import load
 from geomx_cli.runtime.frontends.torch.store import Store
+from geomx_cli.runtime.script import reports
 
 __all__ = ["TrainingRun"]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from geomx_cli.contract import addresses
 from geomx_cli.core.options import Value
-from geomx_cli.ps.net import addresses
 
 __all__ = ["NodeSettings", "PlaneSettings", "Role"]
 

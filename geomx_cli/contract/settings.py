@@ -45,10 +45,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings, Role
 from geomx_cli.core.env_names import INTER_TS, INTRA_TS, SETTINGS, USE_HFA, of_options
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option, decode, encode
-from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings, Role
 
 __all__ = ["PlaneSettings", "Role", "Settings", "none_are_set"]
 

@@ -10,14 +10,13 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from geomx_cli.core.errors import InvalidSettings
 
-if TYPE_CHECKING:
-    import zmq
+__all__ = ["Identity", "KeyRing", "generate", "load"]
 
-__all__ = ["Identity", "KeyRing", "ZapAuthenticator", "generate", "load"]
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
 
 class Identity(NamedTuple):
@@ -50,10 +49,8 @@ def generate(job: str, processes: Mapping[str, Mapping[str, Identity] | None]) -
     """The content of each process's key file. `processes`: by name, which processes dial it, None if it does not
     listen.
     """
-    import zmq  # here, as every command imports this module
-
-    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
-    pairs = {name: tuple(key.decode() for key in zmq.curve_keypair()) for name in processes}
+    server_public, server_secret = _key_pair()
+    pairs = {name: _key_pair() for name in processes}
     return {
         name: json.dumps(
             {
@@ -67,6 +64,20 @@ def generate(job: str, processes: Mapping[str, Mapping[str, Identity] | None]) -
         ).encode()
         for name, callers in processes.items()
     }
+
+
+def _key_pair() -> tuple[str, str]:
+    """A public and a private key of CurveZMQ: points of Curve25519 in Z85, as zmq.curve_keypair makes them."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # here, as every command imports this
+
+    private = X25519PrivateKey.generate()
+    return _z85(private.public_key().public_bytes_raw()), _z85(private.private_bytes_raw())
+
+
+def _z85(key: bytes) -> str:
+    """ZeroMQ's base 85 (RFC 32): 5 digits, the highest first, for every 4 bytes."""
+    numbers = (int.from_bytes(key[at : at + 4], "big") for at in range(0, len(key), 4))
+    return "".join(_DIGITS[number // 85**place % 85] for number in numbers for place in (4, 3, 2, 1, 0))
 
 
 def load(path: str) -> KeyRing | None:
@@ -84,27 +95,3 @@ def load(path: str) -> KeyRing | None:
         raise InvalidSettings(f"GEOMX_KEY_FILE={path}: {error.strerror}", "start the job with geomx launch") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InvalidSettings(f"{path} is no key file", "start the job with geomx launch") from None
-
-
-class ZapAuthenticator:
-    """Answers libzmq's authentication requests (ZAP, RFC 27) in the loop's own thread, and counts refusals.
-
-    Messages on accepted connections carry the name of the process that the key was made for, as "User-Id".
-    """
-
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyRing) -> None:
-        import zmq.utils.z85
-
-        self._allowed = {zmq.utils.z85.decode(key): known.process.encode() for key, known in keys.allowed.items()}
-        self.socket = context.socket(zmq.REP)
-        self.socket.bind("inproc://zeromq.zap.01")
-        self.refused = 0
-
-    def answer(self) -> None:
-        """Handle one request; called by the loop when the socket is readable."""
-        version, request, _domain, _address, _identity, mechanism, *credentials = self.socket.recv_multipart()
-        welcome = mechanism == b"CURVE" and bool(credentials) and credentials[0] in self._allowed
-        self.refused += not welcome
-        status = (b"200", b"OK") if welcome else (b"400", b"this key may not come in here")
-        name = self._allowed[credentials[0]] if welcome else b""
-        self.socket.send_multipart([version, request, *status, name, b""])

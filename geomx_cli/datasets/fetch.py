@@ -13,8 +13,8 @@ from typing import IO, BinaryIO
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, InvalidSettings
 from geomx_cli.core.nearest import nearest
-from geomx_cli.runtime.data import catalog, sources
-from geomx_cli.runtime.data.sources import SOURCES, Progress, SourceError
+from geomx_cli.datasets import catalog, sources
+from geomx_cli.datasets.sources import SOURCES, Progress, SourceError
 
 __all__ = ["LIMIT", "Progress", "ensure", "fetch", "pack", "receive", "verified"]
 
