@@ -1,7 +1,9 @@
 """Imports at the start of processes: slow modules are loaded only where they are needed."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,29 @@ def test_it_does_without_numpy_and_frameworks(code: str) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", f"{code}\n{check}"], capture_output=True, text=True, timeout=240, check=False
     )
+    assert done.returncode == 0, done.stderr
+
+
+CONTROL = """
+import sys
+sys.modules.update(numpy=None, zmq=None)  # their import fails from now on
+from geomx_cli.__main__ import main
+sys.argv = ["geomx", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "words",
+    ["launch --local --dry-run", "launch --local --dry-run --algo diloco --p3", "jobs", "data --help", "sweep --help"],
+)
+def test_who_plans_needs_neither_numpy_nor_sockets(words: str, tmp_path: Path) -> None:
+    """A machine that only plans, starts and watches jobs may do without what their processes compute with."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CONTROL, *words.split()], capture_output=True, text=True, timeout=240, check=False,
+        env=os.environ | {"GEOMX_JOBS_DIR": str(tmp_path)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 
