@@ -58,7 +58,7 @@ def test_who_plans_needs_neither_numpy_nor_sockets(words: str, tmp_path: Path) -
     """A machine that only plans, starts and watches jobs may do without what their processes compute with."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", CONTROL, *words.split()], capture_output=True, text=True, timeout=240, check=False,
-        env=os.environ | {"GEOMX_JOBS_DIR": str(tmp_path)},
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
