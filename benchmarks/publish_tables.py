@@ -279,8 +279,8 @@ TABLES: Sequence[Table] = (
         [PYTHON + "time_to_accuracy.py --curve --algo hfa diloco esync diloco-sparseloco",
          PYTHON + "time_to_accuracy.py --curve --algo default mxnet --seeds 1"],
         ["", "s to 0.80", "before MXNet", "WAN MB", "s to 0.87", "before MXNet", "WAN MB", "accuracy at the end"],
-        accuracy, "Medians of 3 seeds [lowest, highest], without brackets one seed; bytes are of the run with the median"
-        " time; - if not reached.", 15,
+        accuracy, "Medians of 3 seeds [lowest, highest], without brackets one seed; bytes are of the run with the"
+        " median time; - if not reached.", 15,
     ),
     Table(
         "accuracy-by-party", "accuracy.md",
