@@ -13,8 +13,7 @@ PyTorch.
 
 measures --tsengine inter instead: seconds of an exchange, without computing, of three parties, all of which have links
 to each other and to the central one; that of the first party to the central one has the rate --spoke, all others have
---rate. With --level intra the same of --tsengine intra: three workers of a party and their local server. It needs no
-root: the processes emulate these links. --compress: with this codec.
+--rate. It needs no root: the processes emulate these links. --compress: with this codec.
 """
 
 import argparse
@@ -163,12 +162,11 @@ def _spoke(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Seconds of an exchange over a star with one slow spoke, of each run, without TSEngine and with."""
     script = ("python", EXCHANGES, "client", given.tensors, str(given.warm_up), str(given.iterations))
     found: dict[str, list[float]] = {"direct": [], "tsengine": []}
-    parties, workers = (3, 1) if given.level == "inter" else (1, 3)
     for _ in range(given.runs):
-        for name, mode in (("direct", ""), ("tsengine", given.level)):
+        for name, mode in (("direct", ""), ("tsengine", "inter")):
             options: dict[str, Value] = {
-                "parties": parties, "workers": workers, "rank_scope": "global", "tsengine": mode,
-                "compress" if given.level == "inter" else "compress_lan": given.compress,
+                "parties": 3, "workers": 1, "rank_scope": "global", "tsengine": mode, "topology": "central",
+                "compress": given.compress,
             }  # fmt: skip
             with tempfile.TemporaryDirectory(prefix="gxd") as folder, contextlib.ExitStack() as stack:
                 commands = _star(given, planned(options, Path(folder), None, script))
@@ -177,16 +175,14 @@ def _spoke(given: argparse.Namespace) -> list[dict[str, Any]]:
     for name, times in found.items():
         print(f"{name:8} {middle[name]:6.2f} s an exchange ({', '.join(f'{each:.2f}' for each in times)})")
     print(f"tsengine is {middle['direct'] / middle['tsengine']:.2f} x as fast")
-    about = {name: getattr(given, name) for name in ("level", "compress", "tensors", "spoke", "rate", "rtt")}
+    about = {name: getattr(given, name) for name in ("compress", "tensors", "spoke", "rate", "rtt")}
     return [{**about, "seconds": found}]
 
 
 def _star(given: argparse.Namespace, laid: list[tuple[Process, str, list[str], dict[str, str]]]) -> list[Command]:
-    """The processes with emulated links. Links are emulated between parties, so with --level intra each worker is given
-    the name of one.
-    """
-    intra, delay = given.level == "intra", parse_duration(given.rtt) / 2
-    slow, hub, *others = ("X", "A", "Y", "Z") if intra else ("A", "central", "B", "C")
+    """The processes with emulated links."""
+    slow, hub, *others = "A", "central", "B", "C"
+    delay = parse_duration(given.rtt) / 2
     links = " ".join(
         WanLink(
             source=one, target=other, delay=delay,
@@ -194,14 +190,7 @@ def _star(given: argparse.Namespace, laid: list[tuple[Process, str, list[str], d
         ).text
         for one in (slow, hub, *others) for other in (slow, hub, *others) if one != other
     )  # fmt: skip
-    commands: list[Command] = []
-    for item, site, argv, env in laid:
-        own = {"GEOMX_LINKS": links}
-        if intra and item.role == "worker":
-            name = "XYZ"[item.rank]
-            own |= {"GEOMX_PARTY": name, "GEOMX_PROCESS": f"{name}/worker:{item.rank}"}
-        commands.append((item.role, site, argv, env | own))
-    return commands
+    return [(item.role, site, argv, env | {"GEOMX_LINKS": links}) for item, site, argv, env in laid]
 
 
 def _arguments() -> argparse.Namespace:
@@ -211,7 +200,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--systems", nargs="+", choices=("plain", "p3", "store", "mxnet"), default=["plain", "p3"])
     parser.add_argument("--ratio", nargs="+", type=float, default=[0.8, 1.0, 1.5])
     parser.add_argument("--spoke", help="the rate of one party's link; measures --tsengine instead")
-    parser.add_argument("--level", choices=("inter", "intra"), default="inter", help="with --spoke")
     parser.add_argument("--compress", default="", help="with --spoke")
     parser.add_argument("--tensors", choices=sorted(LISTS), default="resnet18", help="with --spoke")
     parser.add_argument("--runs", type=int, default=3, help="with --spoke")

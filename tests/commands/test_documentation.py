@@ -189,12 +189,14 @@ def test_the_comparison_of_the_readme_is_that_of_its_table() -> None:
         assert re.search(rf"\| {seconds}(?: \[[\d., ]+\])?, {ratio} x \|", tables), name
 
 
+@pytest.mark.processes
 def test_the_curve_is_that_of_the_measured_runs(tmp_path: Path) -> None:
     drawn = tmp_path / "drawn.svg"
     subprocess.run([sys.executable, ROOT / "benchmarks" / "curve.py", "--to", drawn], check=True)
     assert drawn.read_text() == (ROOT / "docs" / "figures" / "time-to-accuracy.svg").read_text()
 
 
+@pytest.mark.processes
 def test_every_measured_table_has_its_place() -> None:
     """And every place a table: publish.py fills nothing else."""
     listed = [sys.executable, ROOT / "benchmarks" / "publish.py", "--list"]
