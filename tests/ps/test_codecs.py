@@ -24,7 +24,7 @@ from geomx_cli.contract.codecs import complete_spec
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.codec import codec_at, parse_codec, received
+from geomx_cli.ps.aggregation.codec import Codec, codec_at, parse_codec, received
 from geomx_cli.ps.aggregation.compression import Compression, encode_with_residual
 from geomx_cli.ps.aggregation.slices import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
@@ -126,16 +126,21 @@ def test_a_missing_colon_is_named(spec: str, right: str) -> None:
 def test_errors_of_an_installed_codec_refuse_the_message(
     monkeypatch: pytest.MonkeyPatch, argument: str, said: str
 ) -> None:
-    def made(argument: str) -> SimpleNamespace:
-        def decode(payload: memoryview, length: int) -> Array:
-            if size == 1:
+    class Own(Codec):
+        results = "values"
+
+        def __init__(self, argument: str) -> None:
+            self._size = int(argument)
+
+        def encode(self, array: Array) -> memoryview:
+            return memoryview(array.tobytes())
+
+        def decode(self, payload: memoryview, length: int) -> Array:
+            if self._size == 1:
                 raise IndexError("too short")
-            return np.zeros(size, np.float32)
+            return np.zeros(self._size, np.float32)
 
-        size = int(argument)
-        return SimpleNamespace(decode=decode)
-
-    monkeypatch.setattr(plugins, "find", lambda kind, name: SimpleNamespace(codec=made))
+    monkeypatch.setattr(plugins, "find", lambda kind, name: SimpleNamespace(codec=Own))
     parse_codec.cache_clear()
     with pytest.raises(BadMessage, match=said):
         header = Header(kind=Kind.EXCHANGE, length=3, form=Form.ENCODED, codec=f"own:{argument}")

@@ -213,5 +213,5 @@ def test_cut_connections_change_no_result(
     processes = Processes(directory, rank_scope="global", **options)
     launch(processes, script, flat=False, servers=1, master=False)
     processes.join()
-    assert len(cuts) > 10
+    assert cuts
     assert list(found.values()) == [[10.0 * number for number in range(1, rounds + 1)]] * 4

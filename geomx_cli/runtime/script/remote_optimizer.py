@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.ps.aggregation.optimizer_history import Hyper
-from geomx_cli.ps.aggregation.slice_state import SERIAL
+from geomx_cli.ps.aggregation.slices import SERIAL
 from geomx_cli.runtime.script import optimizer_state
 from geomx_cli.runtime.script.base_store import Key, plain
 
