@@ -144,7 +144,7 @@ def fetch(client: "Client") -> SavedState:
     asynchronously, slices are consistent only individually. If another worker loads a state concurrently, the result is
     entirely the old or entirely the new one. Raises InvalidSettings if there is no optimizer.
     """
-    client.settle()
+    client.await_rounds()
     found = SavedState("", {})
     where: dict[tuple[str, str], tuple[str, Cut]] = {}
     for name, declared in client.tensors.items():
@@ -170,7 +170,7 @@ def restore(client: "Client", state: SavedState) -> None:
     Keys not in it start without state. Raises InvalidSettings, with nothing changed, if it is another optimizer's or
     does not match the keys; slice boundaries may differ.
     """
-    client.settle()
+    client.await_rounds()
     _check(client, state)
     parts: dict[int, dict[str, Array]] = {root: {} for root in _roots(client)}
     for name, declared in client.tensors.items():
