@@ -22,6 +22,7 @@ __all__ = ["PartialStop", "main", "stop"]
 
 # Terminates some of an agent's processes while the others keep running (`stop --party`).
 
+
 class PartialStop:
     """Sends SIGTERM to process groups, and SIGKILL after a timeout. Not thread-safe.
 

@@ -39,6 +39,7 @@ __all__ = ["ContributionService", "Server"]
 
 # The contributions that a server receives: who may send them, and for which ranks.
 
+
 class ContributionService:
     """Hands contributions to the aggregator; see ContributionInbox. Used by the loop's thread only."""
 

@@ -18,6 +18,7 @@ __all__ = ["Conclusion", "Outcome", "RESULT_VERSION", "conclude", "detached", "i
 
 # How a job ended, or why it is no longer followed.
 
+
 @dataclass
 class Outcome:
     """The outcome. `failure`: the first one; `lingering`: processes that did not end after the training.

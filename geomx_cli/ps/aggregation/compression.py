@@ -30,6 +30,7 @@ __all__ = ["Compression", "Decoded", "ErrorFeedback", "ServerCompression", "can_
 
 # What a codec has lost of one slice's arrays so far, and sends with later ones.
 
+
 class ErrorFeedback:
     """The residual of one slice, and with momentum correction (codecs/bsc.py) its momentum."""
 

@@ -26,7 +26,6 @@ LATE, MOST_NAMES = 10.0, 5
 """Seconds after which status says who is awaited, and names in that."""
 
 
-
 @dataclass(frozen=True)
 class PendingWait:
     """Since `began` (time.monotonic seconds) members wait for these ranks, which have not done `what`."""

@@ -18,6 +18,7 @@ __all__ = ["AcceptedLinks", "MAX_HELLO", "Sharing"]
 
 # Decides which links of a process use shared memory, and keeps track of offers and loans.
 
+
 class Sharing:
     """The dialling end of a unix socket offers its memory; a peer that can map it is on the same host and offers its
     own.

@@ -40,6 +40,7 @@ __all__ = ["FusingLinks", "Transport", "traffic_of"]
 
 # The bytes that a process's links have carried.
 
+
 def traffic_of(links: Iterable[Link]) -> Traffic:
     """The sums over all links."""
     peers: dict[str, tuple[int, int]] = {}

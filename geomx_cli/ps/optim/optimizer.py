@@ -21,6 +21,7 @@ __all__ = [
 
 # In-place operations on a block, shared by optimizers; in the block's dtype, with `temp` as scratch.
 
+
 def clip(values: Array, limit: float) -> None:
     """Limit values to ±`limit` if that is above 0."""
     if limit > 0.0:

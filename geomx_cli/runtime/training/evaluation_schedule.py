@@ -13,6 +13,7 @@ from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 __all__ = ["EvaluationSchedule", "divergence_warning"]
 
+
 class EvaluationSchedule:
     """Evaluates the global model every `config.eval_every` steps; never without `evaluation`. Warns of failed training,
     for which its methods take the mean loss of the last round. For the training thread only.

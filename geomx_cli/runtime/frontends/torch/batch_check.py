@@ -19,6 +19,7 @@ __all__ = ["BatchCheck", "DIGEST", "to_first_worker"]
 
 # Brings a few bytes of each worker to that of global rank 0, beside any algorithm's rounds.
 
+
 def to_first_worker(client: "Client", name: str, data: "Array") -> "Future[Array] | None":
     """Give `data` (1-D, uint8, a multiple of 4, as many in all workers), once for each name; return all workers' by
     rank in the worker of global rank 0.

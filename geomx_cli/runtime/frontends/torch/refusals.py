@@ -9,6 +9,7 @@ __all__ = ["Refusals", "check_parts", "check_whole"]
 
 # Checks of the tensors that a script gives a collective operation.
 
+
 def check_parts(call: str, parts: Sequence[Any], size: int, workers: int) -> None:
     """Raise InvalidSettings unless there is a tensor of so many elements for each worker."""
     sizes = [part.numel() for part in parts]

@@ -35,6 +35,7 @@ __all__ = ["GroupedStore", "PartyStore", "synchronise"]
 
 # What a PyTorch script knows of its job in a party whose workers form a group of torch.distributed.
 
+
 class GroupedStore(WrappingStore):
     """Base class, see ScriptStore. For the training thread. The constructor joins the job: it blocks until the party's
     workers have, and those of them that exchange with the servers the servers. Raises GeomxError if that fails.

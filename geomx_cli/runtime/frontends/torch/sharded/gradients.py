@@ -27,6 +27,7 @@ __all__ = ["ReplicaGradients", "ShardGradients", "ShardSteps"]
 # Local steps of a party whose workers hold shards of one model: the leader of each takes part in the algorithm's rounds
 # with it (hfa, diloco).
 
+
 class ShardSteps(Synchroniser):
     """fully_shard makes all optimizers of a party take the same step, each of its shard.
 

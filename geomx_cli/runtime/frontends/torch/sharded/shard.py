@@ -21,6 +21,7 @@ __all__ = ["Shard", "ShardedState", "check_layout"]
 
 # The tensors of a model that fully_shard has divided over the workers of a party.
 
+
 class ShardedState(ModelState):
     """See ModelState. trained: those of which this worker's shard has elements; the prefix of keys tells the shard.
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardedStore", "synchronise"]
 
+
 class ShardedStore(GroupedStore):
     """See GroupedStore. The default group of torch.distributed is that of the party's workers: meshes are made of it,
     and fully_shard reduces gradients there.
