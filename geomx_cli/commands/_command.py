@@ -18,6 +18,7 @@ __all__ = ["ScriptCommand", "SuggestingGroup", "json_option", "print_json", "scr
 
 # A group of commands.
 
+
 class SuggestingGroup(click.Group):
     """Reports an unknown command with the nearest known one."""
 

@@ -23,6 +23,7 @@ __all__ = [
 
 # The table of results of compare and sweep.
 
+
 def print_table(rows: "Sequence[ComparisonRow]", target: float) -> None:
     """Print one line for each group of runs; a job is named where it is the only one. One that is not done has no n."""
     from rich.console import Console

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["launch"]
 
+
 @add_options(table())
 @click.command("launch", cls=ScriptCommand)
 @inventory_options

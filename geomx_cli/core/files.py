@@ -21,6 +21,7 @@ __all__ = [
 
 # A lock between geomx commands on one machine.
 
+
 @contextmanager
 def locked_folder(folder: Path, file: str = "") -> Iterator[None]:
     """Create `folder` and hold an exclusive lock on it, or on a file in it, which stays: for a command that calls

@@ -14,6 +14,7 @@ __all__ = ["Preview", "emulated_network", "preview"]
 
 # Describes the links between parties that a job on one machine emulates.
 
+
 def emulated_network(wan: str, links: Iterable[str]) -> str:
     """Return a line about --wan and the `links` of the inventory, each as WanLink.text; "" if nothing is emulated."""
     shapes = [f"each party {_shape(wan, 'round trip')}"] if wan else []

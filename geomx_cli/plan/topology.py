@@ -21,6 +21,7 @@ __all__ = [
 
 # Placement of a party's schedulers and servers on its hosts. Pure functions.
 
+
 def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
     """Return the roles of a party, besides workers."""
     central = inventory.central

@@ -22,6 +22,7 @@ __all__ = ["Operation", "OperationQueue", "PendingExchange"]
 
 # One worker's exchange of one tensor: slices are sent up, and their results are gathered in one array.
 
+
 @dataclass(slots=True, eq=False)
 class PendingExchange:
     """`sent`: the source may be reused. `done`: the result is complete, in `out` if given.

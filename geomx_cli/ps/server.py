@@ -41,6 +41,7 @@ from geomx_cli.ps.services import RootServices, Services
 __all__ = ["ContributionService", "Server"]
 
 
+
 class ContributionService:
     """Checks who sends contributions and for which ranks, and hands them to the aggregator; see ContributionInbox. Used
     by the loop's thread only.

@@ -22,6 +22,7 @@ __all__ = ["check_script", "check_user_modules", "ignored_interpreter", "python_
 
 # Checks before the start whether the modules of a user's own network and data set are there, with their functions.
 
+
 def check_user_modules(options: Mapping[str, Value], inventory: Inventory) -> None:
     """Raises InvalidSettings if a host that shares this machine's files has no module of --network or --data
     MODULE:FUNCTION, or one in the current folder has no such function. The module is not imported; what another machine

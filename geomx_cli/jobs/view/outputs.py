@@ -12,6 +12,7 @@ __all__ = ["host_suffix", "is_here", "log_paths", "model_of", "on_hosts", "outpu
 
 # Descriptions of where a job's files are.
 
+
 def host_suffix(host: str, plan: Plan) -> str:
     """Suffix for a path on `host`, if that is another machine; equal paths may be different files there."""
     return "" if host in plan.here else f" on host {host}"

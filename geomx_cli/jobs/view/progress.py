@@ -20,6 +20,7 @@ __all__ = ["Progress", "Totals", "evaluator", "precedence"]
 
 # Which process's test accuracy is the job's: the same for status, results, records, comparisons and the dashboard.
 
+
 def precedence(process: Process) -> tuple[float, str]:
     """Return a key that is lowest for the process whose accuracy counts: by global rank, those without one last."""
     return (math.inf if process.global_rank is None else process.global_rank), process.name

@@ -18,6 +18,7 @@ __all__ = ["Conclusion", "Outcome", "RESULT_VERSION", "detached", "record_conclu
 
 # How a job ended, or why it is no longer followed.
 
+
 @dataclass
 class Outcome:
     """The outcome.

@@ -16,6 +16,7 @@ __all__ = [
 
 # A subset of the rows of a slice or tensor: how row-sparse arrays are sent and added.
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """`values` (2-D, one row per number) of the rows `numbers` (1-D integers, strictly increasing). Both are read-only.

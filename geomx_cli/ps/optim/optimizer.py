@@ -32,6 +32,7 @@ _NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+(?:\.(?:0|[1-9][0-9]*))?)")
 
 # In-place operations on a block, shared by optimizers; in the block's dtype, with `temp` as scratch.
 
+
 def clip(values: Array, limit: float) -> None:
     """Limit values to ±`limit` if that is above 0."""
     if limit > 0.0:

@@ -34,6 +34,7 @@ __all__ = ["Optimizer", "SUPPORTED", "TorchSgd", "create"]
 
 # SGD as PyTorch computes it.
 
+
 class TorchSgd(Optimizer):
     """SGD as `torch.optim.SGD` computes it: the momentum has no learning rate in it, so a new rate applies at once.
 

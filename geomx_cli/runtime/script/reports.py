@@ -25,6 +25,7 @@ __all__ = ["Reporter", "begin", "close", "count_of", "is_share", "number_of", "r
 
 # Checks and conversions of the values that a script reports.
 
+
 def count_of(name: str, value: SupportsIndex) -> int:
     """Return a number of steps or samples. Raises TypeError and ValueError."""
     try:

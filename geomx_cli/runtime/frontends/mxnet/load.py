@@ -12,6 +12,7 @@ __all__ = ["device_context", "load_mxnet", "prepare_import"]
 
 # The training device of a bundled worker.
 
+
 def device_context(mx: Any, device: str) -> Any:
     """Return MXNet's context for `device`: "" is the CPU, "gpuN" the only GPU visible to this process.
 
