@@ -92,7 +92,7 @@ class Relay(Direct):
     def _leave(self, rank: int) -> None:
         self._left.add(rank)
         if self._gathering is not None:
-            self._gathering.rounds.left(self._gathering.first + rank)
+            self._gathering.rounds.members_changed()
 
     def _gather(self, header: "Header") -> "Gathering":
         from geomx_cli.ps.cluster.members import CENTRAL

@@ -15,7 +15,7 @@ SCRIPT = r"""if True:
     from geomx_cli.core.event_log import EventLog
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime import standalone
-    from geomx_cli.runtime.script.base_store import FailureNotice
+    from geomx_cli.runtime.script.ending import FailureNotice
     from geomx_cli.contract.settings import Settings
 
     def say(text):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from geomx_cli.contract.frontends import framework_for
+from geomx_cli.contract import frontends
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.runtime.bundled import networks
@@ -30,8 +30,8 @@ SHAPES = [
 def test_auto_is_the_first_framework_that_is_installed_and_has_the_network(
     monkeypatch: pytest.MonkeyPatch, installed: str, network: str, framework: str
 ) -> None:
-    monkeypatch.setattr(networks, "find_spec", lambda name: name if name in installed.split() else None)
-    assert framework_for(network) == framework
+    monkeypatch.setattr(frontends, "find_spec", lambda name: name if name in installed.split() else None)
+    assert frontends.framework_for(network) == framework
 
 
 def test_ten_tensors_of_715_kilobytes() -> None:

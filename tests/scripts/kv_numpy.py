@@ -23,7 +23,7 @@ def push(store, key, value):
     """Begin the next round of a key with a copy of `value`."""
     name = store.lookup(key, value.size, str(value.dtype))
     store.begin_training()
-    return store.start(name, value.flatten(), None, 0, store.optimizer.news(name))
+    return store.start(name, value.flatten(), None, 0, store.optimizer.hyper.news(name))
 
 
 def pull(store, key, out):
@@ -63,7 +63,7 @@ def check_optimizer(store, weight, rank):
     expected = weight.astype(np.float64)
     for step in range(4):
         if step == 2:
-            store.optimizer.change({"learning_rate": 0.125, "rescale_grad": 0.5})
+            store.optimizer.hyper.change({"learning_rate": 0.125, "rescale_grad": 0.5})
         rate = 0.5 * 0.25 if step < 2 else 0.125 * 0.5
         out = np.empty_like(weight)
         push(store, "w", np.full_like(weight, rank + step))
