@@ -1,7 +1,6 @@
 """The agent and the local host: environment of processes, reports, and complete clean-up."""
 
 import hashlib
-import io
 import json
 import os
 import signal
@@ -9,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,11 +69,11 @@ class Agent:
         self.process = self.command("run")
         self.send(type="hello")
 
-    def command(self, verb: str) -> subprocess.Popen[bytes]:
+    def command(self, verb: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a relaying command."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DMLC_ROLE": "stale", "PORT": "99", "KEPT": "1"}
         return subprocess.Popen(
-            [sys.executable, *self.program, verb, str(self.directory)], bufsize=0, env=environment,
+            [sys.executable, *self.program, verb, str(self.directory), *arguments], bufsize=0, env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
@@ -256,9 +254,9 @@ def test_a_log_that_is_flooded_keeps_its_end(agents: Any, tmp_path: Path) -> Non
     assert log.read_text().endswith("the end\n")
     kept = older.read_bytes()
     assert len(kept) == 32 << 20 and kept.endswith(b"\n")
-    packed = agent.command("pack").communicate(timeout=240)[0]
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        assert {"logs/one.log", "logs/one.log.1"} <= set(tar.getnames())
+    listing, _, _ = agent.command("files", "records").communicate(timeout=240)[0].partition(b"\n")
+    sizes = {file["name"]: file["size"] for file in json.loads(listing)["files"]}
+    assert sizes["logs/one.log.1"] == 32 << 20 and sizes["logs/one.log"] == log.stat().st_size
 
 
 def test_survivors_handle_a_failure_before_any_signal_and_who_is_cut_off_is_told(agents: Any, tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_clock_of_a_host_that_is_wrong_does_not_count(known: KnownJob) -> None:
     again = follower_is_gone(known)
     for host in known.plan.hosts:
         write_status(known, host, time=time.time() + 3600)
-    end = JobView.of(again, again.open_hosts()).conclude()
+    end = JobView.of(again, again.open_hosts()).conclusion()
     assert end.error is None and 99 < end.result["total_s"] < 1000
 
 
