@@ -38,7 +38,7 @@ class Member:
 
     def compare(self, row: dict[str, Any]) -> None:
         """See Compared.send."""
-        self._comparison.take(checked_request("compare", {**row, "by": f"A/worker:{self._rank}"}))
+        self._comparison.add(checked_request("compare", {**row, "by": f"A/worker:{self._rank}"}))
 
     def compared(self, optimizer: Any) -> Sequence[Compared]:
         """See Watchable."""
