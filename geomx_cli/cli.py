@@ -20,7 +20,7 @@ import click
 from geomx_cli import __version__
 from geomx_cli.commands._command import SuggestingGroup
 from geomx_cli.core.errors import CheckFailed, GeomxError, InternalError, Interrupted, UsageError
-from geomx_cli.core.nearest import did_you_mean, nearest
+from geomx_cli.core.option import did_you_mean, nearest
 from geomx_cli.core.standard_streams import Stdout, lossy_stderr, watched
 
 if TYPE_CHECKING:

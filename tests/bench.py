@@ -8,8 +8,8 @@ import numpy as np
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker
 from geomx_cli.ps.aggregation.slices import SliceTable
+from geomx_cli.ps.aggregation.straggler_monitor import DeadlockBreaker
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link

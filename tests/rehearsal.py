@@ -31,7 +31,7 @@ from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.hosts import ports as reservation
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
-from geomx_cli.jobs.store.host_specs import host_specs, key_files
+from geomx_cli.jobs.actions.launch import host_specs, key_files
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Conclusion, Outcome, in_words
 from geomx_cli.plan import JobSpec, Plan, plan

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.conventions import module_command
 
 __all__ = ["NOTICE", "Presence"]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import outputs, processes
-from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.host_spec import AgentState, HostSpec
+from geomx_cli.agent.incarnation import Child
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, Stage
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.presence import NOTICE, Presence

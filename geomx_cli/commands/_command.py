@@ -12,7 +12,7 @@ import click
 from geomx_cli.commands._completion import file_names
 from geomx_cli.commands._options import GroupedCommand
 from geomx_cli.core.errors import UsageError
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 
 __all__ = ["ScriptCommand", "SuggestingGroup", "json_option", "print_json", "script_argument"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from geomx_cli.core.events import Event
     from geomx_cli.core.options import Value
     from geomx_cli.jobs.view.progress import Progress
-    from geomx_cli.observe.exports.tensorboard import Board
+    from geomx_cli.observe.exports.scalars import Board
     from geomx_cli.observe.exports.tracker import Tracker
 
 __all__ = ["Exports", "export_options"]
@@ -56,7 +56,7 @@ class Exports:
         replays: `on_event` may wait for those who write, as its events may be those of a finished job.
         """
         if self._folder:
-            from geomx_cli.observe.exports.tensorboard import Board
+            from geomx_cli.observe.exports.scalars import Board
 
             board = Board(Path(self._folder, progress.job), waits=replays)
             self._takers.append(board)

@@ -11,7 +11,7 @@ import click
 from geomx_cli.commands._command import print_json
 from geomx_cli.commands._completion import job_ids
 from geomx_cli.core.errors import InvalidSettings, UsageError
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.core.options import Value
 from geomx_cli.core.units import format_duration, parse_duration
 

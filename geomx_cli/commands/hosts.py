@@ -22,7 +22,7 @@ from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.inventory.file import InventoryFile
-    from geomx_cli.plan.preview import Preview
+    from geomx_cli.plan.automatic_topology import Preview
 
 __all__ = ["hosts"]
 
@@ -52,7 +52,7 @@ def check(hosts: Path, json: bool, algo: str) -> None:
     The options of the job are in the file's [job] table; --algo overrides the algorithm. This
     command contacts no machine; use geomx doctor for that. If there is an error, the exit code is 3.
     """
-    from geomx_cli.plan.preview import emulated_network, preview
+    from geomx_cli.plan.automatic_topology import emulated_network, preview
 
     read = read_inventory(inventory_path(hosts, local=False) or hosts)
     inventory, values = with_job_options(read, {"algo": algo, **_SHAPING})

@@ -11,7 +11,7 @@ from geomx_cli.commands import _commands_reference
 from geomx_cli.commands._completion import command_names
 from geomx_cli.commands._manual import page, pages, subcommands
 from geomx_cli.core.errors import CheckFailed, UsageError
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 
 __all__ = ["man"]
 

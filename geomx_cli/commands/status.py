@@ -72,8 +72,7 @@ def _watch(job: "KnownJob", *, parties: bool) -> "JobView":
     from geomx_cli.hosts import closing
     from geomx_cli.jobs.view.follow import view_for
     from geomx_cli.jobs.view.job_view import JobView
-    from geomx_cli.jobs.view.parties import PartyTable
-    from geomx_cli.jobs.view.table import ProcessTable
+    from geomx_cli.jobs.view.table import PartyTable, ProcessTable
 
     view = view_for(PartyTable if parties else ProcessTable)
     try:
@@ -95,8 +94,7 @@ def _print(job_view: "JobView", *, parties: bool) -> None:
     from rich.console import Console
 
     from geomx_cli.core.units import format_duration
-    from geomx_cli.jobs.view.parties import PartyTable
-    from geomx_cli.jobs.view.table import ProcessTable
+    from geomx_cli.jobs.view.table import PartyTable, ProcessTable
 
     table = PartyTable if parties else ProcessTable
     job = job_view.job

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.datasets.catalog import is_own
 
 __all__ = ["FRONTENDS", "HOOKED", "FrontendTraits", "framework_for", "frontend_for", "joining", "needs", "networks"]

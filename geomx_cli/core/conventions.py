@@ -6,7 +6,6 @@ import time
 __all__ = ["JobClock", "file_name", "module_command", "party_of", "shell_name"]
 
 
-
 def module_command(python: str, module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of geomx with this Python. Others may be able to write to the working
     directory; -P prevents files in it from shadowing modules.

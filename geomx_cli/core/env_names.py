@@ -4,7 +4,7 @@ MXNet's and GeoMX's that geomx ignores.
 
 from collections.abc import Iterator, Mapping
 
-from geomx_cli.core.nearest import did_you_mean
+from geomx_cli.core.option import did_you_mean
 from geomx_cli.core.plugins import table
 
 __all__ = [

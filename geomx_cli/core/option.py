@@ -1,17 +1,53 @@
 """One option of the table: its definition, and its value as text."""
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
 from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
 from geomx_cli.core.units import plain_number
 
-__all__ = ["Group", "KINDS", "Kind", "Option", "Value", "check", "decode", "encode", "text_of"]
+__all__ = [
+    "Group", "KINDS", "Kind", "Option", "Value", "check", "decode", "did_you_mean", "encode", "nearest", "text_of",
+]  # fmt: skip
+
+# FOLDED nearest.py
+# The hint for a mistyped word.
+
+_WORD = 100  # maximum characters compared
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return "did you mean NAME?" for the known name nearest to `word`, regardless of case and of dashes before it; ""
+    if none is near. Of equally near ones it is one with the same first letter, and of these the first by name.
+    """
+    bare = _bare(word)
+    names = {_bare(name): name for name in known}
+    close = difflib.get_close_matches(bare, names, n=len(names) or 1, cutoff=cutoff)
+    if not close:
+        return ""
+    matcher = difflib.SequenceMatcher(b=bare)
+
+    def likeness(name: str) -> tuple[float, bool]:
+        matcher.set_seq1(name)
+        return round(matcher.ratio(), 2), name[:1] == bare[:1]
+
+    return f"did you mean {names[max(sorted(close), key=likeness)]}?"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the hint for an unknown word: the nearest known one, or all."""
+    names = list(known)
+    return did_you_mean(word, names) or f"choose one of {', '.join(names)}"
+
+
+def _bare(word: str) -> str:
+    return word[:_WORD].lower().lstrip("-")
+
 
 # The kinds of options: how their values are written as text, in TOML, in help and in messages.
 

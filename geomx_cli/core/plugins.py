@@ -20,8 +20,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, cast
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
-from geomx_cli.core.option import KINDS
+from geomx_cli.core.option import KINDS, nearest
 from geomx_cli.core.options import OPTIONS, Option, Value
 
 __all__ = [

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed, UsageError
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 
 __all__ = ["FILES", "FOLDER", "summaries", "templates", "write", "write_template"]
 

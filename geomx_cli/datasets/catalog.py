@@ -15,7 +15,7 @@ from typing import Literal
 from platformdirs import user_data_path
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 
 __all__ = [
     "BY_CLASS", "BY_PARTY", "CLASSES", "DATA_SETS", "DIRICHLET", "IID", "TEXT_NETWORKS", "DataSet", "Split",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, InvalidSettings
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.datasets import catalog, sources
 from geomx_cli.datasets.sources import SOURCES, Progress, SourceError
 

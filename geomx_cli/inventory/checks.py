@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from geomx_cli.contract.addresses import is_loopback
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.inventory import HostError, Inventory, topology_fields, validated, values
-from geomx_cli.inventory.keys import DEFAULT_PORTS, HOST_KEYS
-from geomx_cli.inventory.mistakes import Mistakes
+from geomx_cli.inventory.keys import DEFAULT_PORTS, HOST_KEYS, Mistakes
 
 __all__ = ["Check", "build", "cross_check"]
 

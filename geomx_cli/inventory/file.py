@@ -10,13 +10,11 @@ from typing import Any
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
-from geomx_cli.core.option import KINDS
+from geomx_cli.core.option import KINDS, nearest
 from geomx_cli.core.options import Option, Value, check, decode
 from geomx_cli.inventory import Inventory
 from geomx_cli.inventory.checks import Check, build, cross_check
-from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Key
-from geomx_cli.inventory.mistakes import Lines, Mistakes, shortened
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Key, Lines, Mistakes, shortened
 from geomx_cli.inventory.values import kind_of
 
 __all__ = ["InventoryFile", "of_tables", "read", "read_text"]

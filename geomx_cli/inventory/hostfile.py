@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.inventory import NAME, is_ip, values
 from geomx_cli.inventory.checks import Check
 from geomx_cli.inventory.file import InventoryFile, of_tables, read_text
-from geomx_cli.inventory.mistakes import Lines, Mistakes
-from geomx_cli.inventory.mistakes import Path as Place
+from geomx_cli.inventory.keys import Lines, Mistakes
+from geomx_cli.inventory.keys import Path as Place
 
 __all__ = ["read"]
 

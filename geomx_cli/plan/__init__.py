@@ -9,19 +9,19 @@ from typing import Any, Literal
 
 from geomx_cli.contract.frontends import needs
 from geomx_cli.contract.security import Identity
-from geomx_cli.contract.slowdown import factors
+from geomx_cli.contract.settings import factors
 from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.env_names import SETTINGS
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import did_you_mean, nearest
+from geomx_cli.core.option import did_you_mean, nearest
 from geomx_cli.core.options import Value, check, defaults
 from geomx_cli.core.units import counted
 from geomx_cli.datasets import catalog
 from geomx_cli.inventory import Inventory
+from geomx_cli.plan.automatic_topology import emulated_network
 from geomx_cli.plan.callers import callers
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
-from geomx_cli.plan.preview import emulated_network
 from geomx_cli.plan.processes import Layout, Process
 from geomx_cli.plan.topology import TopologyNode, build_topology, group_links, reachability_errors
 

@@ -12,8 +12,8 @@
     report.py              the whole examination
 """
 
-from geomx_cli.preflight.check import Check, exit_code, refuse
+from geomx_cli.preflight.diagnose import Check, exit_code, refuse
+from geomx_cli.preflight.links import Measured
 from geomx_cli.preflight.report import Report, examine, examine_inventory
-from geomx_cli.preflight.wan import Measured
 
 __all__ = ["Check", "Measured", "Report", "examine", "examine_inventory", "exit_code", "refuse"]

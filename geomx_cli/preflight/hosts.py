@@ -14,8 +14,8 @@ from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, Plan
 from geomx_cli.plan.topology import TopologyNode, build_topology
-from geomx_cli.preflight.check import Check
-from geomx_cli.preflight.complete_inventory import listening
+from geomx_cli.preflight.connect import listening
+from geomx_cli.preflight.diagnose import Check
 from geomx_cli.preflight.probe_pool import OLDEST_PYTHON, Facts, Skew, old_python
 from geomx_cli.probe.facts import code_digest
 

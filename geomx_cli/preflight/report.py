@@ -14,7 +14,7 @@ from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, 
 from geomx_cli.core.units import counted
 from geomx_cli.hosts import Connector, closing, connector
 from geomx_cli.hosts.allocation import allocated
-from geomx_cli.hosts.ssh.options import SshOptions
+from geomx_cli.hosts.ssh.config import SshOptions
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import in_central
@@ -22,13 +22,19 @@ from geomx_cli.plan.job_spec import complete
 from geomx_cli.plan.ports import choose
 from geomx_cli.preflight import hosts as checks_of_hosts
 from geomx_cli.preflight import links
-from geomx_cli.preflight.check import REACHABLE, Check, exit_code, together
-from geomx_cli.preflight.complete_inventory import ALL, complete_inventory, listening, with_clocks
-from geomx_cli.preflight.connect import Dialled, dials, unreached_servers
-from geomx_cli.preflight.diagnose import link_checks
+from geomx_cli.preflight.connect import (
+    ALL,
+    Dialled,
+    complete_inventory,
+    dials,
+    listening,
+    unreached_servers,
+    with_clocks,
+)
+from geomx_cli.preflight.diagnose import REACHABLE, Check, exit_code, link_checks, together
 from geomx_cli.preflight.hosts import DISTRIBUTIONS, requirements
+from geomx_cli.preflight.links import Measured, check_bandwidth, measure
 from geomx_cli.preflight.probe_pool import Facts, ProbePool
-from geomx_cli.preflight.wan import Measured, check_bandwidth, measure
 from geomx_cli.probe.ports import ANOTHER
 
 __all__ = ["Report", "examine", "examine_inventory", "failure_check"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from geomx_cli.core.errors import GeomxError
+from geomx_cli.ps.aggregation.algorithm import WorkerDelivery
 from geomx_cli.ps.aggregation.codec import SliceRound
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array, SliceArrays
 from geomx_cli.ps.cluster.node import Node

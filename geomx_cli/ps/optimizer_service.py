@@ -13,9 +13,9 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.members import Member, ServerMembers
 from geomx_cli.ps.optim import optimizers, schedules
+from geomx_cli.ps.optim.optimizer import PIECE, SerializedArrays, deserialize
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.optim.schedules import Value
-from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
 
 __all__ = ["OptimizerService", "OptimizerStateService"]
 

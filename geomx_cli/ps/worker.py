@@ -10,8 +10,8 @@ from geomx_cli.contract.codecs import complete_lan_spec, complete_spec
 from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
+from geomx_cli.ps.aggregation.algorithm import WorkerDelivery
 from geomx_cli.ps.aggregation.codec import parse_codec
-from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.liveness import NEWS, Activity, newest

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from cluster import until
 
-from geomx_cli.agent.host_usage import HostUsageMeter, parse_cpu, parse_gpus, parse_memory
+from geomx_cli.agent.status import HostUsageMeter, parse_cpu, parse_gpus, parse_memory
 from geomx_cli.core.agent_protocol import HostUsage
 from geomx_cli.core.conventions import JobClock
 

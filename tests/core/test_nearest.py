@@ -1,6 +1,6 @@
 """The name suggested for an unknown one."""
 
-from geomx_cli.core.nearest import did_you_mean
+from geomx_cli.core.option import did_you_mean
 
 
 def test_equally_near_names_give_the_first() -> None:

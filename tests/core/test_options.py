@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from geomx_cli.commands._options import GroupedCommand, add_options, values
 from geomx_cli.commands.reference import page
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.core.options import OPTIONS, Option, Value, check, decode, encode
 from geomx_cli.core.plugins import table
 from geomx_cli.core.units import parse_wan

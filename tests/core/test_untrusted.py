@@ -25,14 +25,14 @@ from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure
 from geomx_cli.core.untrusted import decode, plain, plain_all
 from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.jobs.actions.agent_connection import Gone, InboxMessage
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import attach
-from geomx_cli.jobs.actions.inbox import Gone, InboxMessage
+from geomx_cli.jobs.actions.launch import host_specs
 from geomx_cli.jobs.actions.logs import LogReader, select
 from geomx_cli.jobs.actions.stop import stop
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state
-from geomx_cli.jobs.store.host_specs import host_specs
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob, all_jobs
 from geomx_cli.jobs.view.failure_report import explain

@@ -16,9 +16,8 @@ from geomx_cli.core import starter
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Ssh
 from geomx_cli.inventory.file import InventoryFile
-from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS
-from geomx_cli.inventory.mistakes import Lines
-from geomx_cli.inventory.mistakes import Path as KeyPath
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Lines
+from geomx_cli.inventory.keys import Path as KeyPath
 
 TEMPLATE = ROOT / "templates" / "hosts.toml"
 

@@ -23,9 +23,8 @@ from geomx_cli.core.errors import CheckFailed, Interrupted, InvalidSettings, Tim
 from geomx_cli.hosts import Channel, Connector, File
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.hosts.ssh.connector import SshConnector
-from geomx_cli.jobs.actions.agent_connection import AgentConnection
+from geomx_cli.jobs.actions.agent_connection import AgentConnection, Gone, Inbox, InboxMessage, interrupts_to
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.inbox import Gone, Inbox, InboxMessage, interrupts_to
 
 SLEEP = "import signal; signal.pause()"
 # Writes the number n as an event once the file go-n exists.

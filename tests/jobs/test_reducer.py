@@ -19,11 +19,10 @@ from geomx_cli.core.events import (
     Traffic,
     WarningRaised,
 )
-from geomx_cli.jobs.actions.deadlines import LINGER, SAVING, Linger
-from geomx_cli.jobs.view.parties import party_totals
+from geomx_cli.jobs.actions.stop import LINGER, SAVING, Linger
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.jobs.view.table import sentence
+from geomx_cli.jobs.view.table import party_totals, sentence
 
 PEERS = {"B/server:0": (50, 60)}
 

@@ -17,10 +17,9 @@ from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status, ending_of
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.outputs import log_paths
-from geomx_cli.jobs.view.parties import PartyTable, party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Conclusion, Outcome, in_words, result
-from geomx_cli.jobs.view.table import ProcessTable, sentence
+from geomx_cli.jobs.view.table import PartyTable, ProcessTable, party_totals, sentence
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine

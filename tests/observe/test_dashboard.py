@@ -30,9 +30,8 @@ from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.dashboard.comparison import Comparison
 from geomx_cli.observe.dashboard.curves import MOST, DownsampledSeries, Flow, MeasuredSeries
-from geomx_cli.observe.dashboard.job_model import JobModel
+from geomx_cli.observe.dashboard.job_model import JobModel, LogSearch
 from geomx_cli.observe.dashboard.job_rows import labels
-from geomx_cli.observe.dashboard.log_search import LogSearch
 from geomx_cli.observe.dashboard.server import Server, remembered, started
 
 BEGAN = 1000.0
@@ -284,7 +283,7 @@ def test_a_log_is_searched_within_bounds(monkeypatch: pytest.MonkeyPatch) -> Non
         def close(self) -> None:
             """Nothing is open."""
 
-    monkeypatch.setattr("geomx_cli.observe.dashboard.log_search.LogReader", Reader)
+    monkeypatch.setattr("geomx_cli.observe.dashboard.job_model.LogReader", Reader)
     known: dict[str, Any] = {"A": SimpleNamespace(close=lambda: closed.append("A"))}
     opening, closed = iter([known]), list[str]()
     search = LogSearch(SimpleNamespace(plan=planned(), open_hosts=lambda: next(opening)))  # type: ignore[arg-type]
@@ -633,7 +632,6 @@ def test_a_dashboard_that_does_not_answer_is_noticed(browser: Browser) -> None:
         browser.wait_for("!document.getElementById('trouble').hidden")
         may_answer.set()
         browser.wait_for("document.getElementById('trouble').hidden")
-
 
 
 def test_event_logs_are_read_but_for_single_rounds(desk: Desk) -> None:

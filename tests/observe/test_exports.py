@@ -158,7 +158,7 @@ def test_a_second_export_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr("geomx_cli.observe.exports.tensorboard.LIMIT", 0.2)
+    monkeypatch.setattr("geomx_cli.observe.exports.scalars.LIMIT", 0.2)
     monkeypatch.setattr("tensorboardX.SummaryWriter.add_scalar", lambda *_, **__: release.wait())
     with exported(str(tmp_path), None) as take:
         for number in range(20_000):

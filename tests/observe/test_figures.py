@@ -12,9 +12,9 @@ from records import esync_record, sync_record, write
 
 from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.observe.report import RunRecords
-from geomx_cli.observe.report.drawing import figures_of, to_files
+from geomx_cli.observe.report.drawing import figures_of, painted, to_files
 from geomx_cli.observe.report.figures import Bars, Curves, Figures, Matrix, Series, Timeline
-from geomx_cli.observe.report.groups import Curve, Mean
+from geomx_cli.observe.report.groups import Curve, Mean, Span
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.modes import MODES, title
 from geomx_cli.observe.report.plots import Page, draw
@@ -23,8 +23,6 @@ from geomx_cli.observe.report.plots import _explain as explain
 from geomx_cli.observe.report.plots import _mark as mark
 from geomx_cli.observe.report.run_folders import runs_in
 from geomx_cli.observe.report.styles import Axes, style
-from geomx_cli.observe.report.terminal import painted
-from geomx_cli.observe.report.timeline import Span
 
 STARTS = {"A/cpu0": 0.0, "A/cpu1": 0.5}
 TIMES = {"compute": 3.0, "communicate": 1.0, "wait": 0.25}

@@ -14,7 +14,7 @@ from geomx_cli.core.errors import UsageError
 from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.observe.report import RunRecords
 from geomx_cli.observe.report.comparison import cells, compared, csv_rows, in_order, shown
-from geomx_cli.observe.report.drawing import any_y, figures_of, left_out, write_csv
+from geomx_cli.observe.report.drawing import any_y, figures_of, left_out, painted, write_csv
 from geomx_cli.observe.report.drawing import empty as nothing_shown
 from geomx_cli.observe.report.figures import LOSS, Curves, Figures, Series, metric_curve
 from geomx_cli.observe.report.groups import Curve, Mean, grouped, mean_curve, mean_of, not_in_means
@@ -23,7 +23,6 @@ from geomx_cli.observe.report.plots import Page, draw
 from geomx_cli.observe.report.record import RoundRecord, WorkerRecords
 from geomx_cli.observe.report.sources import Found
 from geomx_cli.observe.report.styles import Axes
-from geomx_cli.observe.report.terminal import painted
 
 POINTS = st.tuples(st.floats(0, 100), st.floats(0, 1))
 SERIES = st.lists(POINTS, min_size=2, max_size=9, unique_by=lambda point: point[0])

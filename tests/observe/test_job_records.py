@@ -17,9 +17,9 @@ from geomx_cli.core.files import locked_folder
 from geomx_cli.core.options import defaults
 from geomx_cli.observe.report import RunRecords, Summary, collected
 from geomx_cli.observe.report.figures import metric_curve
-from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.run_folders import runs_below
+from geomx_cli.observe.report.run_records import JobRecords, mode_of, network_of
 
 BEGAN = 1000.0
 PEERS = {"A/server:0": "central/global_server:0", "B/server:0": "central/global_server:0"}

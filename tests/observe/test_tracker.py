@@ -17,7 +17,7 @@ from geomx_cli.observe.exports.tracker import Tracker
 
 SINK = """
 import json, sys
-from geomx_cli.observe.exports.tracker_client import main
+from geomx_cli.observe.exports.tracker import main
 
 class Sink:
     def __init__(self, project, job, config):

@@ -13,8 +13,8 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.plugins import table
 from geomx_cli.inventory import Inventory, validated
 from geomx_cli.plan import JobSpec, Plan, Process, plan
+from geomx_cli.plan.automatic_topology import preview
 from geomx_cli.plan.ports import choose, ports_needed
-from geomx_cli.plan.preview import preview
 from geomx_cli.plan.this_machine import this_machine
 
 SPEC = JobSpec(

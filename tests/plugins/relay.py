@@ -110,8 +110,8 @@ class Gathering:
         self, node: "Node", upstream: "UpstreamClient", below: "Link", first: int, left: Collection[int]
     ) -> None:
         from geomx_cli.ps.aggregation.aggregator import Aggregator
-        from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
         from geomx_cli.ps.aggregation.slices import SliceTable
+        from geomx_cli.ps.aggregation.straggler_monitor import STALLED_AFTER, DeadlockBreaker
         from geomx_cli.runtime.algorithms.fsa import FsaServer
 
         self.first = first

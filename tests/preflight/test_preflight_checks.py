@@ -16,8 +16,8 @@ from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.inventory import Host, Ssh
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.preflight import Check, exit_code, hosts, refuse
-from geomx_cli.preflight.check import together
-from geomx_cli.preflight.complete_inventory import complete_inventory
+from geomx_cli.preflight.connect import complete_inventory
+from geomx_cli.preflight.diagnose import together
 from geomx_cli.preflight.hosts import Requirements, requirements
 from geomx_cli.preflight.probe_pool import Facts, Folder, ProbePool, Skew
 from geomx_cli.preflight.report import failure_check

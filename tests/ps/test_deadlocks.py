@@ -9,8 +9,8 @@ import pytest
 from bench import SIZE, Bench, KeptLink
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.deadlock_breaker import SHARE, DeadlockBreaker
 from geomx_cli.ps.aggregation.slices import SliceTable
+from geomx_cli.ps.aggregation.straggler_monitor import SHARE, DeadlockBreaker
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.net.wire import Header, Kind
@@ -22,7 +22,7 @@ ONES = np.ones(SIZE, np.float32)
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open rounds count as stalled immediately."""
-    monkeypatch.setattr("geomx_cli.ps.aggregation.deadlock_breaker.STALLED_AFTER", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.aggregation.straggler_monitor.STALLED_AFTER", 0.0)
 
 
 def test_who_has_passed_on_the_contributions_of_others_is_asked_for_its_own() -> None:
@@ -56,7 +56,7 @@ def test_members_are_asked_while_others_contributions_come_within_a_share_of_the
         now[0] += 0.001  # so each check takes a millisecond
         return now[0]
 
-    monkeypatch.setattr("geomx_cli.ps.aggregation.deadlock_breaker.time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr("geomx_cli.ps.aggregation.straggler_monitor.time", SimpleNamespace(monotonic=monotonic))
     bench = Bench()
     bench.push(1, 1, ONES, key=9)
     for key in (1, 2):

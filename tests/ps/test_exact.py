@@ -86,8 +86,6 @@ def test_bytes_up_and_down_are_the_model_plus_less_than_a_percent(cluster: Clust
         assert payload * 5 / 4 <= received < payload * 5 / 4 * 1.01
 
 
-
-
 def test_members_whose_pushes_cross_do_not_wait_for_each_other(cluster: Cluster) -> None:
     cluster.environment = {"GEOMX_WINDOW": "4096", "MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}
     cluster.launch([sys.executable, str(ROOT / "tests/scripts/crossed.py")])

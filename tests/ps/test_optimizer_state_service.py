@@ -13,7 +13,7 @@ from geomx_cli.ps.cluster.bodies import checked_request
 from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.net.wire import BadMessage
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
+from geomx_cli.ps.optim.optimizer import PIECE, SerializedArrays, deserialize
 from geomx_cli.ps.optimizer_service import OptimizerStateService
 
 MEMBER = Member("a")

@@ -118,7 +118,7 @@ def test_a_round_goes_on_without_who_has_left() -> None:
 def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("geomx_cli.ps.aggregation.deadlock_breaker.STALLED_AFTER", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.aggregation.straggler_monitor.STALLED_AFTER", 0.0)
     bench, ones = Bench(), np.ones(SIZE, np.float32)
     bench.push(0, 1, ones, key=1)
     bench.deadlocks.check()
@@ -138,7 +138,7 @@ def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_miss
 def test_a_server_does_not_look_for_what_is_stuck_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, ones, looks = Bench(), np.ones(SIZE, np.float32), []
     ask = bench.deadlocks._ask
-    monkeypatch.setattr("geomx_cli.ps.aggregation.deadlock_breaker.STALLED_AFTER", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.aggregation.straggler_monitor.STALLED_AFTER", 0.0)
     monkeypatch.setattr(bench.deadlocks, "_ask", lambda now: looks.append(now) or ask(now))
     for key in range(4000):
         bench.push(0, 1, ones, key=key)

@@ -10,7 +10,7 @@ import pytest
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim import optimizers, schedules
-from geomx_cli.runtime.frontends.mxnet.optimizer_params import from_mxnet, schedule_of
+from geomx_cli.runtime.frontends.mxnet.script_optimizer import from_mxnet, schedule_of
 
 UPDATES = 400
 WARM = {"warmup_steps": 23, "warmup_begin_lr": 0.003}

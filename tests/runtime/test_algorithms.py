@@ -21,7 +21,7 @@ from rehearsal import Rehearsal
 from safetensors.numpy import load_file
 
 from geomx_cli.cli import main
-from geomx_cli.contract.slowdown import factor_of
+from geomx_cli.contract.settings import factor_of
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults

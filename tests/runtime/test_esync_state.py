@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.algorithms._esync_state import MAX_COUNT, MAX_SECONDS, MAX_WORKERS, Decision, StateServer
+from geomx_cli.runtime.algorithms._esync_client import MAX_COUNT, MAX_SECONDS, MAX_WORKERS, Decision, StateServer
 
 # The answers of the reference's state server, in the order of the calls.
 THREE_WORKERS: list[tuple[str, tuple[float, ...], Any]] = [

@@ -10,8 +10,7 @@ from mxnet_scripts import hooked
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.ps.optim.optimizer import LocalOptimizer
-from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize, digest
+from geomx_cli.ps.optim.optimizer import PIECE, LocalOptimizer, SerializedArrays, deserialize, digest
 from geomx_cli.runtime.script import optimizer_state
 from geomx_cli.runtime.script.optimizer_state import SavedState
 

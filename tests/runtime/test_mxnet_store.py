@@ -11,7 +11,7 @@ from mxnet_scripts import LOAD, SCRIPTS, check_parameters, hooked, run_hooked
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
-from geomx_cli.runtime.frontends.mxnet.optimizer_params import from_mxnet, multipliers
+from geomx_cli.runtime.frontends.mxnet.script_optimizer import from_mxnet, multipliers
 
 WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")
 PARTIES = {name: {"GEOMX_PARTY": name[0]} for name in WORKERS}

@@ -14,8 +14,7 @@ from geomx_cli.core.root_cause import describe_status
 from geomx_cli.core.units import counted
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Connector, File, everywhere
-from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection
-from geomx_cli.jobs.actions.inbox import Gone, Inbox, JsonObject
+from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Gone, Inbox, JsonObject
 
 __all__ = ["AgentPool"]
 

@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geomx_cli import hosts, preflight
+from geomx_cli.agent.host_spec import HostSpec, Task
+from geomx_cli.contract import security
+from geomx_cli.core import env_names
 from geomx_cli.core.errors import Interrupted
 from geomx_cli.core.units import counted, format_bytes, format_duration
 from geomx_cli.hosts import Connector, File
 from geomx_cli.hosts.allocation import allocated
 from geomx_cli.hosts.local import python_path
-from geomx_cli.hosts.ssh.options import SshOptions
+from geomx_cli.hosts.ssh.config import SshOptions
 from geomx_cli.inventory import Inventory
+from geomx_cli.jobs.actions.agent_connection import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.attach import Tee, rank_zero
 from geomx_cli.jobs.actions.data import provide
-from geomx_cli.jobs.actions.inbox import interrupts_raised, interrupts_to, suspends_to
-from geomx_cli.jobs.actions.tee import Tee, rank_zero
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
-from geomx_cli.jobs.store.host_specs import host_specs, key_files
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.user_files import UserFiles
 from geomx_cli.jobs.view.follow import Observer, View, view_for
@@ -36,7 +38,49 @@ from geomx_cli.plan.ports import choose
 if TYPE_CHECKING:
     from geomx_cli.datasets.fetch import Progress as OnDownload
 
-__all__ = ["LaunchOptions", "launch", "prepared", "working_dirs"]
+__all__ = ["LaunchOptions", "host_specs", "key_files", "launch", "prepared", "working_dirs"]
+
+# FOLDED host_specs.py
+# What the agent of each host is given: its part of the plan, and the keys of its processes.
+
+
+def host_specs(
+    plan: Plan, inventory: Inventory, working_dirs: Mapping[str, str], lease: float
+) -> dict[str, HostSpec]:
+    """Return each host's part of the plan, which was made of `inventory`. `working_dirs`: working directory of the
+    processes per host; `lease`: seconds that they continue without the control machine, 0 for unlimited.
+    """
+    clear = ("PORT", *env_names.of_options())
+    return {
+        host: HostSpec(
+            job=plan.job,
+            host=host,
+            job_dir=plan.job_dirs[host],
+            sockets=plan.socket_dirs[host],
+            socket=f"{plan.socket_dirs[host]}/agent-{index}.sock",
+            working_dir=working_dirs[host],
+            lease=lease,
+            silence=float(plan.spec.options["silence"]),
+            grace=float(plan.spec.options["grace"]),
+            clock_ahead=inventory.host(host).clock_ahead,
+            clear=clear,
+            tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),
+        )
+        for index, host in enumerate(plan.hosts)
+    }
+
+
+def key_files(plan: Plan) -> dict[str, dict[str, File]]:
+    """Return host -> path -> key file for its processes. Every call generates new keys."""
+    rings = security.generate(plan.job, {process.name: plan.callers.get(process.name) for process in plan.processes})
+    return {
+        host: {
+            process.env["GEOMX_KEY_FILE"]: File(rings[process.name])
+            for process in plan.on_host(host)
+            if "GEOMX_KEY_FILE" in process.env
+        }
+        for host in plan.hosts
+    }
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from geomx_cli.core.agent_protocol import HostUsage
 from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.core.untrusted import convert, decode, first_line
 from geomx_cli.hosts import Connector, everywhere
 from geomx_cli.jobs.actions.streams import HostStream

@@ -28,9 +28,18 @@ from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.events import ProcessFailed, StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.core.units import format_duration, some_of
+from geomx_cli.jobs.actions.agent_connection import (
+    Broken,
+    Gone,
+    InboxMessage,
+    Interrupt,
+    JsonObject,
+    Mended,
+    Notice,
+    Suspend,
+)
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.deadlines import STOP_LIMIT, AgentMonitor, Linger, lost
-from geomx_cli.jobs.actions.inbox import Broken, Gone, InboxMessage, Interrupt, JsonObject, Mended, Notice, Suspend
+from geomx_cli.jobs.actions.stop import STOP_LIMIT, AgentMonitor, Linger, lost
 from geomx_cli.jobs.view.follow import Observer, View
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import Outcome

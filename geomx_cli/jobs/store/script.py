@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from msgspec import structs
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import did_you_mean
+from geomx_cli.core.option import did_you_mean
 from geomx_cli.core.options import Value
 from geomx_cli.datasets.catalog import is_own
 from geomx_cli.inventory import Host, Inventory

@@ -10,9 +10,8 @@ from typing import Protocol, TextIO
 from geomx_cli.core.events import Event
 from geomx_cli.core.options import Value
 from geomx_cli.core.untrusted import plain
-from geomx_cli.jobs.view.parties import PartyTable
 from geomx_cli.jobs.view.progress import Progress
-from geomx_cli.jobs.view.table import ProcessTable, awaited, sentence
+from geomx_cli.jobs.view.table import PartyTable, ProcessTable, awaited, sentence
 from geomx_cli.jobs.view.waiting import SetStatus, ticking
 
 __all__ = ["Observer", "LineView", "PlainView", "TableView", "View", "view_for"]

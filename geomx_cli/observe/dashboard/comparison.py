@@ -7,8 +7,7 @@ from typing import Any
 
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.jobs.store.registry import KnownJob, all_jobs
-from geomx_cli.observe.dashboard.event_reader import EventReader
-from geomx_cli.observe.dashboard.job_model import JobModel
+from geomx_cli.observe.dashboard.job_model import EventReader, JobModel
 from geomx_cli.observe.dashboard.job_rows import labels
 
 __all__ = ["MOST_COMPARED", "Comparison"]

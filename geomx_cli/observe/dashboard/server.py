@@ -19,16 +19,50 @@ from geomx_cli.core.bounded_http import ADDRESS, LoopbackServer
 from geomx_cli.core.errors import CheckFailed, GeomxError
 from geomx_cli.core.events import Event
 from geomx_cli.core.files import write_atomic
-from geomx_cli.jobs.store.job_state import DASHBOARD, REDIRECT_PAGE
+from geomx_cli.jobs.store.job_state import DASHBOARD, REDIRECT_PAGE, UNDECIDED, JobState
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.dashboard.comparison import Comparison
-from geomx_cli.observe.dashboard.event_reader import EventReader
-from geomx_cli.observe.dashboard.job_model import JobModel
+from geomx_cli.observe.dashboard.job_model import EventReader, JobModel, LogSearch
 from geomx_cli.observe.dashboard.job_rows import job_facts
-from geomx_cli.observe.dashboard.log_search import LogSearch
-from geomx_cli.observe.dashboard.page_state import page_rows, page_state
 
-__all__ = ["Answers", "Server", "remembered", "show", "started", "write_private"]
+__all__ = ["Answers", "Server", "page_rows", "page_state", "remembered", "show", "started", "write_private"]
+
+# FOLDED page_state.py
+# The data for the page: the model's snapshot, and this machine's knowledge of the job.
+
+VERSION = 2
+
+
+def page_state(job: KnownJob, model: JobModel, events: EventReader) -> dict[str, Any]:
+    """Return one object for JSON."""
+    state = JobState.read(job.directory)
+    shown, over = _shown(state, events)
+    cause, failed_first = _cause(state)
+    known = model.snapshot(over=over, failed_first=failed_first)
+    if over and shown in UNDECIDED:
+        shown = model.end() if events.complete else f"{shown}, and not all hosts could be read"
+    fields = {"job": job.id, "what": job.what, "state": shown, "over": over, "cause": cause}
+    return {"schema_version": VERSION, **fields, **known}
+
+
+def page_rows(job: KnownJob, model: JobModel, events: EventReader, party: str, first: int) -> dict[str, Any]:
+    """Return one object for JSON: processes of a party, see JobModel.rows."""
+    state = JobState.read(job.directory)
+    return model.rows(party, first, over=_shown(state, events)[1], failed_first=_cause(state)[1])
+
+
+def _shown(state: JobState | None, events: EventReader) -> tuple[str, bool]:
+    """Return the job's state, and whether it is over."""
+    shown = state.shown if state is not None else "orphaned"
+    return shown, events.over or shown not in UNDECIDED
+
+
+def _cause(state: JobState | None) -> tuple[str, str]:
+    """Return the cause of the job's failure as a sentence, and the process that failed first; "" if there is none."""
+    result: Mapping[str, Any] = (state.result if state is not None else None) or {}
+    failure, error = result.get("failure") or {}, result.get("error") or {}
+    return str(error.get("message") or ""), str(failure.get("process") or "")
+
 
 Answers = Mapping[str, Callable[[Mapping[str, str]], dict[str, Any]]]
 

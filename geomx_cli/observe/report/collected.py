@@ -20,11 +20,10 @@ from geomx_cli.core.units import counted
 from geomx_cli.jobs.actions.collect import collect as collect_logs
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.record import SUFFIX, RoundRecord
 from geomx_cli.observe.report.run_folders import runs_below
-from geomx_cli.observe.report.run_records import RunRecords
+from geomx_cli.observe.report.run_records import JobRecords, RunRecords, mode_of, network_of
 
 __all__ = ["Layout", "collect", "fetched"]
 

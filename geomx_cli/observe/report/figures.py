@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from geomx_cli.core import plugins
 from geomx_cli.core.conventions import shell_name
 from geomx_cli.core.events import VALIDATION_LOSS
-from geomx_cli.observe.report.groups import Curve, Mean, RunGroup, mean_curve, mean_of
+from geomx_cli.observe.report.groups import PHASES, Curve, Mean, RunGroup, Span, mean_curve, mean_of, one_round
 from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.run_records import RunRecords
 from geomx_cli.observe.report.summary import Summary
-from geomx_cli.observe.report.timeline import PHASES, Span, one_round
 
 __all__ = [
     "Bars", "Curves", "Figure", "Figures", "LOSS", "Matrix", "Series", "Timeline", "metric_curve", "metric_names",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import did_you_mean, nearest
+from geomx_cli.core.option import did_you_mean, nearest
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.modes import FOLDERS, MODES, NON_IID, place_of
 

@@ -1,17 +1,134 @@
 """A run: one job's records, of one network trained under one mode, by worker."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from geomx_cli.core import plugins
+from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.observe.report.metadata import Metadata
-from geomx_cli.observe.report.modes import title
+from geomx_cli.datasets.catalog import is_iid
+from geomx_cli.jobs.store.job_state import UNDECIDED
+from geomx_cli.jobs.view.progress import evaluator
+from geomx_cli.jobs.view.reducer import result_warnings
+from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
+from geomx_cli.observe.report.modes import NON_IID, title
+from geomx_cli.observe.report.process_log import ProcessLog
 from geomx_cli.observe.report.record import SUFFIX, RoundRecord, WorkerRecords, read_rounds
+from geomx_cli.plan import Plan, Process
 
-__all__ = ["OnProgress", "RunRecords"]
+__all__ = ["JobRecords", "OnProgress", "RunRecords", "mode_of", "network_of"]
+
+# FOLDED job_records.py
+# A job as a run, from its processes' event logs. Workers are identified as HOST/DEVICE: the host's name in the
+# inventory (on one machine the party's), and on it `cpu`, `gpu1`, or if several train on the CPU `cpu0`, `cpu1`, ...
+
+
+def network_of(plan: Plan) -> str:
+    """Return the network name of a job's run, or that of its script."""
+    script = next((Path(word).stem for word in plan.spec.script if word.endswith(".py")), "")
+    return file_name(script or (plan.spec.script[0] if plan.spec.script else str(plan.spec.options["network"])))
+
+
+def mode_of(options: Mapping[str, Any]) -> str:
+    """Return the algorithm, or a variant of it, with "-niid" if the workers' data are not identically distributed."""
+    return plugins.mode(options) + ("" if is_iid(str(options["split"])) else NON_IID)
+
+
+@dataclass(frozen=True)
+class JobRecords:
+    """`logs`: the log of each process of the plan, by name. state: the job's state as known here, "" if it is not."""
+
+    plan: Plan
+    logs: Mapping[str, ProcessLog]
+    state: str = ""
+
+    @classmethod
+    def read(cls, plan: Plan, events: Path, state: str = "") -> "JobRecords":
+        """Read the event logs in a folder."""
+        logs = {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one) for one in plan.processes}
+        return cls(plan, logs, state)
+
+    @property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """Return host and device of each training worker, by name."""
+        plain = {process.name: (process.host, _device(process)) for process in self._training()}
+        there, taken, found = Counter(plain.values()), Counter[tuple[str, str]](), {}
+        for name, (host, device) in plain.items():
+            dash = "-" if device[-1].isdigit() else ""  # a second worker on gpu1 must not become gpu11
+            number = f"{dash}{taken[host, device]}" if there[host, device] > 1 else ""
+            taken[host, device] += 1
+            found[name] = (host, device + number)
+        return found
+
+    @property
+    def metadata(self) -> Metadata:
+        """Return the metadata of the records."""
+        parties = {process.name: process.party for process in self.plan.processes}
+        seconds, counts = wan_bytes(list(self.logs.values()))
+        return Metadata(
+            job=self.plan.job, topology=self.plan.topology, options=dict(self.plan.spec.options),
+            traffic=traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
+            evaluation_on_clock=None if self.plan.spec.script else True,
+            recorded=self._recorded(),
+            network=network_of(self.plan), mode=mode_of(self.plan.spec.options),
+            script=list(self.plan.spec.script), script_digest=self.plan.spec.script_digest,
+            outcome=self._outcome(), evaluator=self._evaluator(), warnings=self._warnings(),
+            emulated_network=self.plan.network, rounds=self._rounds_of_script(),
+        )  # fmt: skip
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence per damaged event of a training worker."""
+        return [problem for name in self.places for problem in self.logs[name].problems]
+
+    def _warnings(self) -> list[str]:
+        own = (f"job {self.plan.job}: {text}" for text in result_warnings(log.state for log in self.logs.values()))
+        return list(filter(None, (self.plan.spec.script_warning, *own)))
+
+    def _evaluator(self) -> str:
+        """Return host and device of the worker whose accuracy is the job's; "" for none."""
+        found = evaluator(self.logs[process.name].state for process in self._training())
+        return "" if found is None else "/".join(self.places[found.process.name])
+
+    def _outcome(self) -> str:
+        """Return how the job ended; of one whose end nobody has seen, as its event logs have it."""
+        if self.state not in UNDECIDED:
+            return self.state
+        if any(log.state.failure for log in self.logs.values()):
+            return "failed"
+        done = all(self.logs[process.name].state.finished is not None for process in self._training())
+        return "done" if done else "running" if self.state == "detached" else self.state
+
+    def _recorded(self) -> dict[str, float]:
+        largest: dict[str, float] = {}
+        for log in self.logs.values():
+            for name, value in log.state.recorded.items():
+                largest[name] = max(value, largest.get(name, value))
+        return largest
+
+    def _rounds_of_script(self) -> int:
+        if not self.plan.spec.script:
+            return 0
+        return max((self.logs[process.name].state.round for process in self._training()), default=0)
+
+    def _starts(self) -> dict[str, float]:
+        begun = {"/".join(place): self.logs[name].state.trains_since for name, place in self.places.items()}
+        first = min((when for when in begun.values() if when is not None), default=0.0)
+        return {worker: round(when - first, 3) for worker, when in begun.items() if when is not None}
+
+    def _training(self) -> list[Process]:
+        found = [process for process in self.plan.processes if process.global_rank is not None]
+        return sorted(found, key=lambda process: process.global_rank or 0)
+
+
+def _device(process: Process) -> str:
+    return process.env.get("GEOMX_DEVICE") or "cpu"
+
 
 MANY = 8
 FINISHED = ("", "done", "done in part")

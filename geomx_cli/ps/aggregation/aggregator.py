@@ -10,10 +10,10 @@ from functools import partial
 
 import numpy as np
 
+from geomx_cli.ps.aggregation.algorithm import Delivery
 from geomx_cli.ps.aggregation.closing import Forwarder, ResultSender, Updater, plane_of
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.slices import (
     Accumulator,

@@ -7,9 +7,8 @@ A root updates the value (Updater). A local server has the algorithm decide, and
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, RowAlgorithm
+from geomx_cli.ps.aggregation.algorithm import Aggregate, Delivery, PushUp, RowAlgorithm
 from geomx_cli.ps.aggregation.compression import Compression, Decoded
-from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
 from geomx_cli.ps.aggregation.slices import (
     Accumulator,

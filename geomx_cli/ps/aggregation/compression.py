@@ -65,6 +65,7 @@ Decoded = tuple[Array | Callable[[], Array], Encoded | None]
 as it is.
 """
 
+
 class Compression:
     """One process's end of the encoded exchanges in one plane: between local and global servers (`--compress`; in a
     flat cluster between workers and servers), or between workers and their servers (`--compress-lan`). A local server

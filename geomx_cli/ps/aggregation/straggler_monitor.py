@@ -5,19 +5,146 @@ party has not contributed, and asks that party's server which worker it is.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from geomx_cli.core.errors import GeomxError, PeerLost
 from geomx_cli.core.events import WarningRaised
+from geomx_cli.ps.aggregation.slices import Cohort, SliceState, SliceTable
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.liveness import newest
 from geomx_cli.ps.cluster.members import ServerMembers
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.net.link import Link
 
-__all__ = ["PendingWait", "StragglerMonitor"]
+__all__ = ["DeadlockBreaker", "PendingWait", "SHARE", "STALLED_AFTER", "StragglerMonitor"]
+
+# FOLDED deadlock_breaker.py
+# Breaks deadlocks between members whose windows are full of contributions that wait for each other. A contribution
+# occupies its sender's window until its round is complete. If members send slices in different orders, each may fill
+# its window with slices that wait for the other's. That is usual: urgent slices overtake others only where a link is
+# slow, so a member behind a slow link sends in another order than one beside the server. Also, a round at one root may
+# wait for a party whose workers' windows are full of contributions that wait at another root. The cure is to ask the
+# blocked members for the missing slices, which are then sent without waiting for credit.
+
+STALLED_AFTER = 0.01
+"""Seconds after which a round without some members' contributions may be stuck."""
+SHARE = 0.05
+"""Part of the time that checks may take."""
+MAX_ASKED = 64
+MAX_WANTED = 65_536
+
+_Where = tuple[int, int, int, int]  # key, slice, cohort number, round
+
+
+class DeadlockBreaker:
+    """Finds slices that wait for blocked members, and requests them. Used by the loop's thread only.
+
+    links_of: returns the links of a rank. notify_roots: reports to the roots that members of this party are stuck; None
+    at a root.
+    """
+
+    def __init__(
+        self, table: SliceTable, links_of: Callable[[int], list[Link]], notify_roots: Callable[[], None] | None = None
+    ) -> None:
+        self._table = table
+        self._links_of = links_of
+        self._notify_roots = notify_roots
+        # members blocked at other roots, and how many contributions they had sent here by then
+        self._elsewhere: dict[int, int] = {}
+        self._wanted: dict[tuple[int, int], int] = {}  # slices that a root lacks, and for which round
+        self._asked: dict[_Where, set[int]] = {}  # the members that were asked out of order for each contribution
+        self._moves = self._notified = 0
+        self._next, self._pending = 0.0, False  # when to check again while contributions come
+
+    def check(self) -> None:
+        """Ask blocked members for missing slices, so that no order of pushes can deadlock.
+
+        Only slices that this completes are requested. Any other would wait as well, and while a slow member keeps
+        everyone waiting its memory would be wasted.
+
+        Call every STALLED_AFTER seconds. It is cheap if nothing has changed since it last found nothing to request, and
+        takes at most SHARE of the time while contributions arrive, however many slices are open.
+        """
+        now, changed, self._moves = time.monotonic(), self._table.moves != self._moves, self._table.moves
+        self._pending = self._pending or changed
+        if not self._pending or (changed and now < self._next):
+            return
+        self._pending = self._ask(now) or changed
+        end = time.monotonic()
+        self._next = end + (end - now) / SHARE
+
+    def request_slice(self, key: int, index: int, round_: int) -> None:
+        """A root waits for this slice and this party is stuck: complete it, even if no member has sent any of it."""
+        if len(self._wanted) < MAX_WANTED:
+            self._wanted[key, index] = round_
+            self._pending = True
+
+    def stuck_elsewhere(self, rank: int) -> None:
+        """Mark this member as blocked at other roots, until it sends something here."""
+        self._elsewhere[rank] = self._table.came[rank]
+        self._pending = True
+
+    def on_reconnect(self, rank: int) -> None:
+        """This member has a new connection: requests to it may have been lost and may be repeated."""
+        self._pending = True
+        for asked in self._asked.values():
+            asked.discard(rank)
+
+    def on_root_reconnect(self) -> None:
+        """A root has a new connection: what it was told may have been lost, so tell it again."""
+        self._pending, self._notified = True, -1
+
+    def _ask(self, now: float) -> bool:
+        """Request missing slices; False if there are none and no open round is still too young to judge."""
+        stuck = {rank for rank, came in self._elsewhere.items() if came == self._table.came[rank]}
+        stuck.update(*(round_.accumulator.without_credit() for _, _, round_ in self._table.open_rounds()))
+        known, self._asked = self._asked, {}
+        count, young = 0, False
+        for (key, index), entry, cohort in self._waiting() if stuck else ():
+            number, round_ = cohort.finished + 1, cohort.round
+            where = (key, index, cohort.member, number)
+            asked = self._asked[where] = known.get(where, set())
+            missing = set(self._table.members(entry, cohort))
+            if round_ is not None:
+                missing = round_.accumulator.missing(missing)
+            # Only if every missing member is itself blocked will asking them complete the round; a member that is
+            # merely slow is left alone.
+            if not missing <= stuck or count >= MAX_ASKED:
+                continue
+            if round_ is not None and now - round_.started < STALLED_AFTER:
+                young = True
+                continue
+            for rank in missing - asked:
+                count += 1
+                asked.add(rank)
+                for link in self._links_of(rank):
+                    link.request_slice(key, index, number)
+        if stuck and not count and not young and self._notify_roots is not None and self._notified != self._table.moves:
+            self._notified = self._table.moves
+            # No slice here can be completed by asking: the members may be blocked at another root, so tell the roots.
+            self._notify_roots()
+        return count > 0 or young
+
+    def _waiting(self) -> Iterator[tuple[tuple[int, int], SliceState | None, Cohort]]:
+        """The slices whose next round waits for members, as some member has sent it or a later one, or a root wants it;
+        with their states, None before the first message.
+        """
+        found = {(entry.id, cohort.member): (entry, cohort) for entry, cohort, _ in self._table.open_rounds()}
+        entries: dict[tuple[int, int], SliceState] = self._table.entries
+        for where, number in list(self._wanted.items()):
+            entry = entries.get(where)
+            if entry is not None and entry.forwarded >= number:
+                del self._wanted[where]
+            elif entry is None:
+                yield where, None, Cohort(0)
+            else:
+                found.setdefault((where, 0), (entry, entry.cohort(0)))
+        for (where, _), (entry, cohort) in found.items():
+            if cohort.closed == cohort.finished:
+                yield where, entry, cohort
+
 
 WARN, GIVE_UP, GIVE_UP_PARTY = 0.5, 0.9, 0.95
 """Parts of the option `patience`. A party's own server sees more than a root, so it goes first."""

@@ -9,9 +9,9 @@ from typing import TypedDict
 import numpy as np
 
 from geomx_cli.contract.config import NodeSettings
+from geomx_cli.ps.aggregation.algorithm import ContributionInbox
 from geomx_cli.ps.aggregation.codec import exact_dtype
 from geomx_cli.ps.aggregation.compression import can_encode
-from geomx_cli.ps.aggregation.delivery_interface import ContributionInbox
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array, Arrays
 from geomx_cli.ps.cluster.bodies import Topic

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
+from geomx_cli.ps.aggregation.algorithm import ContributionInbox
 from geomx_cli.ps.aggregation.codec import exact_dtype
-from geomx_cli.ps.aggregation.delivery_interface import ContributionInbox
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.delivery._dgt_blocks import Assembly, Fragment, as_contribution

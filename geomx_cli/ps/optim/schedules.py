@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 
 __all__ = [
     "Field", "MULTIPLIERS", "SCHEDULES", "Schedule", "Value", "checked", "create", "fields_of", "optional",

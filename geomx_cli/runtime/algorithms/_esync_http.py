@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 
 from geomx_cli.core.bounded_http import LIMIT, MAX_HEAD, BoundedReader, BoundedThreads, Refusal
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.algorithms._esync_state import MAX_SECONDS, StateServer
+from geomx_cli.runtime.algorithms._esync_client import MAX_SECONDS, StateServer
 
 __all__ = ["HttpServer", "serve"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from geomx_cli.runtime.training.state import State
+from geomx_cli.runtime.training.worker_algorithm import State
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option
-from geomx_cli.runtime.algorithms._esync_client import EsyncClient
-from geomx_cli.runtime.algorithms._esync_state import StateServer
+from geomx_cli.runtime.algorithms._esync_client import EsyncClient, StateServer
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.training.worker_algorithm import PacedWorkerAlgorithm

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option
-from geomx_cli.runtime.training.state import State
-from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm, State
 
 if TYPE_CHECKING:
     from geomx_cli.contract.config import NodeSettings

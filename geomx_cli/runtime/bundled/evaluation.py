@@ -11,9 +11,8 @@ from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.bundled.record import Record, Score
 from geomx_cli.runtime.data.samples import Samples, TextSamples
 from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.state import State
 from geomx_cli.runtime.training.train_config import TrainConfig
-from geomx_cli.runtime.training.worker_algorithm import Stopwatch, WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import State, Stopwatch, WorkerAlgorithm
 
 __all__ = ["Evaluation", "EvaluationSchedule", "divergence_warning"]
 

@@ -19,7 +19,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.datasets import catalog, sources
 from geomx_cli.datasets.catalog import CLASSES, DATA_SETS, Split
 from geomx_cli.runtime.data.samples import CHARACTERS, Samples, TextSamples, part_of, split_text
-from geomx_cli.runtime.user_module import call
+from geomx_cli.runtime.plugin_factory import call
 
 __all__ = [
     "damaged", "load", "load_text", "read_bytes", "read_idx", "read_text", "shape_of", "text_shape", "train_size",

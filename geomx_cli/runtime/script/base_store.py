@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import did_you_mean
+from geomx_cli.core.option import did_you_mean
 from geomx_cli.core.options import Value
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from geomx_cli.core.errors import InvalidSettings, TimedOut
 from geomx_cli.core.files import open_atomic
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
-from geomx_cli.ps.optim.serialized_arrays import SerializedArrays, deserialize, digest
+from geomx_cli.ps.optim.optimizer import SerializedArrays, deserialize, digest
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

@@ -18,8 +18,7 @@ from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.wire import FLOAT_NAMES
 from geomx_cli.ps.operation_queue import PendingExchange
 from geomx_cli.runtime.script.base_store import BaseStore, Key, pairs, plain
-from geomx_cli.runtime.script.momentum_check import MomentumCheck
-from geomx_cli.runtime.script.remote_optimizer import Hyper, RemoteOptimizer
+from geomx_cli.runtime.script.remote_optimizer import Hyper, MomentumCheck, RemoteOptimizer
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

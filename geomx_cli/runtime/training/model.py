@@ -17,8 +17,7 @@ from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.ps.optim.optimizer import LocalOptimizer
 from geomx_cli.runtime.data.samples import Batch
 from geomx_cli.runtime.training.architecture import Architecture
-from geomx_cli.runtime.training.state import State
-from geomx_cli.runtime.training.worker_algorithm import Stopwatch
+from geomx_cli.runtime.training.worker_algorithm import State, Stopwatch
 
 if TYPE_CHECKING:
     from geomx_cli.ps.operation_queue import PendingExchange

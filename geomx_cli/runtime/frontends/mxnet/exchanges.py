@@ -15,8 +15,7 @@ from typing import Any
 
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.operation_queue import PendingExchange
-from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
-from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
+from geomx_cli.runtime.frontends.mxnet.arrays import Arrays, Completion, Engine
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo
 from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
 from geomx_cli.runtime.script.base_store import Key

@@ -10,7 +10,7 @@ import numpy as np
 
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.data.samples import Batch
-from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
+from geomx_cli.runtime.frontends.mxnet.arrays import Completion, Engine
 from geomx_cli.runtime.frontends.mxnet.load import device_context, load_mxnet
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.training.model import ModelAdapter, Network

@@ -7,9 +7,9 @@ from typing import Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.mxnet.gluon_model import Built, GluonModel, session
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
+from geomx_cli.runtime.plugin_factory import new_each_time
 from geomx_cli.runtime.training.architecture import Parameter, Shape, cnn
 from geomx_cli.runtime.training.model import Network
-from geomx_cli.runtime.user_module import new_each_time
 
 __all__ = ["network"]
 

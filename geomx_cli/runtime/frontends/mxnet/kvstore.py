@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.ps.arrays import Array
-from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
-from geomx_cli.runtime.frontends.mxnet.engine import Engine
+from geomx_cli.runtime.frontends.mxnet.arrays import Arrays, Engine
 from geomx_cli.runtime.frontends.mxnet.exchanges import Exchanges
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, ServerSynchroniser
 from geomx_cli.runtime.frontends.torch.tensors import BUFFERS
 from geomx_cli.runtime.script.base_store import option_of
-from geomx_cli.runtime.script.momentum_check import MomentumCheck
+from geomx_cli.runtime.script.remote_optimizer import MomentumCheck
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
 

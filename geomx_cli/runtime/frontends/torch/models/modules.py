@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.models.torch_model import TorchModel, running_statistics, session
+from geomx_cli.runtime.plugin_factory import new_each_time
 from geomx_cli.runtime.training.architecture import HEAD, Parameter, Shape
 from geomx_cli.runtime.training.model import Network
-from geomx_cli.runtime.user_module import new_each_time
 
 __all__ = ["Gpt", "cnn", "gpt", "network"]
 

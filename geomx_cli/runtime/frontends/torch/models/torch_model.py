@@ -11,7 +11,7 @@ import torch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.data.samples import Batch
-from geomx_cli.runtime.frontends.torch.late_tensors import become_late, no_longer_late, scripted
+from geomx_cli.runtime.frontends.torch.tensor_exchanges import become_late, no_longer_late, scripted
 from geomx_cli.runtime.frontends.torch.tensors import read, write
 from geomx_cli.runtime.training.model import ModelAdapter, Network
 
