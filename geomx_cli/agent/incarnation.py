@@ -24,7 +24,6 @@ from geomx_cli.core.root_cause import Failure, describe_status, ending_of, excep
 
 __all__ = ["Child", "EventTail", "Incarnation", "Stall"]
 
-# FOLDED child.py
 # One process of the job as its agent keeps it: a task, and the lives in which it is carried out.
 
 _TELLING = 500  # maximum length of a forwarded message or exception line

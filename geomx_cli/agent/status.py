@@ -25,7 +25,6 @@ from geomx_cli.core.root_cause import Failure, FailureFields
 
 __all__ = ["FILE_NAME", "HostUsageMeter", "StatusFile", "parse_cpu", "parse_gpus", "parse_memory"]
 
-# FOLDED host_usage.py
 # CPU, memory and GPU use of this host, from /proc and nvidia-smi.
 
 _USAGE_EVERY, _FIRST = 10.0, 2.0  # seconds

@@ -53,7 +53,6 @@ from geomx_cli.core.units import plain_number
 
 __all__ = ["PlaneSettings", "Role", "Settings", "factor_of", "factors", "none_are_set"]
 
-# FOLDED slowdown.py
 # The option `slowdown`, which makes workers slower than their machines.
 
 

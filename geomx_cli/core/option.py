@@ -15,7 +15,6 @@ __all__ = [
     "Group", "KINDS", "Kind", "Option", "Value", "check", "decode", "did_you_mean", "encode", "nearest", "text_of",
 ]  # fmt: skip
 
-# FOLDED nearest.py
 # The hint for a mistyped word.
 
 _WORD = 100  # maximum characters compared

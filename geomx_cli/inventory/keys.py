@@ -15,7 +15,6 @@ from geomx_cli.inventory import values
 
 __all__ = ["DEFAULT_PORTS", "HOST_KEYS", "Key", "LINK_KEYS", "Lines", "Mistakes", "Path", "TOP_KEYS", "shortened"]
 
-# FOLDED mistakes.py
 # Collects the errors of a user's file, to report them together.
 
 # Line numbers of tables and keys in a TOML text, which tomllib does not provide.

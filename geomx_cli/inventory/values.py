@@ -23,7 +23,6 @@ __all__ = [
     "jump", "kind_of", "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "text", "user",
 ]  # fmt: skip
 
-# FOLDED access.py
 # How a host of the inventory is reached: one class per kind of connector (see hosts/). Their class attribute
 # `shares_files` is that of Host, `address` is dialled by geomx itself, and str() is for messages.
 

@@ -21,7 +21,6 @@ from geomx_cli.plan.topology import TopologyNode, build_topology, links
 
 __all__ = ["Preview", "emulated_network", "in_central", "preview", "topology_line", "with_topology"]
 
-# FOLDED preview.py
 # Preview of what would run on each host of an inventory, without accessing any machine.
 
 # Describes the links between parties that a job on one machine emulates.

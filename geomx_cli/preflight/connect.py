@@ -17,7 +17,6 @@ __all__ = [
     "with_clocks",
 ]  # fmt: skip
 
-# FOLDED complete_inventory.py
 # Completes an inventory from the facts of its hosts. Pure functions.
 
 ALL = "::"

@@ -11,7 +11,6 @@ from geomx_cli.preflight.probe_pool import Facts
 
 __all__ = ["Check", "Level", "REACHABLE", "addresses_of", "exit_code", "link_checks", "refuse", "together"]
 
-# FOLDED check.py
 # A check result: its subject, level, problem and remedy.
 
 Level = Literal["ok", "warning", "problem"]

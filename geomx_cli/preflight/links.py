@@ -11,7 +11,6 @@ from geomx_cli.preflight.probe_pool import Facts, ProbePool
 
 __all__ = ["Listening", "Measured", "check_bandwidth", "dial_all", "listen", "measure"]
 
-# FOLDED wan.py
 # Measures round trip and bandwidth of the links between parties, in both directions.
 
 _SECONDS = 2.0

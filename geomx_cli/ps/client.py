@@ -34,7 +34,6 @@ from geomx_cli.ps.worker import Worker, WorkerInfo
 
 __all__ = ["Client", "ControlClient", "DeclaredTensor", "MAX_OPEN"]
 
-# FOLDED control_client.py
 # The control requests that a worker sends to its servers: optimizer, codec, mode, barriers, and algorithms' own.
 
 DECLARED_AT_ONCE = 2**30

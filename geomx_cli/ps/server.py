@@ -39,7 +39,6 @@ from geomx_cli.ps.services import RootServices, Services
 
 __all__ = ["ContributionService", "Server", "ServerJoining"]
 
-# FOLDED server_joining.py
 # How a server joins the cluster: the planes of its members, then that of its roots, which it dials.
 
 

@@ -18,7 +18,6 @@ from geomx_cli.core.events import WarningRaised
 
 __all__ = ["call", "event_log", "new_each_time", "part", "warn_of_variables"]
 
-# FOLDED user_module.py
 # Calls a user's own function, named MODULE:FUNCTION on the command line: a network, a data set.
 
 

@@ -24,7 +24,6 @@ from geomx_cli.inventory import Ssh
 
 __all__ = ["SshOptions", "hop", "hops"]
 
-# FOLDED options.py
 # Settings common to all hosts behind SSH.
 
 

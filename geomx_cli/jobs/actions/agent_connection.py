@@ -21,7 +21,6 @@ __all__ = [
     "Mended", "Notice", "Suspend", "interrupts_raised", "interrupts_to", "suspends_to",
 ]  # fmt: skip
 
-# FOLDED inbox.py
 # What reaches who follows a job: messages of agents, news of the connections to them, and signals of the user.
 
 

@@ -34,7 +34,6 @@ from geomx_cli.plan import Plan, Process
 
 __all__ = ["Tee", "attach", "rank_zero"]
 
-# FOLDED tee.py
 # The output of one process among the progress that launch shows.
 
 _MOST = 200  # lines per update; further ones are counted

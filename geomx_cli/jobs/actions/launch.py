@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LaunchOptions", "host_specs", "key_files", "launch", "prepared", "working_dirs"]
 
-# FOLDED host_specs.py
 # What the agent of each host is given: its part of the plan, and the keys of its processes.
 
 

@@ -32,7 +32,6 @@ __all__ = [
     "stop",
 ]  # fmt: skip
 
-# FOLDED deadlines.py
 # How long a job's agents may be silent, and its last processes may take to end.
 
 STOP_LIMIT = 8.0  # seconds for an agent, beyond the grace of its processes, to end its part after a stop request

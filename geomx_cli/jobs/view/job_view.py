@@ -24,7 +24,6 @@ from geomx_cli.jobs.view.table import party_totals
 
 __all__ = ["HostStatus", "JobView", "read_all"]
 
-# FOLDED host.py
 # The status files of a job's agents, read from their hosts without contacting the agents.
 
 _LIMIT = 10.0

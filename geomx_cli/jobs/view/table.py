@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PartyTable", "PartyTotals", "ProcessTable", "awaited", "party_totals", "sentence", "up_down"]
 
-# FOLDED parties.py
 # A job's progress by party: subtotals, as values and as a table.
 
 _COLUMNS = ("party", "workers up", "samples/s", "WAN up/down", "slowest to compute")

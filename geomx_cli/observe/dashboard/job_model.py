@@ -36,10 +36,8 @@ from geomx_cli.plan import Plan
 
 __all__ = ["EventReader", "JobModel", "LogSearch"]
 
-# FOLDED event_reader.py
 # Reads a job's events from its hosts, over the same path as its logs.
 
-# FOLDED log_search.py
 # The page's log viewer: the end of the logs of a job's processes, or their lines with a given text.
 
 MOST_LINES = 500

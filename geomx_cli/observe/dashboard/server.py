@@ -27,7 +27,6 @@ from geomx_cli.observe.dashboard.job_rows import job_facts
 
 __all__ = ["Answers", "Server", "page_rows", "page_state", "remembered", "show", "started", "write_private"]
 
-# FOLDED page_state.py
 # The data for the page: the model's snapshot, and this machine's knowledge of the job.
 
 VERSION = 2

@@ -13,7 +13,6 @@ from geomx_cli.core.events import VALIDATION_LOSS, Evaluated, Event, ProcessFini
 
 __all__ = ["Backlog", "Board", "Scalar", "Scalars"]
 
-# FOLDED tensorboard.py
 # TensorBoard event files, by tensorboardX.
 
 FLUSH = 5  # seconds between flushes to disk

@@ -23,7 +23,6 @@ from geomx_cli.observe.exports.scalars import Backlog, Scalars
 
 __all__ = ["CLIENTS", "Tracker", "main", "require"]
 
-# FOLDED tracker_client.py
 # The child process of Tracker: logs one job's scalars as a run of W&B or MLflow. stdin: {"client", "project", "job",
 # "config"}, then {"scalars": [[tag, value, step, Unix seconds], ...]}, then {"end": "finished", "failed" or "killed"};
 # without an end the run was killed. stdout: {"note"} and {"warning"}, for the user. A failure of the client ends this

@@ -21,7 +21,6 @@ __all__ = [
     "any_y", "empty", "figures_of", "in_terminal", "left_out", "painted", "to_files", "write_csv", "write_figure",
 ]  # fmt: skip
 
-# FOLDED terminal.py
 # Draws figures in a terminal: curves in braille with plotille, others in block characters.
 
 WIDTH, HEIGHT = 64, 20

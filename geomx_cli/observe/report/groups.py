@@ -22,7 +22,6 @@ __all__ = [
     "one_round", "settings",
 ]  # fmt: skip
 
-# FOLDED timeline.py
 # One round of a run: which workers compute, evaluate, send and wait.
 
 PHASES = ("computes", "evaluates", "sends", "waits")

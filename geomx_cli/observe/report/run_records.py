@@ -23,7 +23,6 @@ from geomx_cli.plan import Plan, Process
 
 __all__ = ["JobRecords", "OnProgress", "RunRecords", "mode_of", "network_of"]
 
-# FOLDED job_records.py
 # A job as a run, from its processes' event logs. Workers are identified as HOST/DEVICE: the host's name in the
 # inventory (on one machine the party's), and on it `cpu`, `gpu1`, or if several train on the CPU `cpu0`, `cpu1`, ...
 

@@ -20,7 +20,6 @@ __all__ = [
     "ServerDelivery", "SliceView", "Sum", "WorkerDelivery",
 ]  # fmt: skip
 
-# FOLDED delivery_interface.py
 # The interface between a process and a delivery (`ps/delivery/`), which transports contributions and results.
 
 

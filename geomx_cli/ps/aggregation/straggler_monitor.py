@@ -20,7 +20,6 @@ from geomx_cli.ps.net.link import Link
 
 __all__ = ["DeadlockBreaker", "PendingWait", "SHARE", "STALLED_AFTER", "StragglerMonitor"]
 
-# FOLDED deadlock_breaker.py
 # Breaks deadlocks between members whose windows are full of contributions that wait for each other. A contribution
 # occupies its sender's window until its round is complete. If members send slices in different orders, each may fill
 # its window with slices that wait for the other's. That is usual: urgent slices overtake others only where a link is

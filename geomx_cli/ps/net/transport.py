@@ -38,7 +38,6 @@ from geomx_cli.ps.net.wire import (
 
 __all__ = ["AcceptedLinks", "FusingLinks", "Transport", "traffic_of"]
 
-# FOLDED accepted_links.py
 # The links to the peers that dial this process, found by what their hellos say.
 
 MAX_LINKS = 4096

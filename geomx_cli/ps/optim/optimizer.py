@@ -30,7 +30,6 @@ __all__ = [
     "average_square", "clip", "deserialize", "digest", "product", "rest",
 ]  # fmt: skip
 
-# FOLDED serialized_arrays.py
 # Named arrays as one run of bytes, sent in pieces and validated before use. The format is the length of an index (8
 # bytes, little endian), the index (msgpack: name, dtype and size of each array), and the arrays' contents,
 # concatenated.

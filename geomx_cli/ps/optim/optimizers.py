@@ -32,7 +32,6 @@ from geomx_cli.ps.optim.schedules import Field, Schedule, Value, fields_of, rate
 
 __all__ = ["Dcasgd", "DcasgdAdaptive", "DcasgdMxnet", "Optimizer", "SUPPORTED", "TorchSgd", "create"]
 
-# FOLDED dcasgd.py
 # Optimizers that compensate for delayed gradients: DC-ASGD (Zheng et al., ICML 2017, arXiv:1609.08326). A gradient
 # computed at older weights b is corrected for the present ones, w, by the first term of its Taylor series, whose
 # Hessian is approximated by the gradient's own square: g(w) ~ g(b) + lamda g(b)² (w - b), element by element. In the

@@ -128,7 +128,6 @@ class EsyncClient:
         return self._client.control.ask("esync", {"do": do, "r": self._rank, "workers": self._workers, **fields})
 
 
-# FOLDED _esync_state.py
 # ESync's state server: decides whether each worker takes another local step or synchronizes now. Z. Li, H. Zhou, T.
 # Zhou, H. Yu, Z. Xu, G. Sun: ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data Centers. IEEE
 # Transactions on Services Computing 15(4), 2022, Algorithm 2.

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop", "Position", "RoundProgress", "StragglerEmulation"]
 
-# FOLDED position.py
 # Where a worker's training stands, as data.
 
 
@@ -104,7 +103,6 @@ class Position:
         return cls(**{**state.values, "round": RoundProgress(**state.values["round"])})
 
 
-# FOLDED straggler_emulation.py
 # Emulates stragglers by slowing workers down, to test algorithms on heterogeneous machines.
 
 REMEMBERED = 15

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hyper", "MomentumCheck", "Params", "PushedHyper", "RemoteOptimizer"]
 
-# FOLDED momentum_check.py
 # Warns of a script whose optimizer has momentum that its codec does not bear, or has itself.
 
 

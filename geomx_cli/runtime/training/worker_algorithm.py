@@ -21,7 +21,6 @@ __all__ = [
     "WorkerAlgorithm",
 ]  # fmt: skip
 
-# FOLDED state.py
 # The state of training as data: named arrays and JSON values, that any file or message can hold. It imports numpy only
 # to convert, as the control machine loads algorithms without it.
 

@@ -21,7 +21,6 @@ from geomx_cli.runtime.script.store import row_of
 
 __all__ = ["Arrays", "Completion", "Engine"]
 
-# FOLDED engine.py
 # Asynchronous operations in MXNet's dependency engine, implemented in Python. The engine starts an operation when the
 # arrays that it reads and writes are available; the operation ends when its completion is called, at any later time
 # from any thread. So pending pulls hold no engine thread, and a reader of an array waits for just that array. This

@@ -19,7 +19,6 @@ __all__ = [
     "ScriptOptimizer", "can_travel", "from_mxnet", "index_of", "multipliers", "params_of", "schedule_of", "take_up",
 ]  # fmt: skip
 
-# FOLDED optimizer_params.py
 # Converts MXNet's optimizer objects to name and hyper-parameters, the form in which servers receive an optimizer.
 
 _COMMON = {"wd": "wd", "rescale_grad": "rescale_grad", "clip_gradient": "clip_gradient"}

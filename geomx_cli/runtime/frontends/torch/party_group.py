@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupActivity", "PartyGroup"]
 
-# FOLDED party_activity.py
 # What a party's workers tell one another besides collective operations. Each tells when its training code last ran, as
 # those that exchange with the servers wait for all. To the first worker they give what it sends to the servers for all.
 

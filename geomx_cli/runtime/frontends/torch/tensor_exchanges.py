@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LateStep", "TensorExchanges", "become_late", "late_step", "no_longer_late", "scripted"]
 
-# FOLDED late_tensors.py
 # Tensors whose elements are still on their way: whoever uses one waits for it. A tensor is late by its class, as
 # torch's own uninitialised parameters are: PyTorch calls `__torch_function__` of that class before any function sees
 # its elements, which waits, and gives the tensor its own class back. So a layer of a model waits for its own
