@@ -15,7 +15,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.option import nearest
 from geomx_cli.core.options import Value
 from geomx_cli.core.typed import to_type
-from geomx_cli.inventory.values import Local, Ssh
+from geomx_cli.inventory.access import Local, Ssh
 
 __all__ = [
     "CENTRAL", "DEVICE", "NAME", "Host", "HostError", "Inventory", "Local", "Party", "RankScope", "Ssh", "Topology",

@@ -7,60 +7,18 @@ All raise InvalidSettings with the error, without the key's name, as message and
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, get_args
-
-import msgspec
-from msgspec import Meta
+from typing import Any, get_args
 
 from geomx_cli.contract.config import Role
 from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.option import nearest
+from geomx_cli.core.nearest import nearest
 from geomx_cli.inventory import DEVICE, NAME
 
 __all__ = [
-    "Local", "Parse", "Ssh", "absolute", "address", "delay", "devices", "env", "fingerprint", "flag", "interface",
-    "jump", "kind_of", "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "text", "user",
+    "Parse", "absolute", "address", "delay", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of",
+    "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "text", "user",
 ]  # fmt: skip
-
-# How a host of the inventory is reached: one class per kind of connector (see hosts/). Their class attribute
-# `shares_files` is that of Host, `address` is dialled by geomx itself, and str() is for messages.
-
-
-class Local(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="local"):
-    """The machine that runs geomx."""
-
-    shares_files: ClassVar[bool] = True
-    address: ClassVar[str] = "127.0.0.1"
-
-    def __str__(self) -> str:
-        return "this machine"
-
-
-class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ssh"):
-    """A machine behind SSH. Empty fields default to the user's ~/.ssh/config.
-
-    address: name, IP address or alias of ~/.ssh/config.
-    port: 0: that of ~/.ssh/config, or 22.
-    key: path of a private key; empty: the agent's and the usual ones.
-    jump: user@host:port of the machines between, separated by commas.
-    fingerprint: SHA256:... of the host key; empty: known_hosts.
-    """
-
-    address: Annotated[str, Meta(min_length=1)]
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    user: str = ""
-    key: str = ""
-    jump: str = ""
-    fingerprint: str = ""
-    shares_files: ClassVar[bool] = False
-
-    def __str__(self) -> str:
-        address = f"[{self.address}]" if ":" in self.address and self.port else self.address
-        target = f"{self.user}@{address}" if self.user else address
-        port = f":{self.port}" if self.port else ""
-        return f"ssh {target}{port}" + (f" through {self.jump}" if self.jump else "")
-
 
 Parse = Callable[[Any, str], Any]
 

@@ -1,0 +1,46 @@
+"""How a host of the inventory is reached: one class per kind of connector (see hosts/).
+
+Their class attribute `shares_files` is that of Host, `address` is dialled by geomx itself, and str() is for messages.
+"""
+
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+__all__ = ["Local", "Ssh"]
+
+
+class Local(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="local"):
+    """The machine that runs geomx."""
+
+    shares_files: ClassVar[bool] = True
+    address: ClassVar[str] = "127.0.0.1"
+
+    def __str__(self) -> str:
+        return "this machine"
+
+
+class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ssh"):
+    """A machine behind SSH. Empty fields default to the user's ~/.ssh/config.
+
+    address: name, IP address or alias of ~/.ssh/config.
+    port: 0: that of ~/.ssh/config, or 22.
+    key: path of a private key; empty: the agent's and the usual ones.
+    jump: user@host:port of the machines between, separated by commas.
+    fingerprint: SHA256:... of the host key; empty: known_hosts.
+    """
+
+    address: Annotated[str, Meta(min_length=1)]
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    user: str = ""
+    key: str = ""
+    jump: str = ""
+    fingerprint: str = ""
+    shares_files: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        address = f"[{self.address}]" if ":" in self.address and self.port else self.address
+        target = f"{self.user}@{address}" if self.user else address
+        port = f":{self.port}" if self.port else ""
+        return f"ssh {target}{port}" + (f" through {self.jump}" if self.jump else "")
