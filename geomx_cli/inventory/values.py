@@ -12,7 +12,7 @@ from typing import Any, get_args
 from geomx_cli.contract.config import Role
 from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.nearest import nearest
+from geomx_cli.core.option import nearest
 from geomx_cli.inventory import DEVICE, NAME
 
 __all__ = [
