@@ -16,7 +16,7 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
 from geomx_cli.ps.aggregation.codec import SliceRound
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.slices import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array, SliceArrays
 from geomx_cli.ps.cluster.members import CENTRAL
@@ -31,7 +31,7 @@ Slice = tuple[int, int]
 Take = Callable[[Header, memoryview | None], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Delivery:
     """A node's delivery: queues messages until all are carried to the other ends."""
 
@@ -52,11 +52,12 @@ def _nowhere(header: Header, payload: memoryview | None) -> None:
 
 @dataclass(eq=False)
 class Wire:
-    """A link: handlers for messages at its upper and its lower (dialling) end."""
+    """A link: handlers for messages at its upper and its lower (dialling) end, and for requests to send again."""
 
     name = "the member"
     up: Take = _nowhere
     down: Take = _nowhere
+    again: Callable[[int], None] = lambda _: None
     sent: deque[Callable[[], None]] = field(default_factory=deque)
     hello: dict[str, Any] = field(default_factory=dict)
     dialled = True
@@ -64,6 +65,12 @@ class Wire:
 
     def send(self, header: Header, payload: memoryview | None) -> None:
         self.sent.append(partial(self.up, header, payload))
+
+    def ask_again(self, request: int, *, damaged: bool = False) -> None:
+        self.sent.append(partial(self.again, request))
+
+    def queues(self, header: Header) -> bool:
+        return False
 
     def withdraw(self, header: Header) -> None:
         """Nothing is queued."""
@@ -83,7 +90,7 @@ class Result:
     contributors: tuple[int, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """A server, the ranks of its remaining members, its client of the roots, if it is none, and all links."""
 
@@ -93,7 +100,7 @@ class Node:
     wires: dict[int, Wire] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Client:
     """A worker that encodes: its end of the exchanges, and the arrays that it keeps with each slice."""
 
@@ -107,15 +114,16 @@ class Tree:
 
     Every slice has `size` elements in rows of `row`, and its tensor `tensor`. `crossed` has the bytes of each payload
     between parties. With `compress_lan` workers encode, their results are decoded, and `inside` has the bytes of their
-    payloads.
+    payloads. clients: workers repeat their requests, as those that encode do.
     """
 
     def __init__(
         self, parties: Sequence[int], part: Callable[[int, bool], ServerAlgorithm], *, central: int = 0, roots: int = 1,
         size: int = 8, dtype: str = "float32", row: int = 1, compress: str = "", tensor: int = 0,
-        compress_lan: str = "",
+        compress_lan: str = "", clients: bool = False,
     ) -> None:  # fmt: skip
         self._compress, self._compress_lan = compress, compress_lan
+        self._has_clients = clients or bool(compress_lan)
         self._clients: dict[Who, _Client] = {}
         code = [str(kind) for kind in DTYPES].index(dtype)
         self._shape = {"length": size, "dtype": code, "row": row, "size": tensor}
@@ -222,6 +230,9 @@ class Tree:
         """The newest value of a slice that a worker has."""
         return self.got(who, where)[-1].value
 
+    def _commit(self, rounds: Aggregator, entry: SliceState) -> None:
+        """Nothing is saved here."""
+
     def _run(self) -> None:
         while self._sent:
             self._sent.popleft()()
@@ -238,12 +249,18 @@ class Tree:
         gradients = self._gradients and not has_momentum(self._compress_lan)
         upstream, above = UpstreamClient(), Compression(self._compress, gradients=gradients)
         for root in self.roots:
-            wire = root.wires[party] = Wire(up=partial(self._at_root, root, party), sent=self._sent)
-            wire.down = partial(self._below_root, upstream, wire)
-            upstream.links.append(wire)  # type: ignore[arg-type]
+            wire = root.wires.setdefault(party, Wire(sent=self._sent))
+            self._connect(wire, root, party, upstream)
         node = self._node(part, list(range(workers)), upstream, party, above)
         node.wires = {rank: self._worker((party, rank), node) for rank in range(workers)}
         return node
+
+    def _connect(self, wire: Wire, root: Node, party: int, upstream: UpstreamClient) -> None:
+        """Connect a local server with a root."""
+        wire.up = partial(self._at_root, root, party)
+        wire.down = partial(self._below_root, upstream, wire)
+        wire.again = partial(upstream.again, wire)
+        upstream.links.append(wire)  # type: ignore[arg-type]
 
     def _node(
         self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0,
@@ -251,7 +268,7 @@ class Tree:
     ) -> Node:  # fmt: skip
         wan = [Compression(self._compress)] if upstream is None else []
         rounds = Aggregator(
-            above=above, below=[*wan, Compression(self._compress_lan, "lan")],
+            commit=lambda entry: self._commit(rounds, entry), above=above, below=[*wan, Compression(self._compress_lan, "lan")],
             delivery=Delivery(self._sent, upstream), upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
                 algorithm=part, roots=None if upstream is None else lambda: len(upstream.links),
@@ -270,11 +287,12 @@ class Tree:
 
     def _worker(self, who: Who, node: Node) -> Wire:
         wire = Wire(down=lambda header, payload: self._keep(who, header, content(header, payload)), sent=self._sent)
-        if self._compress_lan:
+        if self._has_clients:
             client = _Client(Compression(self._compress_lan, "lan", gradients=self._gradients))
             self._clients[who] = client
             wire.up = partial(self._at_server, node, wire, who)
             wire.down = partial(self._below_server, client.upstream, wire)
+            wire.again = partial(client.upstream.again, wire)
         return wire
 
     def _keep(self, who: Who, header: Header, found: Content) -> None:

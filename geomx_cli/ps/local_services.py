@@ -14,6 +14,7 @@ from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placements
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.optimizer_service import OptimizerStateService
+from geomx_cli.ps.server_state import ServerState
 from geomx_cli.ps.services import Scope, Services, any_member
 
 __all__ = ["LocalServices"]
@@ -28,9 +29,9 @@ class LocalServices(Services):
 
     def __init__(
         self, node: Node, members: ServerMembers, upstream: UpstreamClient, aggregator: Aggregator, wan: Compression,
-        placements: Placements, own_party: Callable[[], int],
+        state: ServerState, placements: Placements, own_party: Callable[[], int],
     ) -> None:  # fmt: skip
-        super().__init__(node, members, aggregator, wan)
+        super().__init__(node, members, aggregator, wan, state)
         self._upstream = upstream
         self._placements = placements
         self._own_party = own_party

@@ -10,6 +10,8 @@ One loop handles one message at a time. A server ends when all members have said
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import GeomxError, InvalidSettings
@@ -19,7 +21,7 @@ from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm, ServerDelivery
 from geomx_cli.ps.aggregation.compression import ServerCompression
-from geomx_cli.ps.aggregation.slices import SliceTable
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.aggregation.straggler_monitor import STALLED_AFTER, DeadlockBreaker, PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Arrays
@@ -35,15 +37,23 @@ from geomx_cli.ps.net.memory import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.peers import PEERS, Peers
+from geomx_cli.ps.server_state import ServerState
 from geomx_cli.ps.services import RootServices, Services
 
 __all__ = ["ContributionService", "Server", "ServerJoining"]
+
+
+def _warn(events: EventLog, message: str) -> None:
+    events.write(WarningRaised(message=message))
+
 
 # How a server joins the cluster: the planes of its members, then that of its roots, which it dials.
 
 
 class ServerJoining:
-    """Listens from its construction on. `on_joined` is called once all planes are joined and the roots dialled.
+    """Listens from its construction on, after a restart only once it has joined: its members dial all the while, and
+    their messages make sense only to a server that knows its roots. `on_joined` is called once all planes are joined
+    and the roots dialled.
 
     upstream, peers: the links to the roots and to other parties, None in a root.
     party_index: this server's party among those with local servers.
@@ -61,7 +71,10 @@ class ServerJoining:
         self._upstream = upstream
         self._peers = peers
         self._on_joined = on_joined
-        self._endpoints = node.listen(settings.local or settings.upper)
+        self._restarted = settings.incarnation > 0
+        self._endpoints = settings.advertise or settings.bind
+        if not self._restarted:
+            self._endpoints = node.listen(settings.local or settings.upper)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
 
     def register(self) -> None:
@@ -126,6 +139,8 @@ class ServerJoining:
         self._joined(membership)
 
     def _joined(self, _: Membership) -> None:
+        if self._restarted:
+            self._node.listen(self._settings.local or self._settings.upper)
         self._check_identities()
         self._node.telemetry.state = "serving"
         message = f"{self._kind()}, listening on {' '.join(self._endpoints)}"
@@ -219,6 +234,8 @@ class Server:
         share_one_heap()
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
+        warn = partial(_warn, events)
+        self._state = ServerState(Path(settings.state_dir) if settings.state_dir else None, warn)
         self._members = ServerMembers(settings, self._is_root)
         gradients = not algorithm.starts_from_value
         self._compression = ServerCompression(settings, is_root=self._is_root, gradients=gradients)
@@ -243,15 +260,17 @@ class Server:
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._joining.party_index, table=self._table,
             above=wan, below=self._compression.below,
-            warn=lambda message: events.write(WarningRaised(message=message)),
+            warn=warn, commit=self._commit,
         )  # fmt: skip
         self._local: LocalServices | None = None
         self._peers: Peers | None = None
         if upstream is None:
-            self._services: Services = RootServices(self.node, self._members, self._aggregator, wan, placements)
+            self._services: Services = RootServices(
+                self.node, self._members, self._aggregator, wan, self._state, placements
+            )
         else:
             self._services = self._local = LocalServices(
-                self.node, self._members, upstream, self._aggregator, wan, placements,
+                self.node, self._members, upstream, self._aggregator, wan, self._state, placements,
                 lambda: self._joining.party_index,
             )  # fmt: skip
             self._peers = Peers(self.node)
@@ -260,6 +279,7 @@ class Server:
         self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
         self._joining = ServerJoining(settings, self.node, self._members, upstream, self._peers, self._serve)
         delivery.begin(self.node, upstream, self._contributions)
+        self._state.restore(self._members, self._aggregator, self._services.apply_again)
         self._joining.register()
 
     def run(self) -> Optimizer | None:
@@ -273,11 +293,17 @@ class Server:
             self._services.close()
             self._report()
             self.node.close()
+            self._state.close()
         return self._aggregator.optimizer
 
     def optimizer_state(self) -> Arrays:
         """Copies of the optimizer's arrays, named "key/slice/array"."""
         return self._table.copy_of("optimizer")
+
+    def _commit(self, entry: SliceState) -> None:
+        self._state.commit(
+            entry, asynchronous=self._table.asynchronous, optimizers=self._aggregator.history.uses
+        )  # fmt: skip
 
     # Members.
 
@@ -289,6 +315,7 @@ class Server:
             return
         self._joining.check_identity(link)
         self._members.arrive(link)
+        self._state.save_members(self._members)
         self.node.liveness.watch(link)
         self._serve()
 
@@ -350,6 +377,7 @@ class Server:
         elif header.kind == Kind.PULL:
             self._aggregator.values.on_pull(link, header, rank, payload)
             if self._members.set_up(rank):
+                self._state.save_members(self._members)
                 self._aggregator.members_changed()
         elif header.kind == Kind.PUSH:
             self._aggregator.values.on_push(link, header, payload)

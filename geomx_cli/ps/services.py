@@ -18,7 +18,7 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.codec import parse_codec
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.cluster.bodies import Body
-from geomx_cli.ps.cluster.key_values import KeyValues, KeyValueService
+from geomx_cli.ps.cluster.key_values import CHANGING, KeyValues, KeyValueService
 from geomx_cli.ps.cluster.members import Barrier, Member, ServerMembers
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placements
@@ -26,6 +26,7 @@ from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.model_comparison import ModelComparison
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.optimizer_service import OptimizerService, OptimizerStateService
+from geomx_cli.ps.server_state import ServerState
 
 __all__ = ["RootServices", "Scope", "Services", "any_member"]
 
@@ -49,9 +50,12 @@ class Services:
     loop's thread only.
     """
 
-    def __init__(self, node: Node, members: ServerMembers, aggregator: Aggregator, wan: Compression) -> None:
+    def __init__(
+        self, node: Node, members: ServerMembers, aggregator: Aggregator, wan: Compression, state: ServerState
+    ) -> None:
         self._node = node
         self._members = members
+        self._state = state
         self._aggregator = aggregator
         self._wan = wan
         self._queue: list[Request] = []
@@ -67,11 +71,21 @@ class Services:
         self._topics: dict[str, tuple[_Handler, _Check]] = {"barrier": (self._on_barrier, any_member)}
 
     def apply(self, topic: str, body: Body, sender: Member) -> Body:
-        """Change the state as a command says; returns the answer.
+        """Change the state as a command says, and save the command; returns the answer.
 
         Raises InvalidSettings for a refused one, and KeyError and the like for a malformed one. These change nothing,
         except that a master whose optimizer is refused counts as set up.
         """
+        try:
+            answer = self.apply_again(topic, body, sender)
+            if topic != "store" or body["op"] in CHANGING:
+                self._state.log(topic, body, sender)
+        finally:
+            self._state.save_members(self._members)
+        return answer
+
+    def apply_again(self, topic: str, body: Body, sender: Member) -> Body:
+        """Change the state as a command says that is saved already; see `apply`."""
         return self._commands[topic](body, sender)
 
     def receive(self, request: Request) -> None:
@@ -236,9 +250,10 @@ class RootServices(Services):
     """Those of a root. The rank-0 root answers what concerns the whole job."""
 
     def __init__(
-        self, node: Node, members: ServerMembers, aggregator: Aggregator, wan: Compression, placements: Placements
-    ) -> None:
-        super().__init__(node, members, aggregator, wan)
+        self, node: Node, members: ServerMembers, aggregator: Aggregator, wan: Compression, state: ServerState,
+        placements: Placements,
+    ) -> None:  # fmt: skip
+        super().__init__(node, members, aggregator, wan, state)
         self._values = KeyValues()
         self._commands |= {
             "declare": placements.place, "optimizer": OptimizerService(aggregator, members).apply,

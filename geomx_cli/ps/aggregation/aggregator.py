@@ -43,7 +43,8 @@ class Aggregator:
 
     upstream: None at a root. own_rank: see Forwarder. above: this end of encoded exchanges with the roots. below: with
     the members, see ResultSender; () accepts contributions in any codec and sends results unencoded. warn: receives
-    warnings for the user. `values`: handles initial values and pulls.
+    warnings for the user. commit: saves a slice, before what has changed in it leaves this process. `values`: handles
+    initial values and pulls.
     """
 
     def __init__(
@@ -56,18 +57,20 @@ class Aggregator:
         above: Compression | None = None,
         below: Sequence[Compression] = (),
         warn: Callable[[str], None] = lambda _: None,
+        commit: Callable[[SliceState], None] = lambda _: None,
     ) -> None:
         self.table = table
         self._agreed, self._below = below, below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
         above = above or Compression()
-        self.values = ValueService(table, upstream, above, self._sender, self._advance, warn)
+        self.values = ValueService(table, upstream, above, self._sender, self._advance, warn, commit)
         self._updater = Updater(table, self._below[0], self.history, warn)
         self._forwarder: Forwarder | None = None
         if upstream is not None:
             self._forwarder = Forwarder(table, delivery, above, own_rank, self._on_root_result)
         self._warn = warn
+        self._commit = commit
         self._warned: set[str] = set()
         self._damaged: dict[Link, set[int]] = {}  # requests whose contributions were damaged and have not come again
 
@@ -154,6 +157,12 @@ class Aggregator:
                 if waiter.link is link and waiter.split:
                     link.control("split", {"request": waiter.request})
 
+    def forget_requests(self, link: Link) -> None:
+        """The process at this link was restarted, so it asks for everything again."""
+        self._damaged.pop(link, None)
+        self.values.forget_requests(link)
+        self.table.forget_requests(link)
+
     def members_changed(self) -> None:
         """Membership has changed: close the rounds that are complete now."""
         self.table.changed()
@@ -210,6 +219,8 @@ class Aggregator:
         """Close the cohort's next round, or answer the one that is held back. Returns False if that has to wait."""
         if not cohort.deferred:
             return self._close_next(entry, cohort)
+        if cohort.round is None or not cohort.round.waiters:  # restored: its members have not asked again yet
+            return False
         if self.table.too_far_behind(entry, cohort):
             # The round is in the value already; only its answer waits, for the cohorts that are too far behind.
             return False
@@ -269,6 +280,8 @@ class Aggregator:
         """Answer all members that wait for the closed round; the value is its result or newer."""
         round_ = self.table.finish(entry, cohort)
         cohort.result = self._sender.result(entry, cohort, round_)
+        # Here and nowhere else a round's outcome leaves the server. A life that is killed before has told nobody.
+        self._commit(entry)
         for waiter in round_.waiting():
             self._sender.answer(entry, waiter, cohort.finished, cohort.result)
         if entry.pulls and entry.value is not None:

@@ -42,14 +42,16 @@ class OptimizerHistory:
     with the slice.
 
     on_workers: class name of an optimizer that runs on the workers from serial number `since` on, else "". Then a root
-    runs none and only checks that all workers run one. `taken`: the newest serial number that a slice has. Used by the
-    loop's thread only.
+    runs none and only checks that all workers run one.
+    taken: the newest serial number that a slice has.
+    uses: how often one has replaced all earlier ones.
+    Used by the loop's thread only.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, Successor] = {0: Successor(None)}
         self.on_workers = ""
-        self.since = self.taken = 0
+        self.since = self.taken = self.uses = 0
         self._expected = 0
         self._workers: set[str] = set()
 
@@ -61,6 +63,7 @@ class OptimizerHistory:
     def use(self, optimizer: Optimizer | None, by_key: Mapping[int, Hyper]) -> None:
         """Run this optimizer on all slices from now on, and discard all earlier ones."""
         self._known = {0: Successor(optimizer, by_key)}
+        self.uses += 1
 
     def add(self, serial: int, successor: Successor) -> None:
         """Register an optimizer that takes over slice by slice. Drops those that no slice and no contribution in flight

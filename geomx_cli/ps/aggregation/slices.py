@@ -252,6 +252,11 @@ class View:
         self.codec = codec
 
     @property
+    def made(self) -> Array | None:
+        """The value, None while nobody has needed it decoded."""
+        return None if callable(self._array) else self._array
+
+    @property
     def array(self) -> Array:
         """The value in the slice's dtype."""
         if callable(self._array):
@@ -456,13 +461,7 @@ class SliceTable:
                 raise BadMessage("too many slices")
             if not self._declared(header):
                 raise BadMessage(f"slice {header.slice} of key {header.key} was not declared as it is here")
-            entry = SliceState(
-                key=header.key, index=header.slice, algorithm=self._algorithm_for(header.dtype), root=header.root,
-                length=header.length, dtype=header.dtype, offset=header.offset, row=header.row, size=header.size,
-                shard=header.shard,
-            )  # fmt: skip
-            self.entries[header.key, header.slice] = entry
-            self.bytes += entry.size_in_bytes()
+            entry = self.add(header)
         known = (entry.length, entry.dtype, entry.root, entry.row, entry.size)
         if (header.length, header.dtype, header.root, header.row, header.size) != known:
             found = f"{header.length} of {header.size} elements of {DTYPES[header.dtype]} in rows of {header.row}"
@@ -471,6 +470,17 @@ class SliceTable:
             raise BadMessage(f"{found} for a slice of {own}{where}")
         if header.shard != entry.shard:
             raise BadMessage(f"shard {header.shard} for a slice of shard {entry.shard}")
+        return entry
+
+    def add(self, header: Header) -> SliceState:
+        """A new slice, as a header describes it."""
+        entry = SliceState(
+            key=header.key, index=header.slice, algorithm=self._algorithm_for(header.dtype), root=header.root,
+            length=header.length, dtype=header.dtype, offset=header.offset, row=header.row, size=header.size,
+            shard=header.shard,
+        )  # fmt: skip
+        self.entries[header.key, header.slice] = entry
+        self.bytes += entry.size_in_bytes()
         return entry
 
     def _algorithm_for(self, dtype: int) -> ServerAlgorithm:
@@ -533,11 +543,26 @@ class SliceTable:
         round_, cohort.round = cohort.round, None
         cohort.finished = cohort.closed
         self.moves += 1  # the next round may close now
+        self.note_finished(entry, cohort, contributed=bool(round_.accumulator.weight))
+        return round_
+
+    def note_finished(self, entry: SliceState, cohort: Cohort, *, contributed: bool) -> None:
+        """The cohort has finished a round. contributed: a member has contributed to it."""
         if self.trains(entry):
             self.finished[cohort.member] = max(self.finished.get(cohort.member, 0), cohort.finished)
-            if round_.accumulator.weight:
+            if contributed:
                 self.contributed = max(self.contributed, cohort.finished)
-        return round_
+
+    def forget_requests(self, link: Link) -> None:
+        """The process at this link was restarted, so it asks for everything again."""
+        for entry in self.entries.values():
+            entry.pulls.pop(link, None)
+            for cohort in entry.cohorts.values():
+                for own in cohort.round.waiters.values() if cohort.round is not None else ():
+                    # The newest stays: a result is made in the form that those want who wait for it. The answer to a
+                    # request of an earlier life is dropped there.
+                    for request in [request for request, waiter in own.items() if waiter.link is link][:-1]:
+                        del own[request]
 
     @property
     def last_round(self) -> int:

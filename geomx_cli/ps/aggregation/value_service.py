@@ -44,7 +44,8 @@ class ValueService:
     that it needs.
 
     upstream: None at a root. compression: this end of encoded exchanges with the roots.
-    on_value: called when a slice may have got its initial value. warn: receives warnings for the user.
+    on_value: called when a slice may have got its initial value. warn: receives warnings for the user. commit: see
+    Aggregator.
     Used by the loop's thread only.
     """
 
@@ -56,6 +57,7 @@ class ValueService:
         sender: ResultSender,
         on_value: Callable[[SliceState], None],
         warn: Callable[[str], None],
+        commit: Callable[[SliceState], None],
     ) -> None:
         self._table = table
         self._upstream = upstream
@@ -64,6 +66,7 @@ class ValueService:
         self._on_value = on_value
         self._outstanding: defaultdict[Link, _Outstanding] = defaultdict(_Outstanding)
         self._warn = warn
+        self._commit = commit
         self._rivals: set[tuple[str, str]] = set()  # pairs of processes that were warned of
 
     def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
@@ -127,8 +130,13 @@ class ValueService:
         entry.initial_from = link.name
         entry.value = value
         entry.hyper.update({name: number for name, number in push.hyper.items() if name != SERIAL})
+        self._commit(entry)
         self.answer_pulls(entry)
         self._on_value(entry)
+
+    def forget_requests(self, link: Link) -> None:
+        """See Aggregator.forget_requests."""
+        self._outstanding.pop(link, None)
 
     def on_pull(self, link: Link, header: Header, rank: int, payload: memoryview | None = None) -> None:
         """Answer with the current value or the requested rows of it. Without a value, queue the pull, and fetch the

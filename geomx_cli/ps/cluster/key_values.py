@@ -10,7 +10,10 @@ from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.loop import Loop, Timer
 
-__all__ = ["KeyValueService", "KeyValues"]
+__all__ = ["CHANGING", "KeyValueService", "KeyValues"]
+
+CHANGING = frozenset({"set", "add", "append", "compare", "delete"})
+"""The operations that change values."""
 
 _NUMBER = re.compile(rb"-?\d{1,18}")
 

@@ -130,6 +130,9 @@ class ServerMembers(Members):
         if type(workers) is not int or not 1 <= workers < CENTRAL:
             raise BadMessage(f"an arrival of {workers!r} workers")
         own = rank + CENTRAL if self._two_planes and plane == "local" else rank
+        if (known := self._known(link)) is not None:
+            self._come_back(known, own, workers if plane == "global" else 1, link)
+            return
         others = [other for other in self._of_rank(own) if other.link is not None]
         if plane == "global":
             self._check_workers(link, workers, others)
@@ -149,6 +152,17 @@ class ServerMembers(Members):
         """See Members."""
         super().load(saved)
         self._index()
+
+    def _known(self, link: Link) -> Member | None:
+        """The member of this name that has arrived in an earlier life of the server, and not in this one."""
+        return next((member for member in self if member.link is None and member.process == link.name), None)
+
+    def _come_back(self, member: Member, rank: int, workers: int, link: Link) -> None:
+        if (member.rank, member.workers) != (rank, workers):
+            raise BadMessage(f"{link.name} comes back as rank {rank} with {workers} workers, as which it did not come")
+        link.hello["workers"] = workers
+        member.link = link
+        self._by_link[link] = member
 
     def _index(self) -> None:
         self._by_rank = {}
@@ -212,8 +226,8 @@ class ServerMembers(Members):
 
     @property
     def complete(self) -> bool:
-        """Whether all members have arrived."""
-        return len(self._by_link) >= self._expected
+        """Whether all members have arrived, in this life of the server or an earlier one."""
+        return len(self) >= self._expected
 
     def _of_rank(self, rank: int) -> list[Member]:
         return self._by_rank.get(rank, [])
