@@ -181,7 +181,9 @@ class CrashTree(Tree):
         self._reconnect(name, new)
 
     def _open(self, name: Name, node: Node) -> None:
-        state = ServerState(self._folder / f"{name[0]}{name[1]}", self._fail)
+        own = self._folder / f"{name[0]}{name[1]}"
+        own.mkdir(exist_ok=True)
+        state = ServerState(own, self._fail)
         self._states[node.rounds] = state
         state.restore(Members(), node.rounds, lambda _, body, __: self._set_optimizer(node.rounds, body))  # type: ignore[arg-type]
 

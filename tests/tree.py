@@ -268,7 +268,8 @@ class Tree:
     ) -> Node:  # fmt: skip
         wan = [Compression(self._compress)] if upstream is None else []
         rounds = Aggregator(
-            commit=lambda entry: self._commit(rounds, entry), above=above, below=[*wan, Compression(self._compress_lan, "lan")],
+            commit=lambda entry: self._commit(rounds, entry), above=above,
+            below=[*wan, Compression(self._compress_lan, "lan")],
             delivery=Delivery(self._sent, upstream), upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
                 algorithm=part, roots=None if upstream is None else lambda: len(upstream.links),
