@@ -1,0 +1,296 @@
+"""Records of named arrays and a journal of requests, in files that outlive the process.
+
+A file of records has a region for each record, with room for two generations:
+
+    header: magic, id, room          written once, before anything is saved in the region
+    generation 0: ... arrays, index, trailer
+    generation 1: ... arrays, index, trailer
+
+A commit writes the arrays, the index and the trailer of the older generation by one system call. The trailer lies at
+the generation's end and is written last. If the writer is killed before, that generation has an older or no valid
+trailer, and the other generation is the newest. This needs neither fsync nor a checksum of the arrays, as a kill loses
+nothing that the kernel has. It does not survive a loss of power.
+
+A record that outgrows its region gets a new one, and the old region becomes free for others. The trailer's checksum
+covers the record's id, so nobody takes what an earlier owner has left in a region.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from geomx_cli.ps.arrays import Array
+
+__all__ = ["Journal", "Saved", "StateFile"]
+
+_HEADER = struct.Struct("<8sQ64sI")  # magic, room of a generation, id and its checksum
+_TRAILER = struct.Struct("<8sQQQI")  # magic, sequence number, bytes of arrays, bytes of the index, checksum
+_ENTRY = struct.Struct("<II")  # of the journal: length, checksum
+_MAGIC = b"geomxst1"
+_ALIGN = 4096
+_HEADROOM = 1.25
+"""Room for a record that has outgrown its region, relative to its size: encoded payloads differ from round to round."""
+_MOST_PARTS = 1000  # of one pwritev; the kernel takes 1024
+_LONGEST_ID = 64
+
+Index = tuple[Any, list[tuple[str, str, tuple[int, ...]]]]
+_decoder = msgspec.msgpack.Decoder(tuple[Any, list[tuple[str, str, tuple[int, ...]]]])
+
+
+class Saved(NamedTuple):
+    """A record as of its last commit.
+
+    fields: what msgpack can hold.
+    arrays: by name, with dtype and shape, in memory of their own.
+    """
+
+    fields: Any
+    arrays: dict[str, Array]
+
+
+@dataclass
+class _Region:
+    """offset: of its header in the file.
+    room: bytes of a generation, its trailer included.
+    newest: the generation committed last, or 1 before the first.
+    """
+
+    offset: int
+    room: int
+    newest: int = 1
+
+    @property
+    def size(self) -> int:
+        return _ALIGN + 2 * self.room
+
+    def end(self, generation: int) -> int:
+        """The offset behind a generation's trailer."""
+        return self.offset + _ALIGN + (generation + 1) * self.room
+
+
+@dataclass
+class _Found:
+    """The newest generation that loading has found of a record."""
+
+    sequence: int
+    region: _Region
+    generation: int
+    arrays: int
+    index: int
+
+
+class StateFile:
+    """Records by id, each replaced as a whole or not at all by `commit`. For one thread.
+
+    path: created with mode 0600 if it is not there. A file on tmpfs survives its processes, not the machine.
+    Memory: twice the arrays, allocated when a record is first committed; more for a record whose size varies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._regions: dict[str, _Region] = {}
+        self._free: list[_Region] = []
+        self._end = 0
+        self._sequence = 0
+        self._newest = self._scan()
+
+    def commit(self, name: str, fields: Any, arrays: Mapping[str, Array]) -> None:
+        """Replace a record.
+
+        name: its id, at most 64 bytes.
+        fields: what msgpack can hold.
+        arrays: contiguous, of any dtype of numpy without objects; not kept after the return.
+        Raises OSError if there is no room; then the file has the record as of its last commit.
+        """
+        index = msgspec.msgpack.encode((fields, [(n, a.dtype.str, a.shape) for n, a in arrays.items()]))
+        size = sum(array.nbytes for array in arrays.values())
+        region = self._region(name, size + len(index) + _TRAILER.size)
+        generation = 1 - region.newest
+        self._sequence += 1
+        trailer = _trailer(name, self._sequence, size, index)
+        parts = [array.reshape(-1).view(np.uint8).data for array in arrays.values() if array.nbytes]
+        start = region.end(generation) - _TRAILER.size - len(index) - size
+        self._write([*parts, memoryview(index), memoryview(trailer)], start)
+        region.newest = generation
+        # An outgrown region is free only now: until here it had the record.
+        if (old := self._regions.get(name)) is not None and old is not region:
+            self._free.append(old)
+        self._regions[name] = region
+
+    def load(self) -> Iterator[tuple[str, Saved]]:
+        """The newest generation of each record that the file had when it was opened, one at a time."""
+        for name, found in self._newest.items():
+            start = found.region.end(found.generation) - _TRAILER.size - found.index - found.arrays
+            raw = bytearray(found.arrays)
+            _fill(self._file, raw, start)
+            fields, described = _decoder.decode(_read(self._file, found.index, start + found.arrays))
+            arrays, offset = {}, 0
+            for what, dtype, shape in described:
+                array = np.frombuffer(raw, dtype, int(np.prod(shape)), offset).reshape(shape)
+                arrays[what] = array
+                offset += array.nbytes
+            yield name, Saved(fields, arrays)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    # Regions.
+
+    def _region(self, name: str, size: int) -> _Region:
+        """The record's region, with room for `size` bytes: a new one if its own has less."""
+        known = self._regions.get(name)
+        if known is not None and known.room >= size:
+            return known
+        room = -(-int(size * (_HEADROOM if known else 1)) // _ALIGN) * _ALIGN
+        fits = [free for free in self._free if room <= free.room <= 2 * room]
+        if fits:
+            region = min(fits, key=lambda free: free.room)
+            self._free.remove(region)
+            region.newest = 1
+        else:
+            region = _Region(self._end, room)
+            # All blocks are taken now: a later commit into this region cannot run out of space.
+            os.posix_fallocate(self._file, region.offset, region.size)
+            self._end += region.size
+        _write_all(self._file, _header(name, region.room), region.offset)
+        return region
+
+    def _write(self, parts: list[memoryview], start: int) -> None:
+        """Write the parts in their order, as a rule by one call. The last part is written last in any case."""
+        while parts:
+            written = os.pwritev(self._file, parts[:_MOST_PARTS], start)
+            start += written
+            while parts and written >= len(parts[0]):
+                written -= len(parts.pop(0))
+            if written:
+                parts[0] = parts[0][written:]
+
+    def _scan(self) -> dict[str, _Found]:
+        """Find all regions and the newest generation of each record."""
+        size = os.fstat(self._file).st_size
+        newest: dict[str, _Found] = {}
+        regions: list[tuple[str, _Region]] = []
+        while self._end + _ALIGN <= size and (known := _parse_header(_read(self._file, _HEADER.size, self._end))):
+            name, room = known
+            region = _Region(self._end, room)
+            if region.offset + region.size > size:
+                break
+            regions.append((name, region))
+            self._end += region.size
+            for found in self._generations(name, region):
+                self._sequence = max(self._sequence, found.sequence)
+                if name not in newest or newest[name].sequence < found.sequence:
+                    newest[name] = found
+        for name, region in regions:
+            if name in newest and newest[name].region is region:
+                region.newest = newest[name].generation
+                self._regions[name] = region
+            else:
+                self._free.append(region)
+        os.ftruncate(self._file, self._end)  # what a killed writer had begun to allocate
+        return newest
+
+    def _generations(self, name: str, region: _Region) -> Iterator[_Found]:
+        for generation in (0, 1):
+            end = region.end(generation)
+            magic, sequence, arrays, index, check = _TRAILER.unpack(
+                _read(self._file, _TRAILER.size, end - _TRAILER.size)
+            )
+            if magic != _MAGIC or arrays + index + _TRAILER.size > region.room:
+                continue
+            raw = _read(self._file, index, end - _TRAILER.size - index)
+            if check == _check(name, sequence, arrays, raw):
+                yield _Found(sequence, region, generation, arrays, index)
+
+
+@dataclass
+class Journal:
+    """Entries that are appended and never changed; for one thread.
+
+    path: created with mode 0600 if it is not there. Opening it drops an entry whose writer was killed.
+    replayed: the entries that were there.
+    """
+
+    path: Path
+    replayed: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        raw = _read(self._file, os.fstat(self._file).st_size, 0)
+        self.replayed, self._end = [], 0
+        while (entry := _entry(raw, self._end)) is not None:
+            self.replayed.append(msgspec.msgpack.decode(entry))
+            self._end += _ENTRY.size + len(entry)
+        os.ftruncate(self._file, self._end)
+
+    def append(self, entry: Any) -> None:
+        """Add what msgpack can hold. Raises OSError if there is no room; then nothing was added."""
+        raw = msgspec.msgpack.encode(entry)
+        try:
+            _write_all(self._file, _ENTRY.pack(len(raw), zlib.crc32(raw)) + raw, self._end)
+        except OSError:
+            os.ftruncate(self._file, self._end)
+            raise
+        self._end += _ENTRY.size + len(raw)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def _entry(raw: bytes, start: int) -> bytes | None:
+    if start + _ENTRY.size > len(raw):
+        return None
+    length, check = _ENTRY.unpack_from(raw, start)
+    entry = raw[start + _ENTRY.size : start + _ENTRY.size + length]
+    return entry if len(entry) == length and zlib.crc32(entry) == check and length else None
+
+
+def _header(name: str, room: int) -> bytes:
+    raw = name.encode()
+    if not 0 < len(raw) <= _LONGEST_ID:
+        raise ValueError(f"a record's id has 1 to {_LONGEST_ID} bytes, this one {len(raw)}")
+    return _HEADER.pack(_MAGIC, room, raw, zlib.crc32(raw + room.to_bytes(8, "little")))
+
+
+def _parse_header(raw: bytes) -> tuple[str, int] | None:
+    if len(raw) < _HEADER.size:
+        return None
+    magic, room, name, check = _HEADER.unpack(raw)
+    name = name.rstrip(b"\0")
+    if magic != _MAGIC or check != zlib.crc32(name + room.to_bytes(8, "little")):
+        return None
+    return name.decode(), room
+
+
+def _trailer(name: str, sequence: int, arrays: int, index: bytes) -> bytes:
+    return _TRAILER.pack(_MAGIC, sequence, arrays, len(index), _check(name, sequence, arrays, index))
+
+
+def _check(name: str, sequence: int, arrays: int, index: bytes) -> int:
+    return zlib.crc32(index, zlib.crc32(struct.pack("<QQ", sequence, arrays) + name.encode()))
+
+
+def _read(file: int, size: int, start: int) -> bytes:
+    raw = bytearray(size)
+    return bytes(raw[: _fill(file, raw, start)])
+
+
+def _fill(file: int, into: bytearray, start: int) -> int:
+    """Fill the memory from a file; return how much of it the file had."""
+    view, done = memoryview(into), 0
+    while done < len(view) and (got := os.preadv(file, [view[done:]], start + done)):
+        done += got
+    return done
+
+
+def _write_all(file: int, raw: bytes, start: int) -> None:
+    done = 0
+    while done < len(raw):
+        done += os.pwrite(file, raw[done:], start + done)
