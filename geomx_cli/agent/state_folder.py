@@ -15,16 +15,16 @@ __all__ = ["choose", "create", "found", "remove"]
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 64 << 20  # bytes
-_NAME = 80  # characters of a job's and of a host's name
+_NAME = 80  # characters of a job's id and of a host's name in that of the folder
 
 
-def create(directory: Path) -> tuple[Path | None, str]:
+def create(directory: Path, job: str) -> tuple[Path | None, str]:
     """Create the folder for the host whose agent has `directory`, without what an earlier agent has left there.
 
     Returns it; or None, and why there is none, in words.
     """
     remove(directory)
-    place, problem = choose(directory)
+    place, problem = choose(directory, job)
     if place is not None:
         try:
             place.mkdir(0o700)
@@ -33,11 +33,11 @@ def create(directory: Path) -> tuple[Path | None, str]:
     return place, problem
 
 
-def choose(directory: Path) -> tuple[Path | None, str]:
+def choose(directory: Path, job: str) -> tuple[Path | None, str]:
     """Return where the folder is to lie: in memory if there is room, else on a local disk. A file system of another
     machine does not keep up with rounds. Returns None, and why, if neither is possible.
     """
-    memory = _MEMORY / _name(directory)
+    memory = _MEMORY / f"geomx-{os.geteuid()}-{job[:_NAME]}-{directory.name[:_NAME]}-{_digest(directory)}"
     problems = [_lack_of_memory(_MEMORY), _lack_of_disk(directory)]
     if not problems[0]:
         return memory, ""
@@ -71,12 +71,6 @@ def _lack_of_room(place: Path) -> str:
     system = os.statvfs(place)
     free = system.f_bavail * system.f_frsize
     return f"{place} has only {free >> 20} of {_ROOM >> 20} MiB free" if free < _ROOM else ""
-
-
-def _name(directory: Path) -> str:
-    """A name for the directory JOB_DIR/hosts/HOST, which users can read."""
-    job, host = directory.parent.parent.name, directory.name
-    return f"geomx-{os.geteuid()}-{job[:_NAME]}-{host[:_NAME]}-{_digest(directory)}"
 
 
 def _digest(directory: Path) -> str:

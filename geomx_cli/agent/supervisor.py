@@ -168,7 +168,7 @@ class Supervisor:
         restarted = [child for child in self._children if self._policy.covers(child.task)]
         if not restarted:
             return
-        folder, problem = state_folder.create(self._directory)
+        folder, problem = state_folder.create(self._directory, self._host_spec.job)
         if folder is None:
             self._policy.limit = 0
             what = f"a killed scheduler or server ends the job, as its state cannot be kept: {problem}"

@@ -55,7 +55,7 @@ def test_killed_server_starts_again_where_it_was(agents: Any, tmp_path: Path) ->
     agent.send(type="start")
     serving(agent, 0)
     (folder,) = state_folder.found(tmp_path)
-    assert folder.parent == Path("/dev/shm") and folder.name.startswith(f"geomx-{os.geteuid()}-")
+    assert folder.parent == Path("/dev/shm") and folder.name.startswith(f"geomx-{os.geteuid()}-{MARK['GEOMX_JOB']}-")
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "server")] == [0o700, 0o700]
     before = pid_of(agent)
     os.kill(before, signal.SIGKILL)
@@ -145,7 +145,8 @@ def test_what_the_dead_has_left_is_killed_first(agents: Any) -> None:
 
 @pytest.mark.processes
 def test_half_an_event_of_the_dead_spoils_no_other(agents: Any) -> None:
-    agent = agents(lease=60, restarts=3, server=BEGIN + TELLS + "life or (say('', event='tele'), die()); signal.pause()")
+    program = BEGIN + TELLS + "life or (say('', event='tele'), die()); signal.pause()"
+    agent = agents(lease=60, restarts=3, server=program)
     agent.send(type="start")
     events = [message["event"]["event"] for message in serving(agent, 1) if message["type"] == "event"]
     assert events[-2:] == ["restarted", "telemetry"]
@@ -224,35 +225,36 @@ def test_without_a_place_for_the_state_the_first_death_ends_the_job(
     agent.send(type="start")
     said = agent.until("done")
     (warning,) = [message["message"] for message in said if message["type"] == "warning"]
-    assert warning.startswith("a killed scheduler or server ends the job, as its state cannot be kept: /dev/shm has only")
+    assert warning.startswith("a killed scheduler or server ends the job, as its state cannot be kept: /dev/shm has ")
     assert "choose a --job-dir on a local disk" in warning
     assert [message["failure"]["how"] for message in said if message["type"] == "failure"] == ["was killed by SIGKILL"]
     agent.assert_clean()
 
 
 def test_state_lies_in_memory_or_else_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, problem = state_folder.choose(tmp_path)
+    memory, problem = state_folder.choose(tmp_path, "j")
     assert memory is not None and memory.parent == Path("/dev/shm") and not problem
     monkeypatch.setattr(state_folder, "_MEMORY", tmp_path / "none")
-    assert state_folder.choose(tmp_path) == (tmp_path / "state", "")
+    assert state_folder.choose(tmp_path, "j") == (tmp_path / "state", "")
     monkeypatch.setattr(state_folder, "LOCAL", ())
-    place, problem = state_folder.choose(tmp_path)
-    assert place is None and problem.startswith(f"{tmp_path}/none is not in memory and {tmp_path} is no local disk, but")
+    place, problem = state_folder.choose(tmp_path, "j")
+    assert place is None
+    assert problem.startswith(f"{tmp_path}/none is not in memory and {tmp_path} is no local disk, but ")
 
 
 def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "kept").touch()
-    folder, _ = state_folder.create(tmp_path)
+    folder, _ = state_folder.create(tmp_path, "j")
     assert folder is not None
     (folder / "old").touch()
     (folder / "link").symlink_to(elsewhere)
-    assert state_folder.create(tmp_path) == (folder, "") and list(folder.iterdir()) == []
+    assert state_folder.create(tmp_path, "j") == (folder, "") and list(folder.iterdir()) == []
     folder.rmdir()
     folder.symlink_to(elsewhere)
     try:
-        place, problem = state_folder.create(tmp_path)
+        place, problem = state_folder.create(tmp_path, "j")
         assert place is None and "cannot be created: File exists" in problem
     finally:
         folder.unlink()
