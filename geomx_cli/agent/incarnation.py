@@ -169,7 +169,8 @@ class Incarnation:
     After its end it stays a zombie until `reap`. So its pid, which is also its process group id, cannot be reused, and
     group signals reach only what it has left.
 
-    status: its exit status, or the negated number of the signal that ended it; None before.
+    status: its exit status, or the negated number of the signal that ended it; None before. 0 if it was killed when it
+        had done all, and would be restarted before that.
     ended: when its end was seen, by `clock`.
     began: when it was started (time.monotonic seconds).
     silence: seconds that it may be stopped, or hang.

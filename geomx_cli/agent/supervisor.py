@@ -269,6 +269,8 @@ class Supervisor:
         unwritten = child.life.events.unwritten(child.log.recent)
         self._report(child, [*child.life.events.read(), *unwritten])
         memory = self._memory.ran_out()
+        if self._policy.excuses(child):
+            child.life.status = 0
         if count := self._policy.decide(child, self._lifecycle.stage, memory=memory):
             self._restart(child, describe_status(child.life.status or 0, memory=memory), count)
             return

@@ -115,6 +115,17 @@ def test_others_end_the_job(name: str, program: str, restarts: int, agents: Any)
 
 
 @pytest.mark.processes
+def test_death_of_one_that_had_done_all_has_no_effect(agents: Any) -> None:
+    agent = agents(lease=60, restarts=3, server=BEGIN + TELLS + "say(event='finished', time=time.time()); die()")
+    agent.send(type="start")
+    said = agent.until("done")
+    assert said[-1]["why"] == ""
+    assert [message["status"] for message in said if message["type"] == "ended"] == [0]
+    assert not [message for message in said if message["type"] in ("failure", "restarted")]
+    agent.assert_clean()
+
+
+@pytest.mark.processes
 def test_without_restarts_nothing_is_kept(agents: Any, tmp_path: Path) -> None:
     agent = agents(lease=60, server=BEGIN + "print(repr(state), flush=True); signal.pause()")
     agent.send(type="start")
