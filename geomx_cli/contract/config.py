@@ -65,7 +65,8 @@ class NodeSettings:
     peers: the workers, or parties with local servers, that this process dials ("to:RANK") and that dial it
     ("from:RANK"), () for those of the delivery.
     clock_ahead: seconds, see JobClock. supervised: an agent of `geomx launch` has started this process.
-    incarnation: how often it was started before. state_dir: where its state survives it, "" for nowhere.
+    incarnation: which life of the process this is, 0 for the first one.
+    state_dir: a folder of its own, in which its state survives it; "" if nothing restarts it.
     options: the table of options, by name.
     """
 
