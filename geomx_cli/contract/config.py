@@ -65,6 +65,8 @@ class NodeSettings:
     peers: the workers, or parties with local servers, that this process dials ("to:RANK") and that dial it
     ("from:RANK"), () for those of the delivery.
     clock_ahead: seconds, see JobClock. supervised: an agent of `geomx launch` has started this process.
+    incarnation: which life of the process this is, 0 for the first one.
+    state_dir: a folder of its own, in which its state survives it; "" if nothing restarts it.
     options: the table of options, by name.
     """
 
@@ -98,6 +100,8 @@ class NodeSettings:
     peers: tuple[str, ...] = ()
     clock_ahead: float = 0.0
     supervised: bool = False
+    incarnation: int = 0
+    state_dir: str = ""
     options: Mapping[str, Value] = field(default_factory=dict)
 
     def pairs_of(self, own: int, usual: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
