@@ -68,6 +68,7 @@ class RecordingTransport:
 
     def __init__(self, slice_bytes: int, window_bytes: int) -> None:
         self.job, self.slice_bytes, self.window_bytes = 0, slice_bytes, window_bytes
+        self.who = {"process": "this process", "incarnation": 0}
         self.counters: Counter[str] = Counter()
         self.sent: list[int] = []
         self.control: list[Header] = []

@@ -239,7 +239,7 @@ class Server:
         self._members = ServerMembers(settings, self._is_root)
         gradients = not algorithm.starts_from_value
         self._compression = ServerCompression(settings, is_root=self._is_root, gradients=gradients)
-        self._upstream = None if self._is_root else UpstreamClient()
+        self._upstream = None if self._is_root else UpstreamClient(settings.incarnation)
         self._delivery = delivery
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,

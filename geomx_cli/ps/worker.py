@@ -66,7 +66,7 @@ class Worker:
         self.ends: Future[None] = Future()
         self.error: GeomxError | None = None
         self.failure: GeomxError | None = None
-        self.upstream = UpstreamClient()
+        self.upstream = UpstreamClient(settings.incarnation)
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
             on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=self._active,

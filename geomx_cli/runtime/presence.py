@@ -10,6 +10,7 @@ One that has not joined is connected to nobody, and the others would wait for bo
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
@@ -18,6 +19,7 @@ from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Telemetry
 from geomx_cli.ps.cluster.bodies import MAX_AWAITED, Body
 from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.scheduler import PRESENCE
 
 __all__ = ["Pulse", "main"]
 
@@ -57,8 +59,11 @@ def main(verb: str, *words: str) -> int:
     plane = settings.local or settings.upper
     if plane is None or settings.role.endswith("scheduler"):
         return 0  # members notice that their scheduler has ended
-    node = Node(settings, EventLog(None), on_tensor=lambda *_: None, on_request=lambda _: None)
-    link = node.transport.dial(plane.to_dial(), "the scheduler", wide_area=False)
+    node = Node(
+        replace(settings, incarnation=0), EventLog(None), on_tensor=lambda *_: None, on_request=lambda _: None,
+        on_renewed=lambda _: stay() if verb == "stay" else None,
+    )  # fmt: skip
+    link = node.transport.dial(plane.to_dial(), "the scheduler", wide_area=False, plane=PRESENCE)
     answered = list[bool]()
 
     def ask(topic: str, body: Body, limit: float, *, last: bool) -> None:
@@ -72,6 +77,11 @@ def main(verb: str, *words: str) -> int:
     def tell(processes: Sequence[str], limit: float, *, last: bool) -> None:
         ask("awaited", {"host": settings.host, "processes": list(processes)}, limit, last=last)
 
+    def stay() -> None:
+        """Say which processes are awaited, to a restarted scheduler too."""
+        for first in range(0, len(words), MAX_AWAITED):
+            tell(words[first : first + MAX_AWAITED], settings.number("silence"), last=False)
+
     def leave() -> None:
         sys.stdin.buffer.read()
         node.loop.submit(lambda: tell((), _LIMIT, last=True))
@@ -81,8 +91,7 @@ def main(verb: str, *words: str) -> int:
         ask(verb, {"process": node.process, "message": f"{node.process} {cause}", "hint": hint}, _LIMIT, last=True)
     else:
         node.liveness.watch(link)
-        for first in range(0, len(words), MAX_AWAITED):
-            tell(words[first : first + MAX_AWAITED], settings.number("silence"), last=False)
+        stay()
         threading.Thread(target=leave, daemon=True).start()
     try:
         node.run()

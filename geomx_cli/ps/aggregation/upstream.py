@@ -18,7 +18,7 @@ from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, Rows, row_numbers
-from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind, Reply
+from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind, Reply, number_base
 
 __all__ = ["OnResult", "Transmit", "UpstreamClient"]
 
@@ -52,15 +52,16 @@ class UpstreamClient:
     """The requests pending at the servers above, or at other receivers of contributions. Used by the loop's thread
     only.
 
+    incarnation: of this process.
     links: to the servers above, by rank.
     peers: to the local servers of other parties, by the party's index, or to other workers of the plane, by rank, if
     the delivery uses them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: int = 0) -> None:
         self.links: list[Link] = []
         self.peers: dict[int, Link] = {}
-        self._serial = itertools.count(1)
+        self._serial = itertools.count(number_base(incarnation) + 1)
         self._pending: dict[int, _Pending] = {}
 
     def send(

@@ -166,6 +166,11 @@ class Liveness:
         if now - link.health.echoed < WAS_HEARD and now - link.health.unsteady > CALM:
             link.health.closed = link.health.closed or now
 
+    def renewed(self, link: Link) -> None:
+        """This peer has been restarted: how long it was silent no longer counts."""
+        if link in self._links:
+            self._links[link] = 0.0
+
     def release(self, link: Link) -> None:
         """This peer may end: count a closed connection as lost soon."""
         self._leaving.add(link)

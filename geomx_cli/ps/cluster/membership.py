@@ -79,7 +79,7 @@ class Membership:
         self.link = node.transport.dial(
             plane.to_dial(), f"the scheduler at {plane.endpoint}", wide_area=facts.pop("wide_area", False)
         )
-        body = {
+        self._facts = {
             "role": role,
             "process": node.process,
             "party": settings.party,
@@ -91,7 +91,7 @@ class Membership:
         self._deadline = node.loop.call_later(node.joining, self._expire)
         node.loop.call_later(QUIET * node.timeout, self._warn)
         node.loop.call_later(UNREACHED * node.timeout, self._give_up)
-        node.rpc.ask(self.link, "join", body, self._joined, self._refused, limit=node.joining + 5)
+        node.rpc.ask(self.link, "join", self._facts, self._joined, self._refused, limit=node.joining + 5)
 
     def servers(self) -> list[Member]:
         """The servers of the plane, by rank."""
@@ -108,6 +108,15 @@ class Membership:
         # Every party has the same number of local servers, which a root does not know: try all divisors.
         sizes = [size for size in range(1, len(workers) + 1) if len(workers) % size == 0]
         return any(own // size == rank for own in ranks for size in sizes)
+
+    def renew(self) -> None:
+        """The scheduler has been restarted: join again if it had answered.
+
+        It has kept the roster, or makes the same one of the ranks that all members ask for.
+        """
+        if self.rank >= 0 and not self.over:
+            body = {**self._facts, "rank": self.rank}
+            self._node.rpc.ask(self.link, "join", body, self._joined_again, self._refused, limit=self._node.joining + 5)
 
     def on_request(self, request: Request) -> None:
         """Handle the scheduler's notifications."""
@@ -135,6 +144,11 @@ class Membership:
         self._node.liveness.watch(self.link)
         self.members = [Member(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
         self._on_roster(self)
+
+    def _joined_again(self, body: dict[str, Any]) -> None:
+        if body["rank"] != self.rank:
+            what = f"{self.link.name} was restarted, and gives this process rank {body['rank']} instead of {self.rank}"
+            self._node.fail(InvalidSettings(what, "restart all processes of the job"))
 
     def _refused(self, error: GeomxError) -> None:
         self._deadline.cancel()
@@ -195,9 +209,13 @@ class Shutdown:
 
     def answer_bye(self, request: Request) -> None:
         """Answer a peer's bye; this process stays until the peer has received the answer."""
-        self.leaving.add(request.link)
-        self._liveness.release(request.link)
+        self.expect_gone(request.link)
         request.answer()
+
+    def expect_gone(self, link: Link) -> None:
+        """This peer has said bye, to this process or its earlier life."""
+        self.leaving.add(link)
+        self._liveness.release(link)
 
     def gone(self, link: Link) -> None:
         """This peer needs nothing more. It may repeat "gone", and one that has not sent "bye" is ignored."""

@@ -24,7 +24,7 @@ from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.shaping import Shaper
 from geomx_cli.ps.net.transport import Transport
-from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_body, job_number
+from geomx_cli.ps.net.wire import MAX_INCARNATION, BadMessage, Header, Kind, decode_body, job_number
 
 __all__ = ["Node"]
 
@@ -44,6 +44,8 @@ class Node:
 
     on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests.
     on_link: called for peers that dial. on_reconnect: called for lanes on which messages in flight may be lost.
+    on_renewed: called for a peer that was restarted. Answers to its earlier requests go nowhere.
+    on_gone: called for a peer that needs nothing more.
     on_lost: gets a peer that is considered dead, and why; returns the error by which the node fails, None if the peer
     is not missed. on_asked: see Transport.
     members: a scheduler's members, told when it fails. active: see Liveness.
@@ -61,12 +63,16 @@ class Node:
         on_tensor: Callable[[Link, Header, memoryview | None], None],
         on_request: Callable[[Request], None],
         on_link: Callable[[Link], None] = lambda _: None,
+        on_renewed: Callable[[Link], None] = lambda _: None,
         on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
+        on_gone: Callable[[Link], None] = lambda _: None,
         on_lost: Callable[[Link, PeerLost], PeerLost | None] = lambda _, error: error,
         on_asked: Callable[[Link, Header], None] = lambda _, __: None,
         members: Callable[[], Iterable[Link]] = tuple,
         active: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        if not 0 <= settings.incarnation <= MAX_INCARNATION:
+            raise InvalidSettings(f"GEOMX_INCARNATION={settings.incarnation}", f"it is from 0 to {MAX_INCARNATION}")
         self.settings = settings
         self.events = events
         self.loop = Loop()
@@ -74,7 +80,7 @@ class Node:
         self.patience = settings.number("patience")
         # An agent reports a process that ends before it has joined; until then its script may take any time.
         self.joining = UNLIMITED if settings.supervised else self.timeout
-        self.rpc = Rpc(self.loop, self.timeout)
+        self.rpc = Rpc(self.loop, self.timeout, settings.incarnation)
         self.telemetry = Telemetry(state="starting")
         self.encoded: dict[Literal["lan", "wan"], tuple[int, int]] = {}
         self.memberships: list[Membership] = []
@@ -82,7 +88,7 @@ class Node:
         self.error: GeomxError | None = None
         self._on_tensor = on_tensor
         self._on_request = on_request
-        self._on_reconnect = on_reconnect
+        self._on_renewed, self._on_reconnect, self._on_gone = on_renewed, on_reconnect, on_gone
         if settings.interface and not settings.node_host:
             # checked even if unused: a wrong interface is an error in every role
             addresses.of_interface(settings.interface)
@@ -103,11 +109,13 @@ class Node:
                 "party": settings.party,
                 "role": settings.role,
                 "host": settings.host,
+                "incarnation": settings.incarnation,
             },
             keys=self.keys,
             on_message=self._failing(self._on_message),
             on_link=self._failing(on_link),
             on_reconnect=self._repeat,
+            on_renewed=self._failing(self._renew),
             on_closed=self.liveness.closed,
             on_asked=on_asked,
             events=events,
@@ -116,9 +124,7 @@ class Node:
             window_bytes=int(settings.number("window")),
             shaper=Shaper(settings.text("wan"), settings.wan_share, settings.links, settings.party),
         )
-        self.shutdown = Shutdown(
-            self.loop, self.rpc, self.liveness, settings.number("silence"), Link.stop_sharing
-        )
+        self.shutdown = Shutdown(self.loop, self.rpc, self.liveness, settings.number("silence"), self._part)
 
     def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:
         """Bind the planned endpoints, or one on the own address of a process started by hand; returns those to dial.
@@ -244,6 +250,19 @@ class Node:
 
         return handled
 
+    def _part(self, link: Link) -> None:
+        link.stop_sharing()
+        self._on_gone(link)
+
+    def _renew(self, link: Link) -> None:
+        """This peer has been restarted."""
+        self.rpc.renew(link)
+        self.liveness.renewed(link)
+        for membership in self.memberships:
+            if membership.link is link:
+                membership.renew()
+        self._on_renewed(link)
+
     def _repeat(self, link: Link, lane: Lane) -> None:
         if lane == "control":
             self.rpc.repeat(link)
@@ -265,8 +284,8 @@ class Node:
         if request is None:
             return
         if request.topic == "gone":
-            request.answer()
             self.shutdown.gone(link)
+            request.answer()
             return
         for membership in self.memberships:
             if membership.link is link:

@@ -15,7 +15,7 @@ from geomx_cli.ps.cluster.bodies import TOPICS, Body, Topic, checked_answer, che
 from geomx_cli.ps.cluster.liveness import NEWS
 from geomx_cli.ps.net.link import LINK_TOPICS, Link
 from geomx_cli.ps.net.loop import Loop, Timer
-from geomx_cli.ps.net.wire import BadMessage, encode_body
+from geomx_cli.ps.net.wire import BadMessage, encode_body, number_base
 
 __all__ = ["Request", "Rpc"]
 
@@ -90,12 +90,16 @@ class _AnswerBody(dict[str, Any]):
 
 
 class Rpc:
-    """The requests that a process sends and receives. `timeout` is in seconds. Used by the loop's thread only."""
+    """The requests that a process sends and receives. Used by the loop's thread only.
 
-    def __init__(self, loop: Loop, timeout: float) -> None:
+    timeout: in seconds.
+    incarnation: of this process.
+    """
+
+    def __init__(self, loop: Loop, timeout: float, incarnation: int = 0) -> None:
         self._loop = loop
         self._timeout = timeout
-        self._number = 0
+        self._number = number_base(incarnation)
         self._asked: dict[int, _Asked] = {}
         self._open: dict[Link, dict[int, None]] = {}  # per link: the numbers without an answer, ascending
         self._heard: dict[Link, _Heard] = {}
@@ -149,6 +153,10 @@ class Rpc:
         """Repeat the pending requests of `link`, which has a new connection."""
         for number in self._open.get(link, ()):
             self._send(number)
+
+    def renew(self, link: Link) -> None:
+        """This peer has been restarted: its requests so far are answered nowhere."""
+        self._heard.pop(link, None)
 
     def receive(self, link: Link, number: int, acked: int, topic: str, body: Body) -> Request | None:
         """The request to execute; None for a repeat. The peer has the answers to all its requests up to `acked`.
@@ -224,6 +232,8 @@ class Rpc:
         del self._open[self._asked.pop(number).link][number]
 
     def _reply(self, link: Link, heard: _Heard, number: int, body: Body, keep: bool) -> None:
+        if self._heard.get(link) is not heard:
+            return  # of an earlier life
         heard.open.discard(number)
         answer = encode_body(body)
         if keep:

@@ -5,29 +5,40 @@ members have said goodbye. Training does not involve it.
 
 Scripts that an agent has started may take any time until they join. In a job that no control machine follows, agents
 keep a connection for those that have not (runtime/presence.py): so the loss of a host is noticed before, too.
+
+A member that is restarted joins again, and gets the same roster. The scheduler keeps the roster and who has left in a
+file, if it has a folder that outlives it. Restarted before the roster, it has nothing to keep: all ask again to join.
 """
 
 import re
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.contract.security import Identity
 from geomx_cli.core.conventions import party_of
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.core.events import RosterComplete
+from geomx_cli.core.events import RosterComplete, StateChanged
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.bodies import Body, blame_in
 from geomx_cli.ps.cluster.members import Member, Members
+from geomx_cli.ps.cluster.membership import PARTING
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Timer
 from geomx_cli.ps.net.wire import BadMessage, Header
 
-__all__ = ["Scheduler"]
+if TYPE_CHECKING:
+    from geomx_cli.ps.state_file import StateFile
 
+__all__ = ["PRESENCE", "Scheduler"]
+
+PRESENCE = "presence"
+"""The plane in hellos of agents, which speak in the name of a process that may dial at the same time."""
 PENDING_INTERVAL = 2.0
 MAX_RANK = 65_535
 MAX_ENDPOINTS = 64
@@ -54,23 +65,28 @@ class Scheduler:
         self._hosts: dict[Link, _Host] = {}  # by the connection that its agent keeps
         self._unheard: Timer | None = None
         self._complete = False
+        self._saved: StateFile | None = None  # once it is needed, as it imports numpy
         self.node = Node(
-            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_lost=self._lose,
-            members=self._present,
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
+            on_gone=self._on_gone, on_lost=self._lose, members=self._present,
         )  # fmt: skip
         endpoints = settings.bind or plane.to_listen()
         self.node.guard(endpoints)
         self.node.transport.listen(endpoints)
         self.node.loop.call_later(self.node.joining, self._expire)
         self.node.loop.every(PENDING_INTERVAL, self._notify_pending)
+        if settings.incarnation:
+            self._restore()
 
     def run(self) -> None:
         """Serve until the plane has ended."""
-        self.node.telemetry.state = "waiting"
+        self.node.telemetry.state = "serving" if self._complete else "waiting"
         try:
             self.node.run()
         finally:
             self.node.close()
+            if self._saved is not None:
+                self._saved.close()
 
     def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
         raise BadMessage("a tensor for a scheduler")
@@ -82,10 +98,10 @@ class Scheduler:
         elif member is None:
             self._on_request_of_agent(request)
         elif request.topic == "bye":
-            member.state = "gone"
+            member.state = "left"
+            self._save()
             self.node.shutdown.answer_bye(request)
-            if self._complete and all(other.state == "gone" for other in self._members):
-                self.node.goodbye()
+            self._end_if_over()
         elif request.topic == "fail":
             member.state = "gone"
             self._fail(request, member)
@@ -127,12 +143,19 @@ class Scheduler:
         return PeerLost(what, f"see the log of {by.process}: another program may have its key", peer=by.process)
 
     def _join(self, request: Request) -> None:
+        self._open()
+        member = self._members.at(request.link)
         try:
-            member = self._checked(request)
+            if member is not None:
+                self._check_again(member, request)
+            else:
+                self._members.add(member := self._checked(request))
         except InvalidSettings as error:
             request.refuse(error)
             return
-        self._members.add(member)
+        if self._complete:
+            self._answer(member, request)
+            return
         self._joins[member] = request
         for host in self._hosts.values():
             host.awaited.discard(member.process)
@@ -185,8 +208,6 @@ class Scheduler:
                 "give every process of the plane the same DMLC_NUM_* variables",
             )
         role, wanted = body["role"], body.get("rank")
-        if self._members.at(request.link) is not None:
-            raise BadMessage("a second join")
         self._check_identity(request.link, body["process"], role, wanted)
         limit = plane.servers if role == "server" else plane.workers
         joined = [item for item in self._members if item.role == role]
@@ -197,13 +218,24 @@ class Scheduler:
             not 0 <= wanted < min(limit, MAX_RANK) or any(item.wanted == wanted for item in joined)
         ):
             raise InvalidSettings(f"{role} rank {wanted} is taken or beyond {limit - 1}", "each rank is given once")
-        endpoints = tuple(body.get("endpoints", ()))
-        if len(endpoints) > MAX_ENDPOINTS or not all(ENDPOINT.fullmatch(item) for item in endpoints):
-            raise InvalidSettings(f"{body['process']} listens on {endpoints}, which cannot be dialled", "correct it")
         return Member(
-            body["process"], body["party"], body["host"], role, -1, endpoints, wanted, body.get("group", ""),
+            body["process"], body["party"], body["host"], role, -1, _endpoints(body), wanted, body.get("group", ""),
             link=request.link,
         )  # fmt: skip
+
+    def _check_again(self, member: Member, request: Request) -> None:
+        """A member joins again, as either end was restarted. Raises InvalidSettings if it is not what it was."""
+        body, wanted = request.body, request.body.get("rank")
+        if wanted == member.rank:  # it was told that one
+            wanted = member.wanted
+        self._check_identity(request.link, body["process"], body["role"], wanted)
+        endpoints = _endpoints(body)
+        if not self._complete:
+            member.endpoints = endpoints  # nobody has dialled them
+        if (body["role"], wanted, endpoints) != (member.role, member.wanted, member.endpoints):
+            what = f"{member.process} was restarted as {body['role']} {wanted} on {' '.join(endpoints)}, and was"
+            what += f" {member.role} {member.wanted} on {' '.join(member.endpoints)}"
+            raise InvalidSettings(what, "restart a process with the variables that it had")
 
     def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
         """Raise InvalidSettings for a process that joins with another identity than its key's or its earlier one."""
@@ -227,7 +259,6 @@ class Scheduler:
         self._complete = True
         for link in list(self._hosts):
             self._forget_host(link)
-        announced = []
         for role in ("server", "worker"):
             members = [member for member in self._members if member.role == role]
             taken = {member.wanted for member in members}
@@ -235,16 +266,24 @@ class Scheduler:
             free = iter(rank for rank in range(len(members)) if rank not in taken)
             for member in sorted(members, key=lambda member: groups.index(member.group)):
                 member.rank = member.wanted if member.wanted is not None else next(free)
-                member.state = "gone" if member.state == "gone" else "in"
-                announced.append(member)
-        roster = [member.announced() for member in announced]
+                member.state = member.state if member.has_left else "in"
+        self._save()
         for member, request in self._joins.items():
-            self.node.liveness.watch(request.link)
-            request.answer({"rank": member.rank, "members": roster, "scheduler": self.node.process})
+            self._answer(member, request)
         self._joins.clear()
         self.node.telemetry.state = "serving"
-        names = ", ".join(member.process for member in announced)
+        roster = self._roster()
+        names = ", ".join(member["process"] for member in roster)
         self.node.events.write(RosterComplete(members=roster, message=f"all members have joined: {names}"))
+
+    def _answer(self, member: Member, request: Request) -> None:
+        """Send the roster."""
+        self.node.liveness.watch(request.link)
+        request.answer({"rank": member.rank, "members": self._roster(), "scheduler": self.node.process})
+
+    def _roster(self) -> list[dict[str, Any]]:
+        """Servers, then workers, by rank."""
+        return [each.announced() for each in sorted(self._members, key=lambda each: (each.role, each.rank))]
 
     def _notify_pending(self) -> None:
         if not self._complete:
@@ -264,8 +303,7 @@ class Scheduler:
 
     def _lose(self, link: Link, error: PeerLost) -> PeerLost | None:
         if (host := self._hosts.pop(link, None)) is None:
-            if (member := self._members.at(link)) is not None:
-                member.state = "gone"
+            self._on_gone(link)
             return error
         if not host.awaited:  # what has joined there is monitored by itself
             return None
@@ -279,6 +317,84 @@ class Scheduler:
         return {member.process for member in self._members}
 
     def _present(self) -> list[Link]:
-        here = [member.link for member in self._members if member.link is not None and member.state != "gone"]
+        here = [member.link for member in self._members if member.link is not None and not member.has_left]
         return [*here, *self.node.shutdown.leaving]
+
+    # Over a restart.
+
+    def _on_link(self, link: Link) -> None:
+        """A process dials. If it is of the roster of this scheduler's earlier life, its membership goes on."""
+        absent = {member.process for member in self._members if member.link is None}
+        if link.name not in absent or link.hello.get("plane") == PRESENCE:
+            return
+        self._members.add(Member(link.name, link=link))
+        member = self._members.at(link)
+        if member is not None and member.state != "gone":
+            self.node.liveness.watch(link)
+            if member.state == "left":
+                self.node.shutdown.expect_gone(link)
+        self._end_if_over()
+
+    def _on_gone(self, link: Link) -> None:
+        if (member := self._members.at(link)) is not None:
+            member.state = "gone"
+            self._save()
+
+    def _end_if_over(self) -> None:
+        """End if all members have said goodbye, and those to which that may be news have heard of it."""
+        heard = all(member.state == "gone" or member.link is not None for member in self._members)
+        if self._complete and heard and all(member.has_left for member in self._members):
+            self.node.goodbye()
+
+    def _open(self) -> None:
+        folder = self.node.settings.state_dir
+        if folder and self._saved is None:
+            from geomx_cli.ps.state_file import StateFile
+
+            self._saved = StateFile(Path(folder) / "scheduler")
+
+    def _save(self) -> None:
+        """Keep what must not be forgotten, before anybody is told of it."""
+        if self._saved is None or not self._complete:
+            return
+        try:
+            self._saved.commit("members", self._members.save(), {})
+        except OSError as error:
+            self.node.transport.warn(f"the roster could not be kept for a restart: {error.strerror}")
+
+    def _restore(self) -> None:
+        """Take over the roster of the earlier life, if it had one."""
+        self._open()
+        for _, saved in self._saved.load() if self._saved is not None else ():
+            self._members.load(saved.fields)
+            self._complete = True
+            message = f"restarted, and has the roster of {counted(len(self._members), 'member')}"
+            self.node.events.write(StateChanged(state="serving", message=message))
+            self.node.loop.call_later(PARTING, self._miss_leaving)
+            self.node.loop.call_later(self.node.settings.number("silence"), self._miss)
+        self._end_if_over()
+
+    def _miss_leaving(self) -> None:
+        """Members that said goodbye before the restart have ended by now, or dialled again."""
+        for member in self._members:
+            if member.link is None and member.state == "left":
+                member.state = "gone"
+        self._end_if_over()
+
+    def _miss(self) -> None:
+        """All other members have had time to dial again."""
+        silence = self.node.settings.number("silence")
+        for member in self._members:
+            if member.link is None and not member.has_left:
+                what = f"{member.process} has been silent for {silence:g} s, since {self.node.process} was restarted"
+                hint = "see its log, whether its machine runs, and the link"
+                self.node.fail(PeerLost(what, hint, peer=member.process, missed="silent", seconds=silence))
+
+
+def _endpoints(body: Body) -> tuple[str, ...]:
+    """Where the others may dial a process that joins. Raises InvalidSettings for one that cannot be dialled."""
+    endpoints = tuple(body.get("endpoints", ()))
+    if len(endpoints) > MAX_ENDPOINTS or not all(ENDPOINT.fullmatch(item) for item in endpoints):
+        raise InvalidSettings(f"{body['process']} listens on {endpoints}, which cannot be dialled", "correct it")
+    return endpoints
 

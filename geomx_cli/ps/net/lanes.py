@@ -36,17 +36,23 @@ class Lanes:
     """Writes to the connections of one link.
 
     job: see Header.
+    incarnation: of this process.
     counters: counts writes to peers that cannot be reached, as "unreachable".
     greeting: what this process says of itself in its hellos; None if the peer dials.
     connections: those that stand.
+    stale: lanes that this process dials, and on which only the dead peer has welcomed it.
     """
 
-    def __init__(self, job: int, counters: Counter[str], greeting: dict[str, Any] | None) -> None:
+    def __init__(
+        self, job: int, counters: Counter[str], greeting: dict[str, Any] | None, incarnation: int = 0
+    ) -> None:
         self._job = job
+        self._incarnation = incarnation
         self._counters = counters
         self._greeting = greeting
         self._sockets: dict[Lane, tuple[Socket, bytes]] = {}
         self.connections: dict[Lane, Connection] = {}
+        self.stale: set[Lane] = set()
         self._hellos = 0
         self._greeted: dict[Lane, int] = {}  # the number of the latest hello, from whichever end dials
         self._connected: set[Lane] = set()
@@ -81,7 +87,7 @@ class Lanes:
     def welcome(self, lane: Lane, number: int) -> None:
         """Answer a hello: messages on this lane use its new connection from now on."""
         self._greeted[lane] = number
-        self._say("welcome", lane, number)
+        self._say("welcome", lane, number, self._incarnation)
 
     def ready(self, lane: Lane, number: int) -> None:
         """Answer a welcome: messages on this lane are no longer dropped. The peer repeats its requests only now, since
@@ -101,6 +107,17 @@ class Lanes:
         self._greeted.pop(lane, None)
         return again
 
+    def renew(self, lane: Lane) -> None:
+        """The peer has been restarted, as this lane's connection shows; all others lead to the dead process."""
+        self._connected.clear()
+        self._up.clear()
+        if self._greeting is not None:
+            self.stale = {other for other in LANES if other != lane}
+        else:
+            self._sockets.clear()
+            self._greeted.clear()
+            self.connections.clear()
+
     def down(self, lane: Lane) -> None:
         """This lane's connection has ended."""
         self.connections.pop(lane, None)
@@ -112,8 +129,9 @@ class Lanes:
         """Whether both lanes, dialled by this process, have been welcomed."""
         return len(self._up) == len(LANES)
 
-    def _say(self, topic: str, lane: Lane, number: int) -> None:
-        self._write(lane, [encode_header(Header(job=self._job, topic=topic, request=number, place=Place.NONE))])
+    def _say(self, topic: str, lane: Lane, number: int, incarnation: int = 0) -> None:
+        header = Header(job=self._job, topic=topic, request=number, acked=incarnation, place=Place.NONE)
+        self._write(lane, [encode_header(header)])
 
     def _write(self, lane: Lane, parts: list[Any]) -> None:
         """Write to the socket. An unreachable peer is only counted; the heartbeat detects its silence."""
@@ -216,6 +234,12 @@ class LinkHealth:
     def expect(self) -> None:
         """Start measuring silence now."""
         self.heard = time.monotonic()
+
+    def renew(self) -> None:
+        """The peer has been restarted: what is known of its connections and its clock no longer holds."""
+        self.excuse(math.inf)
+        self.clock = self.closed = 0.0
+        self.acknowledged = self.taken = 0
 
     def excuse(self, pause: float) -> None:
         """This process did not run for `pause` seconds: do not count them as the peer's silence."""

@@ -1,10 +1,11 @@
 """A link to one peer: what is sent to it, when, and on which connection.
 
 A link belongs to a named process and outlives its connections: everything that this process knows of the peer lies in
-it. It has two lanes, each a connection of its own: "tensors", and "control" for everything else. So credit, requests
-and answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent shortly
-after one another are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per
-message.
+it. When the peer is restarted, the link stays and is renewed.
+
+It has two lanes, each a connection of its own: "tensors", and "control" for everything else. So credit, requests and
+answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent shortly after
+one another are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per message.
 """
 
 import time
@@ -44,7 +45,7 @@ class LinkTransport(Protocol):
     """What a link requires of its transport.
 
     job: see Header.
-    who: what this process says of itself: "process" is its name.
+    who: what this process says of itself: "process" is its name, "incarnation" tells its lives apart.
     slice_bytes, window_bytes: see Window.
     counters: counts what was refused and what could not be sent, by reason.
     arena: this process's shared memory; None if the system has none.
@@ -88,8 +89,9 @@ class Link:
     endpoint: where the peer is dialled; "" if it dials.
     dialled: whether this process dials.
     hello: what the peer's first hello said; empty if this process dials.
+    incarnation: the newest one of the peer, None before a dialled peer's first welcome.
     sent, received: bytes on the wire since the link exists.
-    returned: bytes of credit that the peer has returned since then.
+    returned: bytes of credit that the peer has returned since its start.
     """
 
     def __init__(
@@ -107,17 +109,23 @@ class Link:
         self.hello: dict[str, Any] = {}
         self.sent = self.received = 0
         self.health = LinkHealth()
-        self.lanes = Lanes(transport.job, transport.counters, greeting)
-        self.window = Window(transport.slice_bytes, transport.window_bytes, wide_area=wide_area)
+        self.lanes = Lanes(transport.job, transport.counters, greeting, transport.who["incarnation"])
+        self.incarnation: int | None = None
         self._transport = transport
-        self._queue = SendQueue()
         self._restarting = False
+        self._memory: LinkMemory | None = None  # over a unix socket only
+        self._restored = 0.0  # when the log was last told that a connection is back
+        self._begin()
+
+    def _begin(self) -> None:
+        """What the ends of the link count and keep begins anew."""
+        transport = self._transport
+        self.window = Window(transport.slice_bytes, transport.window_bytes, wide_area=self.wide_area)
+        self._queue = SendQueue()
         self._consumed = self._told_consumed = self.returned = 0
         self._arrived = self._told_arrived = self._delivered = 0
         self._fused: list[Any] = []
-        self._memory: LinkMemory | None = None  # over a unix socket only
         self._refusals: set[str] = set()  # the peer's, that the log has
-        self._restored = 0.0  # when the log was last told that a connection is back
         self._in_vain = (0, 0)  # credit when a tensor connection was given up, and how often in vain
 
     def send(self, header: Header, payload: memoryview | None = None) -> None:
@@ -212,6 +220,22 @@ class Link:
             self._pump()
 
     # Connections.
+
+    def renew(self, incarnation: int, lane: Lane) -> None:
+        """The peer has been restarted, as the handshake on this lane tells.
+
+        It knows nothing of what was sent, counted or lent. Whoever waits for an answer asks again once a lane is up, as
+        after any new connection.
+        """
+        self.incarnation = incarnation
+        self.lanes.renew(lane)
+        self.health.renew()
+        self._begin()
+        if self._memory is not None:
+            self._memory.release()
+            self.share_memory()
+        self._restored = time.monotonic()
+        self._transport.warn(f"{self.name} was restarted (incarnation {incarnation})")
 
     def reset(self, lane: Lane) -> None:
         """This lane has a new connection, on which this process may send; what was in flight on the old one is lost."""

@@ -26,6 +26,7 @@ from geomx_cli.ps.net.shaping import DelayLine, Shaper, WanLog
 from geomx_cli.ps.net.sockets import Socket, Sockets
 from geomx_cli.ps.net.wire import (
     MAX_HELLO,
+    MAX_INCARNATION,
     MAX_MESSAGE,
     BadMessage,
     Header,
@@ -48,24 +49,42 @@ class _Peer(NamedTuple):
 
     process: its name, which its key proves.
     plane, rank: in which it dials; "" and None where hellos do not name them, as to a scheduler.
-    life: differs between processes that are started under one name.
     """
 
     process: str
     plane: str
     rank: int | None
-    # Each life has a link of its own: a process that was started twice by mistake must not receive what is for the
-    # other one, nor end its connections. So its requests come in, and whoever counts members refuses it by name.
+
+
+class _Hello(NamedTuple):
+    """What a hello says.
+
+    incarnation: how often an agent has started the process again.
+    life: differs between processes that are started under one name.
+    body: all of it.
+    """
+
+    peer: _Peer
+    party: str
+    incarnation: int
     life: str
+    lane: Lane
+    body: dict[str, Any]
 
 
 class AcceptedLinks:
     """Accepts connections by their hello. Used by the loop's thread only.
 
+    A process that was restarted, as its higher incarnation shows, keeps its link. One that was started twice by mistake
+    has the same incarnation in another life, and gets a link of its own: it must not receive what is for the other one,
+    nor end its connections. So its requests come in, and whoever counts members refuses it by name.
+
     party: of this process.
     on_link: called for each new link, with whether it is over a unix socket; may refuse it with BadMessage.
+    on_renewed: called for a link whose peer has been restarted, with the lane that shows it.
     on_closed: called when the connection of a link's control lane has ended.
     by_identity: link and lane of each connection, by its routing identity.
+    ended: the identities of processes that have been restarted since.
     """
 
     def __init__(
@@ -73,35 +92,64 @@ class AcceptedLinks:
         transport: LinkTransport,
         party: str,
         on_link: Callable[[Link, bool], None],
+        on_renewed: Callable[[Link], None],
         on_closed: Callable[[Link], None],
     ) -> None:
         self._transport = transport
         self._party = party
         self._on_link = on_link
+        self._on_renewed = on_renewed
         self._on_closed = on_closed
-        self._links: dict[_Peer, Link] = {}
+        self._links: dict[_Peer, dict[str, Link]] = {}  # by life, all of the peer's newest incarnation
         self.by_identity: dict[bytes, tuple[Link, Lane]] = {}
+        self.ended: set[bytes] = set()
         self._by_descriptor: dict[int, tuple[Link, Lane]] = {}
 
     def accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
         """The link of a connection whose first message this is: its hello. Raises BadMessage."""
         identity = sender.bytes
-        peer, party, lane, hello = _parse_hello(header, payload, _owner(sender))
+        hello = _parse_hello(header, payload, _owner(sender))
         if len(identity) != IDENTITY:  # libzmq gives a replaced connection another one, of 5 bytes
             raise BadMessage("a hello on a connection that has been replaced")
-        link = self._links.get(peer)
-        if link is None and len(self._links) >= MAX_LINKS:
+        link = self._known(hello)
+        if link is None and sum(map(len, self._links.values())) >= MAX_LINKS:
             raise BadMessage("too many links")
         if link is None:
-            link = Link(self._transport, peer.process, party != self._party)
-            link.hello = hello
-            link.lanes.attach(lane, router, identity)
+            link = Link(self._transport, hello.peer.process, hello.party != self._party)
+            link.hello, link.incarnation = hello.body, hello.incarnation
+            link.lanes.attach(hello.lane, router, identity)
             self._on_link(link, _is_near(sender))
-            self._links[peer] = link
-        else:
-            self.by_identity.pop(link.lanes.attach(lane, router, identity), None)
-        self.by_identity[identity] = link, lane
+            self._links.setdefault(hello.peer, {})[hello.life] = link
+            self.by_identity[identity] = link, hello.lane
+            return link
+        restarted = hello.incarnation != link.incarnation
+        if restarted:
+            self._renew(link, hello)
+        self.by_identity.pop(link.lanes.attach(hello.lane, router, identity), None)
+        self.by_identity[identity] = link, hello.lane
+        if restarted:
+            self._on_renewed(link)
         return link
+
+    def _known(self, hello: _Hello) -> Link | None:
+        """The link that this hello belongs to. Raises BadMessage for one of an earlier incarnation."""
+        lives = self._links.get(hello.peer, {})
+        newest = next((link.incarnation or 0 for link in lives.values()), hello.incarnation)
+        if hello.incarnation < newest:
+            raise BadMessage(f"a hello of {hello.peer.process} in incarnation {hello.incarnation}, which has ended")
+        if hello.incarnation == newest:
+            return lives.get(hello.life)
+        return next(iter(lives.values()))  # whoever counts members has refused the others
+
+    def _renew(self, link: Link, hello: _Hello) -> None:
+        """The process has been restarted: forget its connections."""
+        lives = self._links[hello.peer].values()
+        old = {identity for identity, (other, _) in self.by_identity.items() if other in lives}
+        self.by_identity = {item: place for item, place in self.by_identity.items() if item not in old}
+        self.ended |= old
+        self._links[hello.peer] = {hello.life: link}
+        link.hello |= {"life": hello.life, "incarnation": hello.incarnation}
+        link.renew(hello.incarnation, hello.lane)
 
     def note(self, link: Link, lane: Lane, descriptor: int) -> None:
         """Record the connection of a lane; it replaces an older one."""
@@ -124,24 +172,26 @@ class AcceptedLinks:
                 self._on_closed(link)
 
 
-def _parse_hello(
-    header: Header, payload: memoryview | None, owner: str | None
-) -> tuple[_Peer, str, Lane, dict[str, Any]]:
-    """Peer, party, lane and body of a hello, whose sender must have the key of the process that it names."""
+def _parse_hello(header: Header, payload: memoryview | None, owner: str | None) -> _Hello:
+    """A hello, whose sender must have the key of the process that it names."""
     if header.kind != Kind.CONTROL or header.topic != "hello" or payload is None:
         raise BadMessage("a message before the hello")
     hello = decode_body(payload, MAX_HELLO)
     try:
         name, party, life = (str(hello[field])[:128] for field in ("process", "party", "life"))
+        incarnation = hello["incarnation"]
     except KeyError as error:
         raise BadMessage(f"a hello without {error}") from None
     if owner not in (None, name):
         raise BadMessage(f"a hello of {name} with the key of {owner}")
+    if type(incarnation) is not int or not 0 <= incarnation <= MAX_INCARNATION:
+        raise BadMessage(f"a hello of {name} in incarnation {incarnation!r}"[:200])
     lane = next((known for known in LANES if known == hello.get("lane")), None)
     if lane is None:
         raise BadMessage("a connection that is no lane of a link")
     rank = hello.get("rank")
-    return _Peer(name, str(hello.get("plane", "")), rank if isinstance(rank, int) else None, life), party, lane, hello
+    peer = _Peer(name, str(hello.get("plane", "")), rank if isinstance(rank, int) else None)
+    return _Hello(peer, party, incarnation, life, lane, hello)
 
 
 def _is_near(sender: zmq.Frame) -> bool:
@@ -215,6 +265,8 @@ Handler = Callable[[Link, Header, memoryview | None], None]
 
 BATCH = 64
 CREDIT_DELAY = 0.004
+LEFT_OVER = "of an earlier life"
+"""The reason for which messages of a dead process are dropped, silently."""
 MAX_REASONS = 8192
 """Reasons and peers for which refused messages are counted."""
 
@@ -223,12 +275,15 @@ class Transport:
     """Sends and receives messages over links. Used by the loop's thread only.
 
     job: see Header.
-    who: what this process says of itself in its hellos: "process", "party" and what its peers check.
+    who: what this process says of itself in its hellos: "process", "party", what its peers check, and "incarnation" if
+        it has been restarted.
     keys: of this process; None if it has none.
     on_message: gets every well-formed message of this job that is not about a link itself.
     on_link: called for each peer that dials; may refuse it with BadMessage.
     on_reconnect: called for each lane with a new connection, including the first, once both ends may send on it; what
         was in flight on the previous one may be lost.
+    on_renewed: called when the peer of a link has been restarted, before on_reconnect: what it knew in its earlier life
+        is lost, and what it asked for then is answered nowhere.
     on_closed: called when a link's control lane has ended, until it reconnects.
     on_asked: gets the peer's requests for retransmission: "want" for a slice (key, slice, round) that is not in the
         link's queue, "again" and "damaged" for a request number.
@@ -250,6 +305,7 @@ class Transport:
         on_message: Handler,
         on_link: Callable[[Link], None],
         on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
+        on_renewed: Callable[[Link], None] = lambda _: None,
         on_closed: Callable[[Link], None] = lambda _: None,
         on_asked: Callable[[Link, Header], None] = lambda _, __: None,
         events: EventLog,
@@ -260,7 +316,7 @@ class Transport:
     ) -> None:
         self.loop = loop
         self.job = job
-        self.who = {**who, "life": secrets.token_hex(8)}
+        self.who = {"incarnation": 0, **who, "life": secrets.token_hex(8)}
         self.slice_bytes = slice_bytes
         self.window_bytes = window_bytes
         self.counters, self.links = Counter[str](), list[Link]()
@@ -268,6 +324,7 @@ class Transport:
         self.on_asked = on_asked
         self._on_message = on_message
         self._on_link = on_link
+        self._on_renewed = on_renewed
         self._on_closed = on_closed
         self._events = events
         self.wan = DelayLine(loop, shaper) if shaper else None
@@ -277,7 +334,7 @@ class Transport:
         keep_freed_memory()
         max_message = MAX_MESSAGE if keys is None else largest_message(max(slice_bytes, longest_slice))
         self._sockets = Sockets(loop, keys, partial(self.count_refused, None), max_message)
-        self._accepted = AcceptedLinks(self, who["party"], self._on_accepted, on_closed)
+        self._accepted = AcceptedLinks(self, who["party"], self._on_accepted, on_renewed, on_closed)
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
         """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns the bound
@@ -294,7 +351,7 @@ class Transport:
         for lane in LANES:
             identity = secrets.token_bytes(IDENTITY).replace(b"\0", b"\1")  # libzmq's own begin with 0
             dealer = self._sockets.dial(
-                endpoint, identity, partial(self._read_dealer, link),
+                endpoint, identity, partial(self._read_dealer, link, lane),
                 partial(self._connected, link, lane), partial(self._disconnected, link, lane), probed=lane == "control",
             )  # fmt: skip
             link.lanes.attach(lane, dealer)
@@ -357,7 +414,7 @@ class Transport:
         if self.wan is None or not link.wide_area:
             link.lanes.write(lane, parts)
         else:
-            self.wan.send(size, lane, link.name, partial(link.lanes.write, lane, parts))
+            self.wan.send(size, lane, link.name, partial(self._leave, link, link.incarnation, lane, parts))
 
     def warn(self, message: str) -> None:
         """See LinkTransport.warn."""
@@ -372,27 +429,34 @@ class Transport:
             except zmq.Again:
                 return
             link, _ = self._accepted.by_identity.get(sender.bytes, (None, None))
-            self._receive(link, frames, router, sender)
+            self._receive(link, frames, router, sender=sender)
             link, lane = self._accepted.by_identity.get(sender.bytes, (None, None))
             # Messages that were sent before the end of a connection was noticed are the first on the next one, ahead
             # of its hello. If that ends too, this is known only if its descriptor is.
             if link is not None and lane == "control":
                 self._accepted.note(link, lane, sender.get(zmq.SRCFD))
 
-    def _read_dealer(self, link: Link, dealer: Socket) -> None:
+    def _read_dealer(self, link: Link, lane: Lane, dealer: Socket) -> None:
         for _ in range(BATCH):
             try:
                 frames = dealer.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._receive(link, frames, dealer, None)
+            self._receive(link, frames, dealer, dialled=lane)
 
-    def _receive(self, link: Link | None, frames: list[zmq.Frame], socket: Socket, sender: zmq.Frame | None) -> None:
+    def _receive(
+        self, link: Link | None, frames: list[zmq.Frame], socket: Socket, sender: zmq.Frame | None = None,
+        dialled: Lane | None = None,
+    ) -> None:  # fmt: skip
         """Split a message into its header and payload, or several fused ones.
 
         link: None for the first message of a connection to a ROUTER.
         sender: the routing identity of a connection to a ROUTER.
+        dialled: the lane of a link that this process dials.
         """
+        if link is None and sender is not None and sender.bytes in self._accepted.ended:
+            self.counters[LEFT_OVER] += 1
+            return
         try:
             if len(frames) > 2 * MAX_FUSED:
                 raise BadMessage(f"{len(frames)} parts")
@@ -409,6 +473,9 @@ class Transport:
                 if link is None and sender is not None:
                     link = self._accepted.accept(header, payload, socket, sender)
                 assert link is not None
+                if dialled is not None and not self._is_of_this_life(link, dialled, header):
+                    self.counters[LEFT_OVER] += 1
+                    continue
                 if header.place == Place.SHARED_MEMORY and payload is not None:
                     payload = link.received_at(payload)
                 self._arrived(link, header, payload, len(frame) + (0 if payload is None else len(payload)))
@@ -426,7 +493,39 @@ class Transport:
             self._deliver(link, header, payload)
         else:
             lane = LANES[header.kind != Kind.CONTROL and payload is not None]
-            self.wan.receive(size, lane, link.name, partial(self._deliver, link, header, payload))
+            deliver = partial(self._deliver_late, link, link.incarnation, header, payload)
+            self.wan.receive(size, lane, link.name, deliver)
+
+    def _is_of_this_life(self, link: Link, lane: Lane, header: Header) -> bool:
+        """Whether a message from a dialled peer is not of an earlier life; its welcome may begin a new one.
+
+        What the dead process has sent on one lane may be read after the new one's welcome on the other lane.
+        """
+        if header.kind != Kind.CONTROL or header.topic != "welcome":
+            return lane not in link.lanes.stale
+        known, incarnation = link.incarnation, header.acked
+        if incarnation > MAX_INCARNATION:
+            raise BadMessage(f"a welcome in incarnation {incarnation}")
+        if known is not None and incarnation < known:
+            return False
+        link.incarnation = incarnation
+        if known is not None and incarnation > known:
+            link.renew(incarnation, lane)
+            self._on_renewed(link)
+        link.lanes.stale.discard(lane)
+        return True
+
+    def _leave(self, link: Link, incarnation: int | None, lane: Lane, parts: list[Any]) -> None:
+        """The emulated link has passed a message to this incarnation of the peer."""
+        if incarnation in (None, link.incarnation):
+            link.lanes.write(lane, parts)
+
+    def _deliver_late(
+        self, link: Link, incarnation: int | None, header: Header, payload: memoryview | None
+    ) -> None:
+        """The emulated link has passed a message of this incarnation of the peer."""
+        if incarnation in (None, link.incarnation):
+            self._deliver(link, header, payload)
 
     def _deliver(self, link: Link, header: Header, payload: memoryview | None) -> None:
         link.credit(header.credit, header.arrived)

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_ELEMENTS",
     "MAX_HELLO",
     "MAX_HYPER",
+    "MAX_INCARNATION",
     "MAX_MESSAGE",
     "VERSION",
     "BadMessage",
@@ -37,10 +38,11 @@ __all__ = [
     "encode_body",
     "encode_header",
     "job_number",
+    "number_base",
     "largest_message",
 ]
 
-VERSION = 11
+VERSION = 12
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
@@ -59,6 +61,7 @@ MAX_WEIGHT, MAX_WORKER_WEIGHT = 2.0**600, 2.0**512
 """Of a contribution, and of one to a local server, so that a party's sum stays below the first, and that of all parties
 finite. Elections (runtime/training/stop_vote.py) have weights of up to 2^480.
 """
+MAX_INCARNATION = 1000
 MAX_REPORTED = 4096
 """Contributions in one report on datagrams."""
 
@@ -131,7 +134,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     version: of this format.
     job: `job_number` of the job's name; messages of another job are refused.
     kind: see Kind.
-    request: its number, repeated in the answer.
+    request: its number, repeated in the answer. See `number_base`.
     topic: of a CONTROL.
     key, slice: of the tensor, and in it.
     root: rank of the root that owns the slice.
@@ -144,7 +147,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     rows: number of rows in the payload (`form` ROWS): their elements, followed by their uint32 numbers in the slice,
         strictly increasing; a PULL has only these.
     round: of this key, from 1; of a PULL the last one that the sender has begun.
-    acked: of a request: its sender has the answers to all its requests up to this one.
+    acked: of a request: its sender has the answers to all its requests up to this one. Of a "welcome": the
+        incarnation of its sender.
     contributors: ranks merged into the payload, ascending.
     weight: the sum of their weights; 0, and no payload, from members that abstain. An EXCHANGE with a weight and no
         payload asks whether the contribution was received.
@@ -263,6 +267,11 @@ def decode_body(data: memoryview | bytes, limit: int = MAX_CONTROL) -> dict[str,
         return _body_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"malformed body: {error}") from None
+
+
+def number_base(incarnation: int) -> int:
+    """The number before the first one that a process gives in this life, so that no two lives have the same."""
+    return incarnation << 36
 
 
 def job_number(job: str) -> int:
