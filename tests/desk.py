@@ -167,10 +167,11 @@ class Launch:
         return finished(self.directory)
 
     def assert_clean(self) -> None:
-        """No process, key file or socket of the job is left; agents may take a moment to exit."""
+        """No process, key file, socket or state of the job is left; agents may take a moment to exit."""
         self.wait_for(lambda: not self.pids(), 5)
         for kind in ("keys", "*.key", "*.key.*", "*.sock"):
             assert not self.desk.state_files(kind, self.id)
+        assert not list(Path("/dev/shm").glob(f"geomx-*-{self.id}-*"))
         if len(self.desk.launches) == 1:
             assert not list(self.desk.temporary.iterdir())
         else:

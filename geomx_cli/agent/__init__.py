@@ -2,8 +2,9 @@
 
     host_spec.py    the agent's spec and the record of started processes: two small files in its directory
     processes.py    process inspection through /proc, and termination
-    child.py        one process of the job: a task, and what is decided about it
-    incarnation.py  one life of it: pid, status, signs of life, and its event log as it is forwarded
+    incarnation.py  one process of the job, and one life of it: pid, status, signs of life, its event log as forwarded
+    restart_policy.py  whether a process that died is started again
+    state_folder.py the folder in which processes keep what survives them
     output_log.py   its log
     outputs.py      what it saves
     relay.py        starts the agent and relays between the control machine and its socket
@@ -27,7 +28,8 @@ a worker of any host handles the job's failure), "kill".
 
 From the agent: "hello" (status: see status.py), "alive" (reply to a heartbeat), "replaced" (another control
 machine took over). Messages with a number n are kept until acknowledged: "started" (process), "event" (process,
-age, event), "failure" (see core/root_cause.py), "ended" (process, status, asked: whether its end was requested),
+age, event), "restarted" (process, incarnation; how: its last life ended; count: restarts in 10 minutes, of at most
+`limit`), "failure" (see core/root_cause.py), "ended" (process, status, asked: whether its end was requested),
 "stopping" (who, grace: a requester other than the control machine stopped the job), "done" (why: reason of the
 stop, "" if all processes ended on their own; asked: the requester, if any; left: names of processes that could not be
 terminated).

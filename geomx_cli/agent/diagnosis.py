@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["OomWatcher", "StopDetector", "full_disk"]
+__all__ = ["LOCAL", "OomWatcher", "StopDetector", "file_system", "full_disk"]
 
 # Detection of kills by the kernel's OOM killer.
 
@@ -42,7 +42,7 @@ class OomWatcher:
 _LIMIT = 2.0  # seconds; a path may lie on a file system whose server does not answer
 _LEAST = 1 << 16  # bytes; a log entry may need a page of its own
 _ERRORS = re.compile(r"No space left on device|Disk quota exceeded")
-_LOCAL = ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")
+LOCAL = ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs")
 _PATH = re.compile(r"'(/[^'\n]{1,1000})'")
 
 
@@ -64,7 +64,7 @@ def _search(output: str, job_dir: Path, others: Iterable[Path]) -> str:
     lacks = _ERRORS.search(output)
     named = [Path(path) for path in _PATH.findall(output[lacks.start() :])] if lacks else []
     # Of other disks, those are looked at whose state is known without waiting for a server.
-    disks = [Path(fields[1]) for fields in _mounts() if fields[2] in _LOCAL] if lacks else []
+    disks = [Path(fields[1]) for fields in _mounts() if fields[2] in LOCAL] if lacks else []
     for place in (*named, job_dir, *(others if lacks else ()), *disks):
         with suppress(OSError):
             if _is_full(_existing(place)):
@@ -80,6 +80,12 @@ def _mounts() -> list[list[str]]:
     return [line.split(" ") for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
 
 
+def file_system(path: Path) -> str:
+    """Return the type of the file system that a path lies on, as in "ext4"; "" if the kernel does not tell."""
+    point = _mount_point(path)
+    return next((fields[2] for fields in reversed(_mounts()) if fields[1] == str(point)), "")
+
+
 def _existing(path: Path) -> Path:
     while not os.path.exists(path) and path != path.parent:  # noqa: PTH110  # Path.exists may raise
         path = path.parent
@@ -93,10 +99,15 @@ def _is_full(path: Path) -> bool:
     return system.f_bavail * system.f_frsize < _LEAST or (system.f_files > 0 and system.f_favail == 0)
 
 
-def _mount(path: Path) -> str:
+def _mount_point(path: Path) -> Path:
     point = path.resolve()
     while not os.path.ismount(point):
         point = point.parent
+    return point
+
+
+def _mount(path: Path) -> str:
+    point = _mount_point(path)
     devices = {fields[1]: f" ({fields[0]})" for fields in _mounts()}
     return f"{point}{devices.get(str(point), '')}"
 

@@ -79,6 +79,7 @@ class HostSpec:
     lease: seconds that the agent keeps running without the control machine, 0 for no limit.
     silence: seconds that a process may be stopped.
     grace: seconds that processes may take to end once the job is stopped or has failed.
+    restarts: times that a killed scheduler or server may be restarted within 10 minutes.
     clock_ahead: see JobClock.
     files: digests, by path, of the files copied to the host for this job.
     """
@@ -94,6 +95,7 @@ class HostSpec:
     lease: float = 300.0
     silence: float = 300.0
     grace: float = 30.0
+    restarts: int = 0
     clock_ahead: float = 0.0
     files: Mapping[str, FileDigest] = field(default_factory=dict)
 

@@ -14,13 +14,14 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.diagnosis import StopDetector, full_disk
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.output_log import OutputLog
-from geomx_cli.agent.outputs import folder_of
+from geomx_cli.agent.outputs import folder_of, told_of
 from geomx_cli.agent.processes import ProcessId
-from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.conventions import JobClock, number_before
 from geomx_cli.core.errors import Missed
 from geomx_cli.core.files import make_folders
-from geomx_cli.core.jsonlines import UNWRITTEN, decode, read_objects
+from geomx_cli.core.jsonlines import UNWRITTEN, append_object, decode, read_objects
 from geomx_cli.core.root_cause import Failure, describe_status, ending_of, exception_line
+from geomx_cli.core.units import counted
 
 __all__ = ["Child", "EventTail", "Incarnation", "Stall"]
 
@@ -33,6 +34,8 @@ class Child:
     """A task, its log, and what is decided about it. Not thread-safe.
 
     life: its present or last incarnation; there is one before its start too.
+    incarnation: the number of it, from 0.
+    state_dir: the folder in which its state survives it, if it is restarted when it dies.
     asked: its end was requested.
     failed: a failure of it was reported.
     lacked_room: it failed, by itself, while a disk was full.
@@ -44,6 +47,8 @@ class Child:
         self.task = task
         self.name = task.name
         self.failed = self.asked = self.lacked_room = False
+        self.incarnation = 0
+        self.state_dir: Path | None = None
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
         events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
         self.life = Incarnation(events, host_spec.silence, clock)
@@ -53,8 +58,8 @@ class Child:
         self._job_dir = self._working_dir = job_dir
 
     def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
-        """Start the process. Raises OSError if the program or working directory is missing or the log cannot be
-        written.
+        """Start the process, for the first time or again. Raises OSError if the program or working directory is missing
+        or the log cannot be written.
         """
         self._working_dir = Path(working_dir or ".").absolute()
         make_folders(self.log.path.parent)
@@ -62,12 +67,33 @@ class Child:
             make_folders(Path(working_dir))
         if (folder := folder_of(self.task)) is not None:
             make_folders(folder)
+        env = {**inherited, **self.task.env, "GEOMX_SUPERVISED": "1"}
+        if self.state_dir is not None:
+            make_folders(self.state_dir)
+            env |= {"GEOMX_INCARNATION": str(self.incarnation), "GEOMX_STATE_DIR": str(self.state_dir)}
         output = self.log.open()
         try:
-            env = {**inherited, **self.task.env, "GEOMX_SUPERVISED": "1"}
             self.life.start(self.task.argv, env, working_dir, output)
         finally:
             os.close(output)
+
+    def bury(self, how: str) -> list[dict[str, Any]]:
+        """End what a life that has ended has left, and prepare the next one, which `start` begins. Its log and its
+        event log go on. Return the event that says so, if the event log has no room for it.
+
+        how: it ended, a phrase to follow its name.
+        """
+        self.life.sweep()
+        self.life.reap()
+        self.incarnation += 1
+        self.log.begin_anew(f"-- restarted by geomx: incarnation {self.incarnation}, as it {how} --")
+        number, message = number_before(self.incarnation), f"{how}; started again"
+        event = told_of(self.task, "restarted", self._clock.time())
+        event |= {"number": number, "incarnation": self.incarnation, "message": message}
+        events = self.life.events
+        unwritten = [] if append_object(events.path, event) else [event]
+        self.life = Incarnation(events.successor(), self._silence, self._clock)
+        return unwritten
 
     def failure(self, *, memory: bool) -> Failure | None:
         """Return its failure, or None. Read `events` first, so that its own failure event is included."""
@@ -83,6 +109,7 @@ class Child:
         ending, how = ending_of(status, memory=memory), describe_status(status, memory=memory)
         if told and status < 0:  # it had reported its failure before
             ending, how = "reported", "failed"
+        how += f" after {counted(self.incarnation, 'restart')}" if self.incarnation else ""
         hint, peer = str(told.get("hint") or ""), str(told.get("peer") or "")
         output = "" if peer else "\n".join((message, *tail))
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
@@ -124,6 +151,7 @@ class Child:
         self.log.close()
 
 
+_SWEEP = 2.0  # seconds for SIGKILL to take effect
 _LATE = 5.0  # seconds; telemetry comes every second
 _IDLE = 1e-4  # seconds of processor time in a second, which threads of libzmq may use
 
@@ -141,8 +169,10 @@ class Incarnation:
     After its end it stays a zombie until `reap`. So its pid, which is also its process group id, cannot be reused, and
     group signals reach only what it has left.
 
-    status: its exit status, or the negated number of the signal that ended it; None before.
+    status: its exit status, or the negated number of the signal that ended it; None before. 0 if it was killed when it
+        had done all, and would be restarted before that.
     ended: when its end was seen, by `clock`.
+    began: when it was started (time.monotonic seconds).
     silence: seconds that it may be stopped, or hang.
     """
 
@@ -150,6 +180,7 @@ class Incarnation:
         self.events = events
         self.identity: ProcessId | None = None
         self.pidfd = -1
+        self.began = 0.0
         self.status: int | None = None
         self.ended: float | None = None
         self._clock = clock
@@ -169,6 +200,7 @@ class Incarnation:
             start_new_session=True,
             preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread
         )
+        self.began = time.monotonic()
         self.identity = processes.identify(self._process.pid)
         self.pidfd = os.pidfd_open(self._process.pid)
 
@@ -226,6 +258,12 @@ class Incarnation:
                 os.killpg(self._process.pid, number)
                 os.killpg(self._process.pid, signal.SIGCONT)
 
+    def sweep(self) -> None:
+        """Kill what it has left of its session, and wait for that; call after its end."""
+        if self._process is not None and self.pidfd >= 0:
+            pid = self._process.pid
+            processes.kill_all(lambda: processes.session_members([pid]), _SWEEP)
+
     def reap(self) -> None:
         """Reap it, if it has ended. Call only after the last signal to its group was sent."""
         if self._process is not None and self.status is not None and self.pidfd >= 0:
@@ -256,6 +294,12 @@ class EventTail:
         self.path = path
         self._offset = offset
         self._saw_round = False
+
+    def successor(self) -> "EventTail":
+        """Return one for the next life of the process, which goes on in the same file."""
+        tail = EventTail(self.path, self._offset)
+        tail._saw_round = self._saw_round
+        return tail
 
     def unwritten(self, output: Iterable[str]) -> list[dict[str, Any]]:
         """Return the events in a process's output for which its event log had no room."""

@@ -69,6 +69,16 @@ class OutputLog:
             waiting = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
             self.drain(struct.unpack("i", waiting)[0])
 
+    def begin_anew(self, note: str) -> None:
+        """Close the pipe of a process that has ended, and add a line on the next one, which `open` awaits."""
+        self.drain_rest()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        at_line = self._ends_line if not self._held else self._held.endswith(b"\n")
+        self._recent = note.encode() + b"\n"
+        self._append(b"\n" * (not at_line) + self._recent)
+
     def tail(self) -> list[str]:
         """Return its last lines, of long ones the beginning; of a progress bar, whose states are separated by "\\r",
         the last state.

@@ -17,9 +17,9 @@ from typing import Any
 
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.core.files import NotPlain, is_own_folder, open_record
-from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.jsonlines import append_object
 
-__all__ = ["elsewhere", "find", "folder_of", "folders_of", "outputs", "record"]
+__all__ = ["elsewhere", "find", "folder_of", "folders_of", "outputs", "record", "told_of"]
 
 DISKS = ("/tmp", "/var/tmp", os.path.expanduser("~"))  # noqa: PTH111
 _NAMED = 8  # files that an event names
@@ -127,26 +127,18 @@ def record(task: Task, events: Path, when: float) -> dict[str, Any] | None:
     found = sorted(own.items(), key=lambda item: (not item[0].startswith("model."), item[0]))
     named = [item for item in found if len(item[0]) <= _LONGEST][:_NAMED]
     event = {
-        "schema_version": 1,
-        "time": when,
-        "party": task.env.get("GEOMX_PARTY", ""),
-        "role": task.role,
-        "rank": int(task.env.get("GEOMX_RANK", "-1")),
-        "event": "outputs",
+        **told_of(task, "outputs", when),
         "files": dict(named),
         "count": len(found) + sum(map(len, other)),
         "bytes": sum(sum(each.values()) for each in (own, *other)),
     }
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    line = encode(event)
-    try:
-        descriptor = os.open(events, flags, 0o600)
-        try:
-            return None if os.write(descriptor, line) == len(line) else event
-        finally:
-            os.close(descriptor)
-    except OSError:  # a pipe or link in its place, or no room
-        return event
+    return None if append_object(events, event) else event
+
+
+def told_of(task: Task, kind: str, when: float) -> dict[str, Any]:
+    """Return the fields of an event that the agent writes about a process."""
+    who = {"party": task.env.get("GEOMX_PARTY", ""), "role": task.role, "rank": int(task.env.get("GEOMX_RANK", "-1"))}
+    return {"schema_version": 1, "time": when, **who, "event": kind}
 
 
 def _plain_files(folder: Path, deadline: float) -> Iterator[tuple[str, int]]:

@@ -28,7 +28,6 @@ class Presence:
 
     def __init__(self, host_spec: HostSpec) -> None:
         self._host_spec = host_spec
-        self._began = time.monotonic()
         self._staying: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # by scheduler; and when it began
         self._telling: list[subprocess.Popen[bytes]] = []
 
@@ -40,13 +39,14 @@ class Presence:
         """Begin or end to stand for processes that have not joined."""
         for scheduler in dict.fromkeys(child.task.scheduler for child in children if child.task.scheduler):
             own = [child for child in children if child.task.scheduler == scheduler]
-            awaited = [child.name for child in own if child.life.running and child.life.events.waits]
+            waiting = [child for child in own if child.life.running and child.life.events.waits]
+            awaited = [child.name for child in waiting if now - child.life.began > _SOON]
             staying = self._staying.get(scheduler)
-            if not awaited:
+            if not waiting:
                 if staying is not None and staying[0].stdin is not None:
                     staying[0].stdin.close()  # and it ends
                     staying[0].poll()
-            elif now - self._began > _SOON and (
+            elif awaited and (
                 staying is None or (staying[0].poll() is not None and now - staying[1] > _AGAIN)
             ):
                 process = self._run(own[0], subprocess.PIPE, "stay", *awaited)

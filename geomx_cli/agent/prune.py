@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from geomx_cli.agent import state_folder
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.outputs import folders_of
 from geomx_cli.agent.stop import remains
@@ -47,12 +48,13 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
 
 
 def _elsewhere(directory: Path) -> list[Path]:
-    """Return the folders on other disks in which the processes of a planned host have saved."""
+    """Return the folders on other disks in which the processes of a planned host have saved, and in memory."""
+    state = state_folder.found(directory)
     try:
         host_spec = HostSpec.read(directory)
     except (OSError, CheckFailed):
-        return []
-    return [folder for task in host_spec.tasks for folder in folders_of(task)[:-1]]
+        return state
+    return [*state, *(folder for task in host_spec.tasks for folder in folders_of(task)[:-1])]
 
 
 def size_of(paths: Iterable[Path]) -> int:

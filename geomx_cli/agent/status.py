@@ -18,7 +18,7 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, ProcessStatus
-from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.conventions import JobClock, life_of
 from geomx_cli.core.files import write_atomic
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.root_cause import Failure, FailureFields
@@ -145,6 +145,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "finished": ("contribution",),
     "outputs": ("files", "count", "bytes"),
     "warning": ("message", "affects_result"),
+    "restarted": ("incarnation", "message"),
 }
 """Event kinds of which the newest is kept, of warnings the first, and the fields kept: all that the reducer reads."""
 _FAILURES = 8  # per host; the first ones are the most informative
@@ -188,6 +189,14 @@ class StatusFile:
             self.write_soon()
         if kind == "round":
             self._newest[process].setdefault("first round", kept)
+
+    def begin_life(self, process: str) -> None:
+        """Keep what a life that has ended had sent and received, to which the next life's counts are added."""
+        newest = self._newest[process]
+        if (last := newest.get("telemetry")) is not None:
+            names = ("schema_version", "number", "time", "event", "bytes")
+            life = life_of(number) if isinstance(number := last.get("number"), int) else 0
+            newest[f"telemetry {life}"] = {name: last[name] for name in names if name in last}
 
     def record_failure(self, failure: Failure) -> None:
         """Record a failure of a process; its time is by the job's clock."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.agent import processes
+from geomx_cli.agent import processes, state_folder
 from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import FILE_NAME
@@ -161,15 +161,17 @@ def clean_up_main(directory: Path, arguments: Sequence[str]) -> int:
 
 
 def clean_up(directory: Path, names: Collection[str] | None = None) -> list[int]:
-    """Kill the agent of `directory` and all processes it started; remove key files and sockets. Return the remaining
-    pids. With `names` kill only these processes and remove nothing.
+    """Kill the agent of `directory` and all processes it started; remove key files, sockets and state. Return the
+    remaining pids. With `names` kill only these processes and remove nothing.
 
     No-op if nothing was started.
     """
     left = processes.kill_all(remains(directory, names), _DISAPPEAR)
     host_spec = host_spec_of(directory)
-    if names is None and host_spec is not None:
-        host_spec.remove_secrets()
+    if names is None:
+        state_folder.remove(directory)
+        if host_spec is not None:
+            host_spec.remove_secrets()
     return sorted({who.pid for who in left})
 
 

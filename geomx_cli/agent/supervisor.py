@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.agent import outputs, processes
+from geomx_cli.agent import outputs, processes, state_folder
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.host_spec import AgentState, HostSpec
@@ -19,10 +19,11 @@ from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, S
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.presence import NOTICE, Presence
 from geomx_cli.agent.processes import ProcessId
+from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock
-from geomx_cli.core.root_cause import Failure
+from geomx_cli.core.root_cause import Failure, describe_status
 
 __all__ = ["Supervisor"]
 
@@ -33,6 +34,8 @@ _FAILING = 2.0  # for the others to exit on their own after a failure, before SI
 
 class Supervisor:
     """Single-threaded. `run` returns when every process has ended and everything is reported.
+
+    A process that died without a word may be restarted (restart_policy.py).
 
     The whole part of the job is terminated by: a failed process, "stop", SIGTERM or SIGINT to the agent, or a control
     machine that is disconnected or silent for longer than the lease without having sent "suspend". SIGTERM and, at the
@@ -54,6 +57,7 @@ class Supervisor:
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
         self._lifecycle = Lifecycle(self._children, self._clock, self._status.write_soon, host_spec.grace)
         self._partial_stop = PartialStop()
+        self._policy = RestartPolicy(host_spec.restarts)
         self._memory = OomWatcher()
         self._presence = Presence(host_spec)
         self._wakeup, self._signals = socket.socketpair()
@@ -76,6 +80,7 @@ class Supervisor:
             self._presence.close()
             left = self._sweep()
             self._host_spec.remove_secrets()
+            state_folder.remove(self._directory)
             self._status.write(self._content("over", left))
             ended = {"left": left, "why": self._lifecycle.why, "asked": self._asked_by}
             self._control.send_durable({"type": "done", **ended})
@@ -149,21 +154,42 @@ class Supervisor:
 
     def _start(self) -> None:
         self._lifecycle.enter_running()
-        inherited = self._host_spec.inherited()
+        self._prepare_restarts()
         for child in self._children:
             if child.asked:  # stopped before its start
                 continue
-            try:
-                child.start(inherited, self._host_spec.working_dir)
-            except OSError as error:
-                what = f"could not be started: {error.strerror}: {error.filename}"
-                failure = Failure(child.name, self._host_spec.host, what, self._clock.time(), ending="unstarted")
-                self._fail(child, failure)
+            if not self._begin(child):
                 break
-            self._selector.register(child.life.pidfd, selectors.EVENT_READ, child)
-            self._selector.register(child.log.descriptor, selectors.EVENT_READ, child.log)
             self._control.send_durable({"type": "started", "process": child.name})
         self._write_state()
+
+    def _prepare_restarts(self) -> None:
+        """Give those that are restarted when they die a folder for their state; without one, none is restarted."""
+        restarted = [child for child in self._children if self._policy.covers(child.task)]
+        if not restarted:
+            return
+        folder, problem = state_folder.create(self._directory, self._host_spec.job)
+        if folder is None:
+            self._policy.limit = 0
+            what = f"a killed scheduler or server ends the job, as its state cannot be kept: {problem}"
+            how = "make room in /dev/shm (of a container: --shm-size), or choose a --job-dir on a local disk"
+            self._control.send_durable({"type": "warning", "message": f"{what}; {how}"})
+            return
+        for child in restarted:
+            child.state_dir = folder / child.task.file_name
+
+    def _begin(self, child: Child) -> bool:
+        """Start a child, and return whether that was possible; if not, it has failed."""
+        try:
+            child.start(self._host_spec.inherited(), self._host_spec.working_dir)
+        except OSError as error:
+            what = f"could not be started: {error.strerror}: {error.filename}"
+            failure = Failure(child.name, self._host_spec.host, what, self._clock.time(), ending="unstarted")
+            self._fail(child, failure)
+            return False
+        self._selector.register(child.life.pidfd, selectors.EVENT_READ, child)
+        self._selector.register(child.log.descriptor, selectors.EVENT_READ, child.log)
+        return True
 
     def _tick(self, now: float) -> None:
         for child in self._children:
@@ -241,11 +267,16 @@ class Supervisor:
         self._selector.unregister(child.life.pidfd)
         child.log.drain_rest()
         unwritten = child.life.events.unwritten(child.log.recent)
-        saved = outputs.record(child.task, child.life.events.path, self._clock.time())
-        if saved is not None:
-            unwritten.append(saved)
         self._report(child, [*child.life.events.read(), *unwritten])
-        failure = child.failure(memory=self._memory.ran_out())
+        memory = self._memory.ran_out()
+        if self._policy.excuses(child):
+            child.life.status = 0
+        if count := self._policy.decide(child, self._lifecycle.stage, memory=memory):
+            self._restart(child, describe_status(child.life.status or 0, memory=memory), count)
+            return
+        saved = outputs.record(child.task, child.life.events.path, self._clock.time())
+        self._report(child, [*child.life.events.read(), *([saved] if saved is not None else [])])
+        failure = child.failure(memory=memory)
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
         elif self._is_absent(child) and self._lifecycle.stage is Stage.RUNNING and not self._control.connected:
@@ -253,6 +284,20 @@ class Supervisor:
             self._presence.tell(child, "ended with status 0 and had not joined the job", hint, verb="absent")
         ended = {"process": child.name, "status": child.life.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
+        self._status.write_soon()
+
+    def _restart(self, child: Child, how: str, count: int) -> None:
+        """Start a child again that has ended: for the `count`th time in 10 minutes."""
+        if child.log.descriptor >= 0:
+            self._selector.unregister(child.log.descriptor)
+        unwritten = child.bury(how)
+        self._status.begin_life(child.name)
+        self._report(child, [*child.life.events.read(), *unwritten])
+        if self._begin(child):
+            restarted = {"process": child.name, "incarnation": child.incarnation, "how": how}
+            limits = {"count": count, "limit": self._policy.limit}
+            self._control.send_durable({"type": "restarted", **restarted, **limits})
+        self._write_state()
         self._status.write_soon()
 
     def _is_absent(self, child: Child) -> bool:

@@ -91,6 +91,7 @@ def launch(
                             "encoded_lan", before and after encoding
     datagrams               bytes of blocks, with --dgt 1
     relayed                 bytes sent through other processes, with --tsengine
+    restarts                how often each process was restarted, of those that were
     outputs                 for each process that has saved files: "process", "host",
                             "folder", "files" (at most eight names), "count" and "bytes"
     model                   path of the model, on another machine HOST:PATH; or null

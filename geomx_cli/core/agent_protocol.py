@@ -23,6 +23,7 @@ __all__ = [
     "Message",
     "Logged",
     "Replaced",
+    "Restarted",
     "Started",
     "Stopping",
     "Warned",
@@ -86,6 +87,18 @@ class Started(Message, tag="started", frozen=True):
     process: str
 
 
+class Restarted(Message, tag="restarted", frozen=True):
+    """A process that died was started again, as its `incarnation`. how: it died. count: restarts of it in 10 minutes,
+    of at most `limit`.
+    """
+
+    process: str
+    incarnation: Count
+    how: str
+    count: Count
+    limit: Count
+
+
 class Logged(Message, tag="event", frozen=True):
     """A process wrote an event `age` seconds ago."""
 
@@ -147,7 +160,7 @@ def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> M
         return None
     found = convert(message, kind)
     match found:
-        case Started(process) | Logged(process) | Ended(process):
+        case Started(process) | Restarted(process) | Logged(process) | Ended(process):
             own = places.get(process) == host
         case Failed(failure):
             own = places.get(failure["process"]) == host

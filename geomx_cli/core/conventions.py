@@ -1,9 +1,9 @@
-"""Conventions of a job: command lines, the clock by which all its events are timed, and names of files."""
+"""Conventions of a job: command lines, the clock by which all its events are timed, names of files, and numbers."""
 
 import re
 import time
 
-__all__ = ["JobClock", "file_name", "module_command", "party_of", "shell_name"]
+__all__ = ["JobClock", "file_name", "life_of", "module_command", "number_before", "party_of", "shell_name"]
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:
@@ -45,3 +45,16 @@ def party_of(process: str) -> str:
 def shell_name(text: str) -> str:
     """Return a text as a path component that a shell takes without quotes: "HFA-cnn" for "HFA (cnn)"."""
     return re.sub(r"[^A-Za-z0-9._+=,@%-]+", "-", text).strip("-") or "_"
+
+
+_LIFE = 36  # bits
+
+
+def number_before(incarnation: int) -> int:
+    """Return the number before the first event or request of an incarnation, so that no number occurs in two lives."""
+    return incarnation << _LIFE
+
+
+def life_of(number: int) -> int:
+    """Return the incarnation that gave an event or request this number."""
+    return number >> _LIFE

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import msgspec
 
-from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.conventions import JobClock, number_before
 from geomx_cli.core.events import SCHEMA_VERSION, Event, ProcessFailed, ProcessFinished, Sent, Telemetry, WarningRaised
 from geomx_cli.core.files import make_folders
 from geomx_cli.core.jsonlines import UNWRITTEN, encode
@@ -33,18 +33,19 @@ class EventLog:
     they are written once there is room, with a warning of how many are missing. A worker's last event waits 10 s for
     that, and what is still held goes to stderr, where its agent finds it; a failure goes there at once. The beginning
     of such a time is told there too. clock: of the times of events; callers that set `Event.time` use it too.
+    incarnation: of the process; events of different ones have different numbers.
     """
 
     def __init__(
         self, path: Path | None, *, party: str = "", role: str = "", rank: int = -1, talk: TextIO | None = None,
-        clock: JobClock | None = None,
+        clock: JobClock | None = None, incarnation: int = 0,
     ) -> None:
         self.clock = clock or JobClock()
         self._who = {"party": party, "role": role, "rank": rank}
         self._talk = talk
         self._path = path
         self._file = -1
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(number_before(incarnation) + 1)
         self._lock = threading.Lock()  # of what follows, which is empty while the file can be written
         self._held: list[bytes] = []
         self._problem = ""

@@ -1,7 +1,8 @@
 """The events of processes: JSON lines in the log of each (event_log.py), with typed fields per event kind.
 
-Every line has `schema_version`, `number` (1, 2, ...), `time` (Unix seconds), `party`, `role`, `rank` and `event` (the
-kind), followed by the fields of the kind. Status, summaries, figures and the live view have no other data source.
+Every line has `schema_version`, `number` (1, 2, ...; of a restarted process from conventions.number_before on), `time`
+(Unix seconds), `party`, `role`, `rank` and `event` (the kind), followed by the fields of the kind. Status, summaries,
+figures and the live view have no other data source.
 
 Later versions may add kinds and fields, which earlier versions ignore. The schema version is incremented when a field
 changes its meaning; events of a higher schema version are ignored.
@@ -28,6 +29,7 @@ __all__ = [
     "OutputsWritten",
     "ProcessFailed",
     "ProcessFinished",
+    "ProcessRestarted",
     "Reported",
     "RosterComplete",
     "RoundCompleted",
@@ -188,6 +190,15 @@ class RosterComplete(Event, tag="roster"):
     """All members of a scheduler's plane have joined."""
 
     members: list[dict[str, Any]] = []
+    message: str = ""
+
+
+class ProcessRestarted(Event, tag="restarted"):
+    """Its agent has started the process again, after it died; written by the agent. incarnation: how often so far.
+    message: how it died.
+    """
+
+    incarnation: Count
     message: str = ""
 
 

@@ -1,13 +1,15 @@
-"""JSON lines: bounded parsing of byte streams, and incremental reading of growing files."""
+"""JSON lines: bounded parsing of byte streams, and incremental reading and extension of growing files."""
 
 import json
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["UNWRITTEN", "LineBuffer", "decode", "encode", "object_lines", "read_objects"]
+__all__ = ["UNWRITTEN", "LineBuffer", "append_object", "decode", "encode", "object_lines", "read_objects"]
 
 _LIMIT = 16 << 20  # bytes
 
@@ -83,3 +85,21 @@ def read_objects(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], i
             except ValueError:
                 continue
             yield found, start
+
+
+def append_object(path: Path, message: Mapping[str, Any]) -> bool:
+    """Append a message to a file that is untrusted, on a line of its own; return whether that was possible."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.open(path, flags, 0o600)
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                return False
+            is_torn = found.st_size > 0 and os.pread(file, 1, found.st_size - 1) != b"\n"  # its writer was killed
+            line = b"\n" * is_torn + encode(message)
+            return os.write(file, line) == len(line)
+        finally:
+            os.close(file)
+    except OSError:  # a link in its place, or no room
+        return False

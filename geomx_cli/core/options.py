@@ -157,6 +157,11 @@ OPTIONS: tuple[Option, ...] = (
         " stopped by Ctrl-C, SIGTERM, geomx stop or an expired lease.", minimum=0, maximum=86400,
     ),
     _net(
+        "restarts", "int", 3, "GEOMX_RESTARTS",
+        "How often a killed scheduler or server may be restarted within 10 minutes, before its death ends the job. 0:"
+        " the first death ends the job, and nothing is kept for a restart.", minimum=0, maximum=1000,
+    ),
+    _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
         "Longest wait for an answer outside a round. Time in which a link is cut does not count. In jobs started by"
         " hand --timeout also limits the wait until other processes join. With geomx launch scripts may join at any"

@@ -84,7 +84,8 @@ def event_log(settings: Settings) -> EventLog:
     rank = -1 if settings.rank is None else settings.rank
     talk = None if settings.role == "worker" else sys.stderr
     clock = JobClock(settings.clock_ahead)
-    return EventLog(path, party=settings.party, role=settings.role, rank=rank, talk=talk, clock=clock)
+    who = {"party": settings.party, "role": settings.role}
+    return EventLog(path, **who, rank=rank, talk=talk, clock=clock, incarnation=settings.incarnation)
 
 
 def warn_of_variables(events: EventLog, settings: Settings) -> None:

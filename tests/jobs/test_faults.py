@@ -64,7 +64,7 @@ def start(desk: Desk) -> Start:
 
 def hit(folder: Path, name: str, number: signal.Signals) -> Launch:
     """A job, after its end, of which one process got a signal during training."""
-    job = Desk(folder).train(*CLUSTER, "--silence", "5s", "--lease", "10s", *ROUNDS, **VARIABLES)
+    job = Desk(folder).train(*CLUSTER, "--silence", "5s", "--lease", "10s", "--restarts", "0", *ROUNDS, **VARIABLES)
     try:
         # The master is done before training starts: send the signal as soon as it runs.
         job.wait_for(lambda: job.started(name) if name == "central/worker:0" else in_training(job))

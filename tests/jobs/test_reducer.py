@@ -6,12 +6,14 @@ import random
 import pytest
 from plans import planned
 
+from geomx_cli.core.conventions import number_before
 from geomx_cli.core.events import (
     Evaluated,
     Event,
     OutputsWritten,
     ProcessFailed,
     ProcessFinished,
+    ProcessRestarted,
     Reported,
     RoundCompleted,
     StateChanged,
@@ -94,6 +96,39 @@ def test_a_clock_that_is_set_back_does_not_count() -> None:
     events = [Telemetry(time=3600.0 + number, number=number, round=number, loss=1.0) for number in (1, 2)]
     events += [Telemetry(time=float(number), number=number, round=number, loss=0.5) for number in (3, 4)]
     assert reduced([*events]).loss == 0.5 and reduced(list(reversed(events))) == reduced([*events])
+
+
+def lives() -> list[Event]:
+    """A server's events, in two lives."""
+    second = number_before(1)
+    return [
+        StateChanged(time=1.0, number=1, state="serving"),
+        Telemetry(time=2.0, number=2, state="serving", round=3, bytes=Traffic((1, 2), (3, 4), {"B": (5, 6)}),
+                  datagrams={"sent": 7}, relayed={"sent": 1}),
+        Telemetry(time=3.0, number=3, state="serving", round=4, bytes=Traffic((10, 20), (30, 40), {"B": (50, 60)}),
+                  datagrams={"sent": 70}, relayed={"sent": 1}),
+        ProcessRestarted(time=3.5, number=second, incarnation=1, message="was killed by SIGKILL; started again"),
+        Telemetry(time=2.5, number=second + 1, state="serving", round=5, bytes=Traffic((1, 1), (1, 1), {"C": (1, 1)}),
+                  datagrams={"sent": 1, "late": 1}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_of_all_lives_are_added(seed: int) -> None:
+    state = reduced(random.Random(seed).sample(lives(), 5))
+    assert state.traffic == Traffic((11, 21), (31, 41), {"B": (50, 60), "C": (1, 1)})
+    assert (state.datagrams, state.relayed) == ({"sent": 71, "late": 1}, {"sent": 1})
+    assert (state.state, state.round, state.restarts) == ("serving", 5, 1)
+
+
+def test_a_restarted_process_says_so_until_it_speaks() -> None:
+    state = reduced(lives()[:4])
+    assert (state.state, state.traffic.lan, state.failure) == ("restarted", (10, 20), None)
+    progress = Progress.of(planned(), 0.0)
+    for event in lives():
+        progress.apply("A/server:0", event, event.time)
+    totals = progress.totals()
+    assert (totals.restarts, totals.lan) == ({"A/server:0": 1}, (11, 21))
 
 
 def test_an_end_is_the_last_word() -> None:

@@ -77,6 +77,13 @@ def test_the_table_fits_the_width(progress: Progress, width: int) -> None:
     assert not words.endswith("left"), "it is being stopped"
 
 
+def test_restarts_are_shown_once_there_are_any(progress: Progress) -> None:
+    progress.rows["A/server:0"].restarts = 2
+    lines = shown(progress, 160, 40)
+    assert lines[0].split() == ["process", "state", "restarts", *WIDE[2:]]
+    assert next(line for line in lines if line.startswith("A/server:0")).split()[:3] == ["A/server:0", "ended", "2"]
+
+
 def test_the_time_that_is_left(progress: Progress) -> None:
     for row in progress.rows.values():
         row.status = None

@@ -61,6 +61,7 @@ def host_specs(
             lease=lease,
             silence=float(plan.spec.options["silence"]),
             grace=float(plan.spec.options["grace"]),
+            restarts=int(plan.spec.options["restarts"]),
             clock_ahead=inventory.host(host).clock_ahead,
             clear=clear,
             tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),

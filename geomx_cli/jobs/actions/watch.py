@@ -17,6 +17,7 @@ from geomx_cli.core.agent_protocol import (
     Hello,
     Logged,
     Replaced,
+    Restarted,
     Started,
     Stopping,
     Warned,
@@ -171,6 +172,8 @@ class Watch:
                 self._apply_snapshot(host, status, late)
             case Started(process):
                 self._started.add(process)
+            case Restarted(process, _, how, count, limit):
+                self._view.warn(f"{process} {how}; started again ({count} of {limit})")
             case Ended(process, status, asked):
                 self._progress.record_end(process, status, asked=asked)
             case Failed(fields, age):

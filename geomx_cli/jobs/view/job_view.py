@@ -303,6 +303,7 @@ def _row(row: ProcessState, hosts: Mapping[str, HostStatus]) -> dict[str, Any]:
         **{name: getattr(process, name) for name in ("name", "host", "party", "role", "rank", "global_rank")},
         "pid": known["pid"] if known else 0,
         "state": row.state,
+        "restarts": row.restarts,
         "round": row.round,
         "step": row.step,
         "metrics": row.metrics,

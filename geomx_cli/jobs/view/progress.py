@@ -45,6 +45,7 @@ class Totals:
     encoded, encoded_lan: see Traffic.
     datagrams, relayed: see Telemetry.
     outputs: see outputs.py.
+    restarts: how often each process was started again, of those that were.
     warnings: why the figures may not be those of the algorithm.
     """
 
@@ -62,6 +63,7 @@ class Totals:
     datagrams: dict[str, int] = field(default_factory=dict)
     relayed: dict[str, int] = field(default_factory=dict)
     outputs: list[dict[str, Any]] = field(default_factory=list)
+    restarts: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -226,7 +228,7 @@ class Progress:
             if row.process.role == "worker" and row.status == 0 and row.ended < limit:
                 # With a single plane, one party has the scheduler.
                 scheduler = schedulers.get(row.process.party) or next(iter(schedulers.values()))
-                if scheduler.state == "waiting":
+                if scheduler.state == "waiting" and not scheduler.restarts:  # one that was waits for those that joined
                     return row, scheduler
         return None
 
@@ -250,6 +252,7 @@ class Progress:
             datagrams=dict(sum((Counter(row.datagrams) for row in rows), Counter[str]())),
             relayed=dict(sum((Counter(row.relayed) for row in rows), Counter[str]())),
             outputs=outputs_of(rows),
+            restarts={row.process.name: row.restarts for row in rows if row.restarts},
             warnings=list(filter(None, [self.script_warning, *result_warnings(rows)])),
         )
 

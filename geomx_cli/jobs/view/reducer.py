@@ -4,10 +4,12 @@ Additional data (curves, columns of rounds) is kept by each reader, from the sam
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geomx_cli.core.agent_status import MAX_METRICS
+from geomx_cli.core.conventions import life_of
 from geomx_cli.core.events import (
     VALIDATION_LOSS,
     Evaluated,
@@ -15,6 +17,7 @@ from geomx_cli.core.events import (
     OutputsWritten,
     ProcessFailed,
     ProcessFinished,
+    ProcessRestarted,
     Reported,
     RoundCompleted,
     StateChanged,
@@ -35,7 +38,8 @@ _TELEMETRY_LIVES, _REPORTS_LIVE = 10.0, 30.0
 class ProcessState:
     """The state of one process. Events may be applied in any order.
 
-    state: as last reported by the process, or how it ended. traffic: bytes so far. evaluations: test accuracy by round;
+    state: as last reported by the process, or how it ended; "restarted" until it reports again. restarts: how often it
+    was started again. traffic: bytes so far, of all its lives. evaluations: test accuracy by round;
     validation_losses likewise.
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
     algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: as its script has reported, and
@@ -50,6 +54,7 @@ class ProcessState:
     process: Process
     clock: Callable[[], float] = time.monotonic
     state: str = "starting"
+    restarts: int = 0
     round: int = 0
     samples_per_s: float | None = None
     loss: float | None = None
@@ -78,6 +83,9 @@ class ProcessState:
     ended: float = 0.0
     asked: bool = False
     _rate_ends: float = 0.0
+    _traffic: dict[int, Traffic] = field(default_factory=dict)
+    _datagrams: dict[int, dict[str, int]] = field(default_factory=dict)
+    _relayed: dict[int, dict[str, int]] = field(default_factory=dict)
     _newest: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     @property
@@ -122,6 +130,9 @@ class ProcessState:
                 self.failure = event if self.failure is None or event.order < self.failure.order else self.failure
             case WarningRaised(affects_result=True):
                 self.result_warning = self.result_warning or event.message
+            case ProcessRestarted():
+                self.restarts = max(self.restarts, event.incarnation)
+                self._enter("restarted", event)
             case OutputsWritten():
                 self.outputs = event if self._is_newest("outputs", event) else self.outputs
             case ProcessFinished():
@@ -148,12 +159,16 @@ class ProcessState:
         for name in ("waiting", "progress", "left_s"):
             if (value := getattr(event, name)) is not None and self._is_newest(name, event):
                 setattr(self, name, value)
-        if event.bytes is not None and self._is_newest("traffic", event):
-            self.traffic = event.bytes
-        if event.datagrams and self._is_newest("datagrams", event):
-            self.datagrams = event.datagrams
-        if event.relayed and self._is_newest("relayed", event):
-            self.relayed = event.relayed
+        life = life_of(event.number)
+        if event.bytes is not None and self._is_newest(f"traffic {life}", event):
+            self._traffic[life] = event.bytes
+            self.traffic = _all_of(list(self._traffic.values()))
+        if event.datagrams and self._is_newest(f"datagrams {life}", event):
+            self._datagrams[life] = event.datagrams
+            self.datagrams = _added(self._datagrams.values())
+        if event.relayed and self._is_newest(f"relayed {life}", event):
+            self._relayed[life] = event.relayed
+            self.relayed = _added(self._relayed.values())
 
     def _apply_round(self, event: RoundCompleted, when: float) -> None:
         self.round = max(self.round, event.num_iters)
@@ -213,6 +228,27 @@ class ProcessState:
         if is_newest:
             self._newest[what] = event.order
         return is_newest
+
+
+def _all_of(lives: Sequence[Traffic]) -> Traffic:
+    """Add up what the lives of a process have sent and received."""
+    if len(lives) == 1:
+        return lives[0]
+    names = dict.fromkeys(peer for one in lives for peer in one.peers)
+    return Traffic(
+        lan=_pair(one.lan for one in lives), wan=_pair(one.wan for one in lives),
+        peers={peer: _pair(one.peers.get(peer, (0, 0)) for one in lives) for peer in names},
+        encoded=_pair(one.encoded for one in lives), encoded_lan=_pair(one.encoded_lan for one in lives),
+    )  # fmt: skip
+
+
+def _pair(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    known = list(pairs)
+    return sum(first for first, _ in known), sum(second for _, second in known)
+
+
+def _added(lives: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return dict(sum((Counter(one) for one in lives), Counter[str]()))
 
 
 # Which workers of a script have contributed to no round of the job, or to none between parties.

@@ -150,6 +150,7 @@ def in_words(result: Mapping[str, Any]) -> str:
         ("LAN compression", _ratio(*result["bytes"]["encoded_lan"])),
         ("datagrams", _lossy(result.get("datagrams", {}))),
         ("relayed", _through_others(result.get("relayed", {}))),
+        ("restarts", ", ".join(f"{name} {count}" for name, count in result.get("restarts", {}).items())),
         summary_line(result),
         ("logs", result["logs"] or on_hosts(result["job"])),
     ]

@@ -138,10 +138,10 @@ _BAR = 40
 _GAP = 2
 # Column -> minimum width, so that typical values do not change the layout.
 _WIDTHS: Mapping[str, int] = {
-    "process": 0, "state": 10, "round": 5, "step": 5, "samples/s": 9, "loss": 6, "accuracy": 8, "LAN up/down": 13,
-    "WAN up/down": 13,
+    "process": 0, "state": 10, "restarts": 0, "round": 5, "step": 5, "samples/s": 9, "loss": 6, "accuracy": 8,
+    "LAN up/down": 13, "WAN up/down": 13,
 }  # fmt: skip
-_LEFT_OUT_FIRST = ("LAN up/down", "accuracy", "loss", "samples/s", "WAN up/down", "round", "step")
+_LEFT_OUT_FIRST = ("LAN up/down", "accuracy", "loss", "samples/s", "WAN up/down", "round", "step", "restarts")
 _METRICS = 3  # in the summary line
 
 
@@ -199,6 +199,8 @@ def _columns(rows: Sequence[ProcessState], width: int) -> list[str]:
     widths = {name: max(usual, len(name), *(len(cell[name]) for cell in cells)) for name, usual in _WIDTHS.items()}
     if all(row.step is None for row in rows):
         del widths["step"]  # only scripts report it
+    if not any(row.restarts for row in rows):
+        del widths["restarts"]
     for name in _LEFT_OUT_FIRST:
         if sum(widths.values()) + _GAP * (len(widths) - 1) > width:
             widths.pop(name, None)
@@ -218,6 +220,7 @@ def _cells(row: ProcessState) -> dict[str, str]:
     return {
         "process": row.process.name,
         "state": row.state,
+        "restarts": str(row.restarts or ""),
         "round": str(row.round or ""),
         "step": "" if row.step is None else str(row.step),
         "samples/s": f"{row.current_rate:.0f}" if row.current_rate else "",

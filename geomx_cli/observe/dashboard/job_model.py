@@ -18,6 +18,7 @@ from geomx_cli.core.events import (
     Event,
     ProcessFailed,
     ProcessFinished,
+    ProcessRestarted,
     Reported,
     Telemetry,
     Traffic,
@@ -294,7 +295,7 @@ class JobModel:
                 if known.trains:
                     self._curves.telemetry(name, event, seconds, trains=known.state == "training")
                 if event.bytes is not None:
-                    self._add_bytes(known, event.bytes, before, seconds)
+                    self._add_bytes(known, known.traffic, before, seconds)
             case Reported():
                 self._curves.reported(name, event, seconds)
             case Evaluated() | ProcessFinished():
@@ -304,6 +305,8 @@ class JobModel:
                 if event.validation_loss is not None:
                     self._curves.metric(name, VALIDATION_LOSS, event.validation_loss, seconds)
             case WarningRaised():
+                self._messages.append(_message(seconds, name, "warning", event.message))
+            case ProcessRestarted():
                 self._messages.append(_message(seconds, name, "warning", event.message))
             case ProcessFailed():
                 text = "; ".join(filter(None, (event.message, event.hint)))

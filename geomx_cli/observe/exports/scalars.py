@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from geomx_cli.core.conventions import life_of
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.events import VALIDATION_LOSS, Evaluated, Event, ProcessFinished, Reported, Telemetry
 
@@ -95,6 +96,7 @@ class Scalars:
 
     def __init__(self) -> None:
         self._rounds: dict[str, int] = {}
+        self._wan: dict[str, dict[int, int]] = {}  # bytes of each life of a process
 
     def of(self, process: str, event: Event) -> Iterator[Scalar]:
         """Yield the scalars of an event, which may be NaN or infinite."""
@@ -112,7 +114,9 @@ class Scalars:
                 for name in NAMES:
                     yield f"{name}/{process}", getattr(event, name), number
                 if event.bytes is not None and any(event.bytes.wan):
-                    yield f"wan_MB/{process}", sum(event.bytes.wan) / 1e6, number
+                    lives = self._wan.setdefault(process, {})
+                    lives[life_of(event.number)] = sum(event.bytes.wan)
+                    yield f"wan_MB/{process}", sum(lives.values()) / 1e6, number
             case Reported(step=step):
                 for name in ("loss", "accuracy", "samples_per_s"):
                     yield f"{name}/{process}", getattr(event, name), step

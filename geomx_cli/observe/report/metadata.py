@@ -28,7 +28,8 @@ class Metadata(msgspec.Struct):
     the file they have their own names, and are not read back. outcome: how the job ended ("done", "done in part",
     "failed", "interrupted"), or its state when the records were made. warnings: why its figures may not be those of its
     mode. evaluator: the worker (HOST/DEVICE) whose accuracies are the job's. emulated_network: Plan.network. rounds: of
-    a script, whose records are its reports, else 0. None, or an empty text, means unknown.
+    a script, whose records are its reports, else 0. restarts: how often each process was started again, of those that
+    were. None, or an empty text, means unknown.
     """
 
     job: str
@@ -49,6 +50,7 @@ class Metadata(msgspec.Struct):
     evaluator: str = ""
     emulated_network: str = ""
     rounds: int = 0
+    restarts: dict[str, int] = {}
     schema_version: int = 1
 
     @staticmethod

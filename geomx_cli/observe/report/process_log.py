@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geomx_cli.core import events
+from geomx_cli.core.conventions import life_of
 from geomx_cli.core.events import Event, Reported, RoundCompleted, Sent, Telemetry, Traffic
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.untrusted import first_line
@@ -33,6 +34,8 @@ class ProcessLog:
     counts_sent: bool = False
     problems: list[str] = field(default_factory=list)
     repeated: list[int] = field(default_factory=list)
+    _life: int = 0
+    _before: int = 0  # bytes that earlier lives of the process have sent
 
     @classmethod
     def read(cls, path: Path, process: Process) -> "ProcessLog":
@@ -45,9 +48,9 @@ class ProcessLog:
                     log.repeated.append(event.num_iters)
                 last = event.num_iters
             if isinstance(event, Sent):
-                log._note_sent(event.time, event.wan)
+                log._note_sent(event, event.wan)
             elif isinstance(event, Telemetry) and event.bytes is not None:
-                log._note_sent(event.time, event.bytes.wan[0])
+                log._note_sent(event, event.bytes.wan[0])
         return log
 
     def records(self) -> Iterator[RoundRecord]:
@@ -77,12 +80,15 @@ class ProcessLog:
                 if life >= len(ends) or event.num_iters < ends[life]:
                     yield event
 
-    def _note_sent(self, when: float, count: int) -> None:
-        """Add a count that is higher than the last one."""
+    def _note_sent(self, event: Event, count: int) -> None:
+        """Add the count of an event if it is higher than the last one. Each life of the process counts from 0."""
         self.counts_sent = True
-        if count <= (self.sent[-1][1] if self.sent else 0):
+        last = self.sent[-1][1] if self.sent else 0
+        if (life := life_of(event.number)) > self._life:
+            self._life, self._before = life, last
+        if self._before + count <= last:
             return
-        self.sent.append((when, count))
+        self.sent.append((event.time, self._before + count))
         if len(self.sent) > MOST_COUNTS:
             self.sent = self.sent[1::2]  # with the last one
 

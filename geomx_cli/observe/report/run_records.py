@@ -78,6 +78,7 @@ class JobRecords:
             script=list(self.plan.spec.script), script_digest=self.plan.spec.script_digest,
             outcome=self._outcome(), evaluator=self._evaluator(), warnings=self._warnings(),
             emulated_network=self.plan.network, rounds=self._rounds_of_script(),
+            restarts={name: log.state.restarts for name, log in self.logs.items() if log.state.restarts},
         )  # fmt: skip
 
     @property

@@ -1,0 +1,65 @@
+"""Which processes that have died are started again."""
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+
+from geomx_cli.agent.host_spec import Task
+from geomx_cli.agent.incarnation import Child
+from geomx_cli.agent.lifecycle import Stage
+from geomx_cli.core.root_cause import ending_of
+
+__all__ = ["RestartPolicy"]
+
+_WINDOW = 600.0  # seconds
+_MOST = 1000  # restarts of a process in all, so that numbers of its lives fit
+_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which somebody asks a process to end
+
+
+class RestartPolicy:
+    """Restarts a process that died by a signal without a word, a few times in 10 minutes. Not thread-safe.
+
+    What says why it ends, by an event, an exception or an exit status, would end again. So would what the kernel has
+    killed twice for want of memory.
+
+    limit: restarts of a process within 10 minutes; 0: none.
+    clock: seconds.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._restarts: dict[Child, deque[float]] = {}
+        self._out_of_memory: set[Child] = set()
+
+    def covers(self, task: Task) -> bool:
+        """Whether processes with this task are restarted at all."""
+        return self.limit > 0 and task.serves
+
+    def excuses(self, child: Child) -> bool:
+        """Whether a child was killed when it had done all, so that its death has no effect. Read its events first."""
+        return self.covers(child.task) and child.life.events.left and (child.life.status or 0) < 0
+
+    def decide(self, child: Child, stage: Stage, *, memory: bool) -> int:
+        """Return which restart within 10 minutes is due for a child that has ended, and count it; 0 for none.
+
+        stage: of this host's part of the job. memory: the OOM killer has just ended a process. Read the child's events
+        first.
+        """
+        status = child.life.status or 0
+        asked = child.asked or -status in _ASKED
+        told = status >= 0 or child.life.events.failure is not None
+        if not self.covers(child.task) or stage is not Stage.RUNNING or asked or told:
+            return 0
+        if ending_of(status, memory=memory) == "out of memory":
+            if child in self._out_of_memory:
+                return 0
+            self._out_of_memory.add(child)
+        times, now = self._restarts.setdefault(child, deque()), self._clock()
+        while times and now - times[0] > _WINDOW:
+            times.popleft()
+        if len(times) >= self.limit or child.incarnation >= _MOST:
+            return 0
+        times.append(now)
+        return len(times)

@@ -1,0 +1,77 @@
+"""The folder in which a host's processes keep what survives them, so that one that was killed can go on.
+
+It lies in memory, or on a disk of this host; it is removed with the processes.
+"""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from geomx_cli.agent.diagnosis import LOCAL, file_system
+from geomx_cli.core.files import is_own_folder
+
+__all__ = ["choose", "create", "found", "remove"]
+
+_MEMORY = Path("/dev/shm")
+_ROOM = 64 << 20  # bytes
+_NAME = 80  # characters of a job's id and of a host's name in that of the folder
+
+
+def create(directory: Path, job: str) -> tuple[Path | None, str]:
+    """Create the folder for the host whose agent has `directory`, without what an earlier agent has left there.
+
+    Returns it; or None, and why there is none, in words.
+    """
+    remove(directory)
+    place, problem = choose(directory, job)
+    if place is not None:
+        try:
+            place.mkdir(0o700)
+        except OSError as error:
+            return None, f"{place} cannot be created: {error.strerror}"
+    return place, problem
+
+
+def choose(directory: Path, job: str) -> tuple[Path | None, str]:
+    """Return where the folder is to lie: in memory if there is room, else on a local disk. A file system of another
+    machine does not keep up with rounds. Returns None, and why, if neither is possible.
+    """
+    memory = _MEMORY / f"geomx-{os.geteuid()}-{job[:_NAME]}-{directory.name[:_NAME]}-{_digest(directory)}"
+    problems = [_lack_of_memory(_MEMORY), _lack_of_disk(directory)]
+    if not problems[0]:
+        return memory, ""
+    return (directory / "state", "") if not problems[1] else (None, " and ".join(problems))
+
+
+def found(directory: Path) -> list[Path]:
+    """Return the folders that there are."""
+    places = [*_MEMORY.glob(f"geomx-{os.geteuid()}-*-{_digest(directory)}"), directory / "state"]
+    return [place for place in places if is_own_folder(place)]
+
+
+def remove(directory: Path) -> None:
+    """Remove them."""
+    for place in found(directory):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _lack_of_memory(place: Path) -> str:
+    if not place.is_dir() or file_system(place) != "tmpfs":
+        return f"{place} is not in memory"
+    return _lack_of_room(place)
+
+
+def _lack_of_disk(place: Path) -> str:
+    kind = file_system(place)
+    return _lack_of_room(place) if kind in LOCAL else f"{place} is no local disk, but {kind or 'unknown'}"
+
+
+def _lack_of_room(place: Path) -> str:
+    system = os.statvfs(place)
+    free = system.f_bavail * system.f_frsize
+    return f"{place} has only {free >> 20} of {_ROOM >> 20} MiB free" if free < _ROOM else ""
+
+
+def _digest(directory: Path) -> str:
+    return hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]

@@ -1,0 +1,312 @@
+"""Schedulers and servers that die without a word are started again; nothing of them stays."""
+
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lone_agent import MARK, Agent
+
+from geomx_cli.agent import processes, prune, state_folder
+from geomx_cli.agent.host_spec import AgentState, HostSpec, Task
+from geomx_cli.agent.incarnation import Child
+from geomx_cli.agent.lifecycle import Stage
+from geomx_cli.agent.restart_policy import RestartPolicy
+from geomx_cli.agent.stop import clean_up, stop
+from geomx_cli.core.conventions import JobClock, number_before
+
+BEGIN = """
+import json, os, signal, subprocess, sys, time
+life, state = int(os.environ.get("GEOMX_INCARNATION", "-1")), os.environ.get("GEOMX_STATE_DIR", "")
+os.makedirs("events", exist_ok=True)
+log = open("events/server.jsonl", "a")
+def say(end="\\n", **event): print(json.dumps(event), file=log, flush=True, end=end)
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+print("life", life, flush=True)
+"""
+TELLS = "say(event='telemetry', time=time.time(), number=(life << 36) + 1, state='serving', bytes={'wan': [10, 1]});"
+SERVES = BEGIN + "open(f'{state}/lives', 'a').write(f'{life} ')\n" + TELLS + "signal.pause()"
+DIES = BEGIN + "die()"
+
+
+def pid_of(agent: Agent, name: str = "server") -> int:
+    state = AgentState.read(agent.directory)
+    assert state is not None
+    return state.processes[name].pid
+
+
+def serving(agent: Agent, life: int) -> list[dict[str, Any]]:
+    """What the agent has said until this life of the server has spoken."""
+    said: list[dict[str, Any]] = []
+    while not said or said[-1]["event"].get("number") != number_before(life) + 1:
+        said += agent.until("event")
+    return said
+
+
+@pytest.mark.processes
+def test_killed_server_starts_again_where_it_was(agents: Any, tmp_path: Path) -> None:
+    agent = agents(lease=60, restarts=3, server=SERVES)
+    agent.send(type="start")
+    serving(agent, 0)
+    (folder,) = state_folder.found(tmp_path)
+    assert folder.parent == Path("/dev/shm") and folder.name.startswith(f"geomx-{os.geteuid()}-{MARK['GEOMX_JOB']}-")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "server")] == [0o700, 0o700]
+    before = pid_of(agent)
+    os.kill(before, signal.SIGKILL)
+    said = serving(agent, 1)
+    (restarted,) = [message for message in said if message["type"] == "restarted"]
+    assert {name: restarted[name] for name in ("process", "incarnation", "how", "count", "limit")} == {
+        "process": "server", "incarnation": 1, "how": "was killed by SIGKILL", "count": 1, "limit": 3
+    }  # fmt: skip
+    events = [message["event"] for message in said if message["type"] == "event"]
+    assert [event["event"] for event in events] == ["restarted", "telemetry"]
+    assert events[0]["number"] == number_before(1) and events[0]["message"] == "was killed by SIGKILL; started again"
+    assert pid_of(agent) != before
+    assert (folder / "server" / "lives").read_text() == "0 1 "
+    lines = (tmp_path / "logs" / "server.log").read_text().splitlines()
+    assert lines == ["life 0", "-- restarted by geomx: incarnation 1, as it was killed by SIGKILL --", "life 1"]
+    agent.send(type="hello", seen=0)
+    newest = agent.until("hello")[-1]["status"]["processes"]["server"]["newest"]
+    assert newest["telemetry 0"]["bytes"] == newest["telemetry"]["bytes"] == {"wan": [10, 1]}
+    assert newest["restarted"]["incarnation"] == 1
+    agent.send(type="stop")
+    said = agent.until("done")
+    assert not [message for message in said if message["type"] == "failure"]
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_death_after_the_last_restart_ends_the_job(agents: Any) -> None:
+    agent = agents(lease=60, restarts=3, server=DIES)
+    agent.send(type="start")
+    said = agent.until("done")
+    assert [message["count"] for message in said if message["type"] == "restarted"] == [1, 2, 3]
+    (failure,) = [message["failure"] for message in said if message["type"] == "failure"]
+    assert failure["how"] == "was killed by SIGKILL after 3 restarts"
+    assert failure["tail"][-1] == "life 3"
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "program", "restarts"),
+    [
+        ("server", BEGIN + "raise ValueError('there is no data')", 3),
+        ("server", BEGIN + "say(event='failed', time=time.time(), message='no data'); die()", 3),
+        ("server", BEGIN + "os.kill(os.getpid(), signal.SIGTERM); signal.pause()", 3),
+        ("worker", DIES, 3),
+        ("server", DIES, 0),
+    ],
+    ids=["exception", "has said why", "asked to end", "worker", "no restarts"],
+)
+def test_others_end_the_job(name: str, program: str, restarts: int, agents: Any) -> None:
+    agent = agents(lease=60, restarts=restarts, **{name: program})
+    agent.send(type="start")
+    said = agent.until("done")
+    assert [message["failure"]["process"] for message in said if message["type"] == "failure"] == [name]
+    assert not [message for message in said if message["type"] == "restarted"]
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_death_of_one_that_had_done_all_has_no_effect(agents: Any) -> None:
+    agent = agents(lease=60, restarts=3, server=BEGIN + TELLS + "say(event='finished', time=time.time()); die()")
+    agent.send(type="start")
+    said = agent.until("done")
+    assert said[-1]["why"] == ""
+    assert [message["status"] for message in said if message["type"] == "ended"] == [0]
+    assert not [message for message in said if message["type"] in ("failure", "restarted")]
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_without_restarts_nothing_is_kept(agents: Any, tmp_path: Path) -> None:
+    agent = agents(lease=60, server=BEGIN + "print(repr(state), flush=True); signal.pause()")
+    agent.send(type="start")
+    agent.until("started")
+    while "''" not in (tmp_path / "logs" / "server.log").read_text():
+        time.sleep(0.02)
+    assert "life -1" in (tmp_path / "logs" / "server.log").read_text() and state_folder.found(tmp_path) == []
+    agent.send(type="stop")
+    agent.until("done")
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_what_the_dead_has_left_is_killed_first(agents: Any) -> None:
+    program = BEGIN + "if not life: subprocess.Popen(['sleep', '1000'])\n" + TELLS + "signal.pause()"
+    agent = agents(lease=60, restarts=3, server=program)
+    agent.send(type="start")
+    serving(agent, 0)
+    left = processes.session_members([pid_of(agent)])
+    assert len(left) == 2
+    os.kill(pid_of(agent), signal.SIGKILL)
+    serving(agent, 1)
+    assert not any(map(processes.exists, left))
+    agent.send(type="stop")
+    agent.until("done")
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_half_an_event_of_the_dead_spoils_no_other(agents: Any) -> None:
+    program = BEGIN + TELLS + "life or (say('', event='tele'), die()); signal.pause()"
+    agent = agents(lease=60, restarts=3, server=program)
+    agent.send(type="start")
+    events = [message["event"]["event"] for message in serving(agent, 1) if message["type"] == "event"]
+    assert events[-2:] == ["restarted", "telemetry"]
+    agent.send(type="stop")
+    agent.until("done")
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["at once", "by geomx stop", "by SIGTERM"])
+def test_stop_ends_what_dies_again_and_again(how: str, agents: Any, tmp_path: Path) -> None:
+    agent = agents(lease=60, restarts=1000, server=DIES)
+    agent.send(type="start")
+    agent.until("restarted")
+    if how == "by geomx stop":
+        assert stop(tmp_path, grace=5)["left"] == []
+    elif how == "by SIGTERM":
+        os.kill(agent.pid, signal.SIGTERM)
+    else:
+        agent.send(type="kill")
+    agent.until("done")
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_all_is_gone_after_the_agent_was_killed(agents: Any, tmp_path: Path) -> None:
+    agent = agents(lease=60, restarts=3, server=SERVES)
+    agent.send(type="start")
+    serving(agent, 0)
+    os.kill(pid_of(agent), signal.SIGKILL)
+    serving(agent, 1)
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.process.wait(240)
+    assert state_folder.found(tmp_path) != []
+    assert clean_up(tmp_path) == []
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_removing_a_job_removes_what_its_killed_agent_has_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "job" / "hosts" / "here"
+    directory.mkdir(parents=True)
+    agent = Agent(directory, lease=60, restarts=3, server=SERVES)
+    try:
+        agent.send(type="start")
+        serving(agent, 0)
+        os.kill(agent.pid, signal.SIGKILL)
+        agent.process.wait(240)
+        end = time.monotonic() + 10
+        while processes.marked(MARK) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert state_folder.found(directory) != []
+        prune.main(directory, ["--dry-run"])
+        assert state_folder.found(directory) != []
+        prune.main(directory, [])
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["left"] == ""
+        assert state_folder.found(directory) == []
+    finally:
+        agent.close()
+
+
+NO_ROOM = (
+    "import sys; from geomx_cli.agent import __main__, state_folder; state_folder._ROOM = 1 << 60;"
+    "sys.exit(__main__.main(sys.argv[1:]))"
+)
+
+
+@pytest.mark.processes
+def test_without_a_place_for_the_state_the_first_death_ends_the_job(
+    agents: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Agent, "program", ("-c", NO_ROOM))
+    agent = agents(lease=60, restarts=3, server=DIES)
+    agent.send(type="start")
+    said = agent.until("done")
+    (warning,) = [message["message"] for message in said if message["type"] == "warning"]
+    assert warning.startswith("a killed scheduler or server ends the job, as its state cannot be kept: /dev/shm has ")
+    assert "choose a --job-dir on a local disk" in warning
+    assert [message["failure"]["how"] for message in said if message["type"] == "failure"] == ["was killed by SIGKILL"]
+    agent.assert_clean()
+
+
+def test_state_lies_in_memory_or_else_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, problem = state_folder.choose(tmp_path, "j")
+    assert memory is not None and memory.parent == Path("/dev/shm") and not problem
+    monkeypatch.setattr(state_folder, "_MEMORY", tmp_path / "none")
+    assert state_folder.choose(tmp_path, "j") == (tmp_path / "state", "")
+    monkeypatch.setattr(state_folder, "LOCAL", ())
+    place, problem = state_folder.choose(tmp_path, "j")
+    assert place is None
+    assert problem.startswith(f"{tmp_path}/none is not in memory and {tmp_path} is no local disk, but ")
+
+
+def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    folder, _ = state_folder.create(tmp_path, "j")
+    assert folder is not None
+    (folder / "old").touch()
+    (folder / "link").symlink_to(elsewhere)
+    assert state_folder.create(tmp_path, "j") == (folder, "") and list(folder.iterdir()) == []
+    folder.rmdir()
+    folder.symlink_to(elsewhere)
+    try:
+        place, problem = state_folder.create(tmp_path, "j")
+        assert place is None and "cannot be created: File exists" in problem
+    finally:
+        folder.unlink()
+    state_folder.remove(tmp_path)
+    assert (elsewhere / "kept").exists()
+
+
+def dead(directory: Path, status: int = -signal.SIGKILL, role: str = "server") -> Child:
+    """A process that has ended."""
+    task = Task("one", (sys.executable,), {"DMLC_ROLE": role})
+    spec = HostSpec("j", "here", str(directory), "", "", "", (), (task,))
+    child = Child(task, spec, JobClock())
+    child.life.status = status
+    return child
+
+
+def test_restarts_count_for_ten_minutes(tmp_path: Path) -> None:
+    times = deque([0.0, 100.0, 200.0, 601.0, 602.0])
+    policy, child = RestartPolicy(2, times.popleft), dead(tmp_path)
+    assert [policy.decide(child, Stage.RUNNING, memory=False) for _ in range(5)] == [1, 2, 0, 2, 0]
+
+
+def test_one_that_lacks_memory_twice_is_not_restarted_again(tmp_path: Path) -> None:
+    policy, child, other = RestartPolicy(9), dead(tmp_path), dead(tmp_path)
+    assert [policy.decide(child, Stage.RUNNING, memory=memory) for memory in (True, False, True)] == [1, 2, 0]
+    assert policy.decide(other, Stage.RUNNING, memory=True) == 1
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server", "global_server", "global_scheduler"])
+def test_every_role_that_serves_is_restarted(role: str, tmp_path: Path) -> None:
+    assert RestartPolicy(1).decide(dead(tmp_path, role=role), Stage.RUNNING, memory=False) == 1
+
+
+@pytest.mark.parametrize("status", [0, 1, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP])
+def test_one_that_says_why_or_was_asked_is_not_restarted(status: int, tmp_path: Path) -> None:
+    assert RestartPolicy(1).decide(dead(tmp_path, status), Stage.RUNNING, memory=False) == 0
+
+
+def test_nothing_is_restarted_while_the_job_ends(tmp_path: Path) -> None:
+    child = dead(tmp_path)
+    policy = RestartPolicy(1)
+    assert not any(policy.decide(child, stage, memory=False) for stage in Stage if stage is not Stage.RUNNING)
+    child.asked = True
+    assert policy.decide(child, Stage.RUNNING, memory=False) == 0
