@@ -15,9 +15,10 @@ from whole_job import WholeJob
 
 from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
+from geomx_cli.ps.client import _in_loop as in_loop
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.operation_queue import OperationQueue
 from geomx_cli.ps.state_file import StateFile
@@ -61,6 +62,9 @@ class TrainingJob(WholeJob):
             except Killed:
                 self.kills += 1
                 forget(client)
+            except Exception as error:
+                client.close(TrainingFailed(repr(error)))  # else all wait for it
+                raise
             else:
                 break
         client.leave()
@@ -73,8 +77,12 @@ class TrainingJob(WholeJob):
 def forget(client: Client) -> None:
     """Leave nothing in a client but its connections."""
     worker, old = client._worker, client._worker.operations
-    worker.operations = OperationQueue(worker.node, worker.upstream, worker._delivery)
-    worker.operations.contributors, worker.operations.compression = old.contributors, old.compression
+
+    def replace_operations() -> None:
+        worker.operations = OperationQueue(worker.node, worker.upstream, worker._delivery)
+        worker.operations.contributors, worker.operations.compression = old.contributors, old.compression
+
+    in_loop(worker, replace_operations)
     client.tensors, client._left = {}, False
     client.control.barriers = {"party": 0, "all": 0}
 
