@@ -12,7 +12,7 @@ from geomx_cli.core.options import USUAL, USUAL_OF_CODEC, Value, codec_name
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
-    from geomx_cli.hosts.ssh.config import SshOptions
+    from geomx_cli.hosts.ssh.options import SshOptions
     from geomx_cli.inventory import Inventory
     from geomx_cli.inventory.file import InventoryFile
 
@@ -212,7 +212,7 @@ def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "tuple[Inven
 
 def ssh_options(accept_new_host_keys: bool = False) -> "SshOptions":
     """Return the SSH options for all connections of a command."""
-    from geomx_cli.hosts.ssh.config import SshOptions
+    from geomx_cli.hosts.ssh.options import SshOptions
 
     return SshOptions(accept_new_host_keys=accept_new_host_keys)
 

@@ -13,7 +13,7 @@ from geomx_cli.core.errors import GeomxError
 from geomx_cli.hosts.interface import Channel, Completed, Connector, File
 
 if TYPE_CHECKING:
-    from geomx_cli.hosts.ssh.config import SshOptions
+    from geomx_cli.hosts.ssh.options import SshOptions
     from geomx_cli.inventory import Host, Inventory
 
 __all__ = [

@@ -11,7 +11,7 @@ import msgspec
 from geomx_cli.core.errors import CheckFailed, GeomxError
 from geomx_cli.core.plugins import Plugin, Spec, find
 from geomx_cli.hosts import with_addresses
-from geomx_cli.hosts.ssh.config import SshOptions
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory, validated
 
 __all__ = ["Allocation", "Allocator", "allocated", "release"]

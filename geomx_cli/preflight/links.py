@@ -114,7 +114,7 @@ def _measured(link: Dialled, answer: Mapping[str, Any]) -> Measured:
     )
 
 
-_LISTEN_LIMIT = 5.0
+_LISTEN_LIMIT = 15.0
 _DIAL_LIMIT = 4.0
 _MOST_DIALS = 1000
 _SLACK = 2.0

@@ -14,7 +14,7 @@ from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, 
 from geomx_cli.core.units import counted
 from geomx_cli.hosts import Connector, closing, connector
 from geomx_cli.hosts.allocation import allocated
-from geomx_cli.hosts.ssh.config import SshOptions
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import in_central

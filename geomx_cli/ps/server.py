@@ -243,7 +243,7 @@ class Server:
         self._delivery = delivery
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
-            on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=self._active,
+            on_renewed=self._on_renewed, on_reconnect=self._on_reconnect, on_asked=self._on_asked, active=self._active,
         )  # fmt: skip
         upstream = self._upstream
         wan = self._compression.wan
@@ -318,6 +318,10 @@ class Server:
         self._state.save_members(self._members)
         self.node.liveness.watch(link)
         self._serve()
+
+    def _on_renewed(self, link: Link) -> None:
+        """The process at this link was restarted. What it lost comes again, and what it asked for is asked again."""
+        self._aggregator.forget_requests(link)
 
     def _on_reconnect(self, link: Link, lane: Lane) -> None:
         if self._upstream is not None:

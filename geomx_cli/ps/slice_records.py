@@ -217,7 +217,7 @@ def _restored_view(saved: _View, entry: SliceState, round_: int, arrays: Mapping
     array: Array | Callable[[], Array]
     encoded = None
     if saved.payload:
-        payload = memoryview(arrays[saved.payload])
+        payload = arrays[saved.payload].data
         encoded = payload, {"form": Form(saved.form)}
     if saved.array:
         array = arrays[saved.array]

@@ -14,12 +14,14 @@ from rounds import assert_equal, expected, run
 
 from geomx_cli.agent.incarnation import EventTail
 from geomx_cli.core import event_log
+from geomx_cli.core.conventions import life_of
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import (
     SCHEMA_VERSION,
     Evaluated,
     ProcessFailed,
     ProcessFinished,
+    ProcessRestarted,
     Reported,
     RosterComplete,
     RoundCompleted,
@@ -49,6 +51,16 @@ def test_events_are_read_as_they_were_written_and_a_line_under_way_is_left(tmp_p
     log.write(StateChanged(state="dropped"))
 
 
+def test_numbers_of_another_life_are_higher(tmp_path: Path) -> None:
+    for incarnation in (0, 2):
+        log = EventLog(tmp_path / "log", incarnation=incarnation)
+        for _ in range(2):
+            log.write(StateChanged(state="serving"))
+        log.close()
+    numbers = [event["number"] for event, _ in read_objects(tmp_path / "log")]
+    assert numbers == [1, 2, (2 << 36) + 1, (2 << 36) + 2] and [*map(life_of, numbers)] == [0, 0, 2, 2]
+
+
 def test_what_is_parsed_is_what_was_written(tmp_path: Path) -> None:
     written = [
         StateChanged(state="waiting", message="for B"),
@@ -57,13 +69,14 @@ def test_what_is_parsed_is_what_was_written(tmp_path: Path) -> None:
         Evaluated(round=3, accuracy=0.5), WarningRaised(message="x", reason="y"), RosterComplete(members=[{"rank": 1}]),
         Reported(step=1, total_time=0.5, loss=float("inf"), metrics={"a/b-c": 1.0}, live=True),
         ProcessFailed(message="x", hint="y", peer="z"), ProcessFinished(rounds=3, accuracy=1.0, stopped="time"),
+        ProcessRestarted(incarnation=2, message="was killed by SIGKILL; started again"),
     ]  # fmt: skip
     log = EventLog(tmp_path / "log")
     for event in written:
         log.write(event)
     found = [parse(fields) for fields, _ in read_objects(tmp_path / "log")]
     events = [event for event in found if event is not None]
-    assert all(event.time > 1e9 for event in events) and [event.number for event in events] == list(range(1, 10))
+    assert all(event.time > 1e9 for event in events) and [event.number for event in events] == list(range(1, 11))
     assert [msgspec.structs.replace(event, time=0.0, number=0) for event in events] == written
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.jsonlines import LineBuffer, decode, encode, object_lines
+from geomx_cli.core.jsonlines import LineBuffer, append_object, decode, encode, object_lines
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 VALUES: Any = st.recursive(LEAVES, lambda item: st.lists(item) | st.dictionaries(st.text(), item))
@@ -27,6 +29,18 @@ def test_messages_come_whole_however_the_stream_is_cut(
     assert [decode(line) for line in found] == messages
     pieces = iter([stream[i:j] for i, j in itertools.pairwise(places) if i < j] + [b""])
     assert list(object_lines(lambda: next(pieces), "it")) == found
+
+
+def test_an_object_is_appended_on_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert append_object(path, {"a": 1})
+    with path.open("ab") as file:
+        file.write(b'{"half')
+    assert append_object(path, {"b": 2}) and append_object(path, {"c": 3})
+    assert path.read_bytes() == b'{"a": 1}\n{"half\n{"b": 2}\n{"c": 3}\n'
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(tmp_path / "pipe")
+    assert not any(append_object(tmp_path / name, {}) for name in ("link", "pipe", "none/log"))
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[1]", b"1", b"null", b"\xff", b"[" * 100_000, b'{"a": ' * 100_000])

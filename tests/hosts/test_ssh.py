@@ -16,13 +16,14 @@ from typing import Any
 import paramiko
 import pytest
 from cluster import ROOT
+from geomx_cli.hosts.ssh.options import SshOptions
 from sshd import Person, Sshd, make_key
 
 from geomx_cli.agent import processes
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import connector, everywhere
 from geomx_cli.hosts.local import LocalConnector
-from geomx_cli.hosts.ssh.config import SshOptions, hops
+from geomx_cli.hosts.ssh.config import hops
 from geomx_cli.hosts.ssh.connector import SshConnector
 from geomx_cli.inventory import Host, Ssh
 from geomx_cli.preflight.probe_pool import ProbePool
@@ -331,7 +332,7 @@ PROMPT = """
 import sys
 from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.ssh.connector import SshConnector
-from geomx_cli.hosts.ssh.config import SshOptions
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 options = SshOptions(config="/none", known_hosts=sys.argv[1])
 ssh = Ssh(address="127.0.0.1", port=int(sys.argv[2]), key=sys.argv[3])

@@ -12,6 +12,7 @@ from desk import Desk
 from plans import planned
 
 from geomx_cli.core import plugins
+from geomx_cli.core.conventions import number_before
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.files import locked_folder
 from geomx_cli.core.options import defaults
@@ -130,6 +131,17 @@ def test_traffic_between_parties(events: Path) -> None:
     assert metadata.bytes_by(1.5) == 3500 and metadata.bytes_by(4) == 7500 and metadata.bytes_by(-1) == 0
     assert metadata.bytes_by(100) == 14_000 + 1500 and metadata.total == 14_000
     assert metadata.starts == dict.fromkeys(("A/cpu0", "A/cpu1", "B/cpu0", "B/cpu1"), 0.0)
+
+
+def test_bytes_of_a_restarted_server_are_added(events: Path) -> None:
+    number, server = number_before(1), "A/server:0"
+    write(
+        events, server, {"time": BEGAN + 7, "number": number, "event": "restarted", "incarnation": 1},
+        {**telemetry(8, 500, PEERS[server]), "number": number + 1},
+    )  # fmt: skip
+    metadata = JobRecords.read(planned(), events).metadata
+    assert metadata.restarts == {server: 1} and metadata.traffic["A"] == {"central": 7500}
+    assert metadata.bytes_by(7) == 14_000 and metadata.bytes_by(100) == metadata.total == 14_500
 
 
 def test_bytes_until_an_evaluation_are_by_the_clock_of_its_worker(events: Path, tmp_path: Path) -> None:

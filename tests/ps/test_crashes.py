@@ -42,8 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def algorithm(name: str, workers: int, is_root: bool) -> ServerAlgorithm:
     return {
-        "fsa": FsaServer, "async -1": partial(MixedServer, max_staleness=-1), "async 1": partial(MixedServer, max_staleness=1),
-        "diloco": MeanServer, "hfa": partial(HfaServer, 2, workers, by_samples=False),
+        "fsa": FsaServer, "diloco": MeanServer,
+        "async -1": partial(MixedServer, max_staleness=-1), "async 1": partial(MixedServer, max_staleness=1),
+        "hfa": partial(HfaServer, 2, workers, by_samples=False),
     }[name]()  # fmt: skip
 
 

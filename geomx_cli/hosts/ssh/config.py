@@ -8,10 +8,8 @@ import secrets
 import shlex
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,30 +17,11 @@ import paramiko
 
 from geomx_cli.agent import processes
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
-from geomx_cli.hosts.ssh.credentials import Credentials, Hop
+from geomx_cli.hosts.ssh.credentials import Hop
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
-__all__ = ["SshOptions", "hop", "hops"]
-
-# Settings common to all hosts behind SSH.
-
-
-@dataclass(frozen=True)
-class SshOptions:
-    """Settings common to all hosts behind SSH; share one object, so that each passphrase is requested once.
-
-    `config`: the user's ssh_config, which may be missing. `notify` receives messages for the user; it is called from
-    any thread. lookups: what the ssh_config says of each name; it is read, and its Match exec runs, once.
-    """
-
-    accept_new_host_keys: bool = False
-    config: str = "~/.ssh/config"
-    known_hosts: str = "~/.ssh/known_hosts"
-    notify: Callable[[str], None] = lambda text: None
-    credentials: Credentials = field(default_factory=Credentials)
-    lookups: dict[str, dict[str, Any]] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
+__all__ = ["hop", "hops"]
 
 _SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"

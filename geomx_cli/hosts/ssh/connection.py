@@ -15,9 +15,9 @@ import paramiko
 
 from geomx_cli.core.errors import HostUnreachable
 from geomx_cli.core.untrusted import first_line
-from geomx_cli.hosts.ssh.config import SshOptions
 from geomx_cli.hosts.ssh.credentials import Credential, Hop
 from geomx_cli.hosts.ssh.host_keys import CERTIFICATE_TYPES, check_host_key, known_types
+from geomx_cli.hosts.ssh.options import SshOptions
 
 __all__ = ["Connection"]
 

@@ -14,8 +14,9 @@ import paramiko
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
 from geomx_cli.core.untrusted import first_line, last_line
 from geomx_cli.hosts.interface import Channel, Completed
-from geomx_cli.hosts.ssh.config import SshOptions, hop, hops
+from geomx_cli.hosts.ssh.config import hop, hops
 from geomx_cli.hosts.ssh.connection import Connection
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.hosts.ssh.streams import LARGEST, MARK, Kept, OwnOutput, SshChannel, drain, in_thread, send_input
 from geomx_cli.inventory import Ssh
 

@@ -16,8 +16,8 @@ import paramiko
 
 from geomx_cli.core.errors import HostUnreachable, WrongHostKey
 from geomx_cli.core.files import make_folders
-from geomx_cli.hosts.ssh.config import SshOptions
 from geomx_cli.hosts.ssh.credentials import Hop
+from geomx_cli.hosts.ssh.options import SshOptions
 
 __all__ = ["CERTIFICATE_TYPES", "HostCertificate", "check_host_key", "known_types"]
 

@@ -16,7 +16,7 @@ from geomx_cli.core.units import counted, format_bytes, format_duration
 from geomx_cli.hosts import Connector, File
 from geomx_cli.hosts.allocation import allocated
 from geomx_cli.hosts.local import python_path
-from geomx_cli.hosts.ssh.config import SshOptions
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_connection import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.agent_pool import AgentPool

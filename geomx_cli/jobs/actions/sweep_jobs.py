@@ -18,7 +18,7 @@ from geomx_cli.core.options import Value
 from geomx_cli.core.plugins import algorithms as known_algorithms
 from geomx_cli.core.plugins import table
 from geomx_cli.hosts import ports
-from geomx_cli.hosts.ssh.config import SshOptions
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions import launch as launching
 from geomx_cli.jobs.actions.attach import attach

@@ -15,7 +15,7 @@ from geomx_cli.core.files import require_private
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.option import did_you_mean
 from geomx_cli.hosts import Connector
-from geomx_cli.hosts.ssh.config import SshOptions
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory, validated
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process

@@ -1,0 +1,27 @@
+"""Settings common to all hosts behind SSH."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from geomx_cli.hosts.ssh.credentials import Credentials
+
+__all__ = ["SshOptions"]
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """Settings common to all hosts behind SSH; share one object, so that each passphrase is requested once.
+
+    `config`: the user's ssh_config, which may be missing. `notify` receives messages for the user; it is called from
+    any thread. lookups: what the ssh_config says of each name; it is read, and its Match exec runs, once.
+    """
+
+    accept_new_host_keys: bool = False
+    config: str = "~/.ssh/config"
+    known_hosts: str = "~/.ssh/known_hosts"
+    notify: Callable[[str], None] = lambda text: None
+    credentials: Credentials = field(default_factory=Credentials)
+    lookups: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
