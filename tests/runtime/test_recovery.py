@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster import ROOT, Cluster, until
 from idx import write_data
 from whole_job import WholeJob
 
@@ -150,3 +152,67 @@ def test_killed_workers_end_with_the_bits_of_others(
     for rank, event in straight.finished.items():
         names = ("parameters", "rounds", "samples", "stopped", "accuracy")
         assert {name: killed.finished[rank].get(name) for name in names} == {name: event.get(name) for name in names}
+
+
+# Processes.
+
+
+class Killing:
+    """A bundled job of processes, started by hand, in which workers are killed and started again."""
+
+    def __init__(self, cluster: Cluster, **options: Any) -> None:
+        self._cluster = cluster
+        planned = cluster.planned((), {
+            "network": "linear", "batch_size": 8, "epochs": 40, "compress_min": 16, "eval_every": 5, **options
+        })  # fmt: skip
+        self._env = {one.file_name: dict(one.env) for one in planned.processes}
+        self._argv = {one.file_name: one.argv for one in planned.processes}
+        self.workers = [one.file_name for one in planned.processes if one.global_rank is not None]
+        for name in self._env:
+            folder = cluster.directory / "states" / name
+            folder.mkdir(parents=True, mode=0o700)
+            cluster.each[name] = {"GEOMX_STATE_DIR": str(folder)}
+        self._lives = dict.fromkeys(self._env, 0)
+        cluster.launch_planned(planned)
+
+    def events(self, name: str, kind: str) -> list[dict[str, Any]]:
+        """The events of a process in its event log, of one kind."""
+        path = self._cluster.directory / "events" / f"{name}.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [event for event in events if event["event"] == kind]
+
+    def kill(self, name: str, rounds: int) -> None:
+        """Kill a process once its job has gone through so many rounds, and start it again."""
+        until(lambda: len(self.events(self.workers[0], "round")) >= rounds, state=self._cluster.outputs)
+        process = self._cluster.processes[name]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        self._lives[name] += 1
+        self._cluster.each[name]["GEOMX_INCARNATION"] = str(self._lives[name])
+        self._cluster.start(name, self._argv[name], {**self._env[name], "PYTHONPATH": str(ROOT)})
+
+    def finish(self) -> list[dict[str, Any]]:
+        """The last event of each worker."""
+        self._cluster.finish()
+        return [self.events(name, "finished")[-1] for name in self.workers]
+
+
+def results(events: Sequence[dict[str, Any]]) -> list[Any]:
+    return [[event.get(name) for name in ("parameters", "rounds", "samples", "stopped", "accuracy")] for event in events]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["fsa, bsc", "hfa"])
+def test_killed_processes(name: str, cluster: Cluster, tmp_path: Path, data: Path) -> None:
+    options = {"data_dir": str(data), **WAYS[name]}
+    killing = Killing(cluster, **options)
+    for index, worker in enumerate(killing.workers[:3]):
+        killing.kill(worker, 20 + 30 * index)
+    found = killing.finish()
+    straight = Cluster(tmp_path / "straight")
+    straight.directory.mkdir()
+    try:
+        assert results(found) == results(Killing(straight, **options).finish())
+    finally:
+        straight.stop()
