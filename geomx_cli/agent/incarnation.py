@@ -294,12 +294,11 @@ class EventTail:
         self.path = path
         self._offset = offset
         self._saw_round = False
-        self._samples = 0
 
     def successor(self) -> "EventTail":
         """Return one for the next life of the process, which goes on in the same file."""
         tail = EventTail(self.path, self._offset)
-        tail._saw_round, tail._samples = self._saw_round, self._samples
+        tail._saw_round = self._saw_round
         return tail
 
     def unwritten(self, output: Iterable[str]) -> list[dict[str, Any]]:
@@ -316,8 +315,7 @@ class EventTail:
         """Return the events written since the last call; of its round events only the very first and the newest,
         of reports those that are live, and no counts of sent bytes.
 
-        Round events get the field "samples", summed over all rounds so far. Long strings are truncated, long lists
-        and objects dropped.
+        Long strings are truncated, long lists and objects dropped.
         """
         if not self.path.is_file():  # not created yet, or replaced by a pipe
             return []
@@ -328,7 +326,6 @@ class EventTail:
             event = {name: _shortened(value) for name, value in written.items() if not _is_long(value)}
             kind = event.get("event")
             if kind == "round":
-                event["samples"] = self._samples = self._samples + _count(event.get("num_samples"))
                 if self._saw_round:
                     newest = event
                     continue
@@ -351,11 +348,6 @@ class EventTail:
                 self.saw_failure = True
             case "failed", _:
                 self.failure = self.failure or event  # of a process's children the first
-
-
-def _count(value: Any) -> int:
-    """Return `value` if it is a positive int, else 0: event fields written by a script are untrusted."""
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _is_long(value: Any) -> bool:

@@ -5,7 +5,6 @@ limit: the option `patience` for rounds and barriers, `timeout` for everything e
 job ends all waits with PeerLost, which every later call raises again.
 """
 
-import itertools
 import math
 import threading
 from collections import deque
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -30,9 +29,12 @@ from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.net.payload import Content, Rows
 from geomx_cli.ps.net.wire import EVERY, MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
 from geomx_cli.ps.operation_queue import Operation, PendingExchange
+from geomx_cli.ps.state_file import Saved
 from geomx_cli.ps.worker import Worker, WorkerInfo
 
 __all__ = ["Client", "ControlClient", "DeclaredTensor", "MAX_OPEN"]
+
+_Result = TypeVar("_Result")
 
 # The control requests that a worker sends to its servers: optimizer, codec, mode, barriers, and algorithms' own.
 
@@ -45,6 +47,7 @@ class ControlClient:
     server refuses, TimedOut after the option `timeout` (barriers: `patience`), and PeerLost once the job has failed.
 
     key_of: the number of a declared tensor.
+    barriers: how many of each scope this worker has asked for.
     """
 
     def __init__(self, worker: Worker, info: WorkerInfo, key_of: Callable[[str], int]) -> None:
@@ -52,7 +55,8 @@ class ControlClient:
         self._info = info
         self._key_of = key_of
         self._by = worker.node.process
-        self._barriers = {"party": itertools.count(1), "all": itertools.count(1)}
+        self.barriers = {"party": 0, "all": 0}
+        self._barriers_lock = threading.Lock()
         settings = worker.node.settings
         self._smallest = int(settings.number("compress_min"))
         # Seconds that an answer may take while the link works. A local server that relays a request allows its own link
@@ -113,14 +117,7 @@ class ControlClient:
         spec = complete_spec(spec, self._smallest)
         self._request_roots("compression", {"spec": spec}, "take the codec")
         if self._info.flat:
-            changed: Future[None] = Future()
-
-            def change() -> None:
-                self._worker.operations.compression.set(spec)
-                changed.set_result(None)
-
-            self._worker.node.loop.submit(change)
-            self._worker.wait(changed, self._limit, "this worker's own loop")
+            _in_loop(self._worker, lambda: self._worker.operations.compression.set(spec))
 
     def train_asynchronously(self) -> None:
         """Have the roots update the model with each party's contributions separately. Only the master may call it.
@@ -131,7 +128,10 @@ class ControlClient:
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have called this; workers that have left do not count."""
         limit = self._worker.node.patience
-        future = self._ask("barrier", {"scope": scope, "number": next(self._barriers[scope])}, 0, limit)
+        with self._barriers_lock:
+            self.barriers[scope] += 1
+            number = self.barriers[scope]
+        future = self._ask("barrier", {"scope": scope, "number": number}, 0, limit)
         self._worker.wait(future, limit, f"the other workers at a barrier over {scope}")
 
     def be_patient(self, seconds: float) -> None:
@@ -210,6 +210,21 @@ class ControlClient:
         return future
 
 
+def _in_loop(worker: Worker, call: Callable[[], _Result]) -> _Result:
+    """Call this in the worker's loop and return what it returns; raises what it raises."""
+    called: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            called.set_result(call())
+        except GeomxError as error:
+            called.set_exception(error)
+
+    worker.check()
+    worker.node.loop.submit(run)
+    return worker.wait(called, worker.node.timeout, "this worker's own loop")
+
+
 MAX_OPEN = 4096
 """Rounds of one key that may be begun and without a result."""
 
@@ -243,6 +258,15 @@ class DeclaredTensor:
         """This pull from the servers has begun."""
         self.pulls += 1
         self.newest = pull
+
+    def go_on(self, round_: int, pulls: int, lowest: int, highest: int) -> None:
+        """Go on after so many rounds and pulls. The servers have the last result, of these versions."""
+        self.round, self.pulls = round_, pulls
+        done = PendingExchange(None, 0, lowest=lowest, highest=highest, holds=False)
+        for future in (done.sent, done.done):
+            future.set_result(None)
+        self.newest = done
+        self._open = deque([done] if round_ else [])
 
     def check_open(self) -> None:
         """Check that another round may begin, as fewer than MAX_OPEN have no result yet."""
@@ -517,6 +541,32 @@ class Client:
     def waits(self, waits: bool) -> None:
         """Whether the script waits for others: then they need not wait for it because it uses processor time."""
         self._worker.waits(waits)
+
+    # What outlives this process.
+
+    def state(self) -> Saved:
+        """What this end keeps between rounds: numbers of rounds and barriers, and the arrays of codecs. These are in the
+        memory in use: read them before the next exchange. Raises InvalidSettings while an operation has no result.
+        """
+        arrays = _in_loop(self._worker, self._worker.operations.state)
+        tensors = {name: [each.round, each.pulls, *self.versions(name)] for name, each in self.tensors.items()}
+        barriers = dict(self.control.barriers)
+        return Saved({"tensors": tensors, "barriers": barriers, "asynchronous": self.asynchronous}, arrays)
+
+    def load(self, state: Saved) -> None:
+        """Go on from the `state` of this worker's earlier life, once the same tensors are declared and initialised, and
+        before the first exchange.
+        """
+        for name, numbers in state.fields["tensors"].items():
+            self._tensor(name).go_on(*numbers)
+        self.control.barriers.update(state.fields["barriers"])
+        operations = self._worker.operations
+
+        def load() -> None:
+            operations.asynchronous = state.fields["asynchronous"]
+            operations.load(state.arrays)
+
+        _in_loop(self._worker, load)
 
     # Telemetry.
 

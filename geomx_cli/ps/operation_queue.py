@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.errors import GeomxError, InvalidSettings
+from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.algorithm import WorkerDelivery
 from geomx_cli.ps.aggregation.codec import SliceRound
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
-from geomx_cli.ps.arrays import Array, SliceArrays
+from geomx_cli.ps.arrays import Array, Arrays, SliceArrays
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of, numbers_payload
@@ -177,6 +178,27 @@ class OperationQueue:
     def age(self) -> float:
         """Seconds since the oldest operation without a complete result began; 0 if there is none."""
         return max((operation.pending.age() for operation in self._open), default=0.0)
+
+    def state(self) -> Arrays:
+        """The arrays kept with the slices, in the memory in use, as KEY/INDEX/PART/NAME. Raises InvalidSettings while an
+        operation has no result.
+        """
+        if self._open:
+            what = f"{counted(len(self._open), 'operation')} on tensors without a result"
+            raise InvalidSettings(what, "wait for all results before saving")
+        return {
+            f"{number}/{index}/{part}/{name}": array
+            for number, key in self._keys.items()
+            for index, slice_ in key.slices.items()
+            for part, arrays in slice_.parts.items()
+            for name, array in arrays.items()
+        }
+
+    def load(self, arrays: Arrays) -> None:
+        """Go on with copies of the arrays of a `state`, before the first operation in turn."""
+        for path, array in arrays.items():
+            number, index, part, name = path.split("/", 3)
+            self._keys[int(number)].slices[int(index)].part(part)[name] = array.copy()
 
     def give_up(self, error: GeomxError) -> None:
         """Fail all operations, and those still to come."""

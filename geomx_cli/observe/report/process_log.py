@@ -23,6 +23,7 @@ class ProcessLog:
     """state: the process's state after all its events. sent: (time, cumulative bytes sent to other parties)
     each time that these had grown, subsampled for long logs. counts_sent: whether they were counted at all.
     problems: a sentence per damaged event.
+    repeated: where the worker's later lives have gone on, oldest first: the number of the first round of each.
 
     Rounds are not kept, as there may be very many: `records` reads them.
     """
@@ -32,15 +33,20 @@ class ProcessLog:
     sent: list[tuple[float, int]] = field(default_factory=list)
     counts_sent: bool = False
     problems: list[str] = field(default_factory=list)
+    repeated: list[int] = field(default_factory=list)
     _life: int = 0
     _before: int = 0  # bytes that earlier lives of the process have sent
 
     @classmethod
     def read(cls, path: Path, process: Process) -> "ProcessLog":
         """Read everything but the rounds."""
-        log = cls(path, ProcessState(process))
+        log, last = cls(path, ProcessState(process)), 0
         for event in log._events(log._complain):
             log.state.apply(event, event.time)
+            if isinstance(event, RoundCompleted):
+                if event.num_iters <= last:
+                    log.repeated.append(event.num_iters)
+                last = event.num_iters
             if isinstance(event, Sent):
                 log._note_sent(event, event.wan)
             elif isinstance(event, Telemetry) and event.bytes is not None:
@@ -61,9 +67,18 @@ class ProcessLog:
         losses = dict(self.state.validation_losses)
         if finished is not None and finished.validation_loss is not None:
             losses[self.state.round] = finished.validation_loss
+        for event in self._last_of_rounds():
+            yield RoundRecord.of(event, accuracies.get(event.num_iters), losses.get(event.num_iters))
+
+    def _last_of_rounds(self) -> Iterator[RoundCompleted]:
+        """The last event of each round: those of a worker's life end where a later one goes on."""
+        last, life = 0, 0
+        ends = [min(self.repeated[index:]) for index in range(len(self.repeated))]
         for event in self._events(lambda problem: None):  # `read` has reported them already
             if isinstance(event, RoundCompleted):
-                yield RoundRecord.of(event, accuracies.get(event.num_iters), losses.get(event.num_iters))
+                life, last = life + (event.num_iters <= last), event.num_iters
+                if life >= len(ends) or event.num_iters < ends[life]:
+                    yield event
 
     def _note_sent(self, event: Event, count: int) -> None:
         """Add the count of an event if it is higher than the last one. Each life of the process counts from 0."""

@@ -1,5 +1,6 @@
 """The bundled training job: a small network on Fashion-MNIST or a text, for trials and benchmarks of a cluster."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,20 @@ from geomx_cli.core.events import ProcessFinished, StateChanged
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Placement, Tensor
+from geomx_cli.ps.state_file import Saved
 from geomx_cli.runtime import frontends
 from geomx_cli.runtime.bundled import checkpoint, networks
 from geomx_cli.runtime.bundled.evaluation import Evaluation
 from geomx_cli.runtime.bundled.loop import Loop
 from geomx_cli.runtime.bundled.record import Score
+from geomx_cli.runtime.bundled.recovery import WorkerState
 from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.data.samples import Samples, shard, text_shard
 from geomx_cli.runtime.script.store import Store, row_of
 from geomx_cli.runtime.training.model import ModelAdapter, Network
 from geomx_cli.runtime.training.stop_vote import STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
-from geomx_cli.runtime.training.worker_algorithm import Algorithm, WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import Algorithm, State, WorkerAlgorithm
 
 __all__ = ["main"]
 
@@ -36,7 +39,8 @@ def main(client: Client) -> None:
     write an event "round" for every round and at the end "finished": rounds, samples and seconds of this
     worker, why training ended, the digest of the final weights, which is the same for all, and, on global rank 0,
     their test accuracy. Global rank 0 saves the model (checkpoint.py) in the process's output folder, if it has one.
-    Raises GeomxError if the job cannot start or fails.
+    A worker that was killed goes on from what it has saved (recovery.py). Raises GeomxError if the job cannot start or
+    fails.
     """
     frontends.prepare_imports()  # a user's own network or data set may import any framework
     config = TrainConfig.from_options(client.settings.options)
@@ -44,15 +48,18 @@ def main(client: Client) -> None:
     if config.text("schedule") != "constant":
         config = replace(config, steps=_steps(client, config))
     optimizer = algorithm.server_optimizer(config)
-    # Before the initial weights, without which no worker can push.
-    if optimizer is not None and (client.is_master or client.global_rank == 0):
-        client.control.set_optimizer(*optimizer, schedule=_server_schedule(client, config, algorithm))
-    if client.trains:
-        _train(client, config, algorithm)
-    else:
-        _initialise(client, config)
-        client.report(state="finished")
-        client.events.write(StateChanged(state="finished"))
+    folder = client.settings.state_dir
+    with closing(WorkerState(Path(folder) if folder else None, client.events.warn)) as recovery:
+        # Before the initial weights, without which no worker can push.
+        if optimizer is not None and (client.is_master or client.global_rank == 0) and not recovery.is_set_up:
+            client.control.set_optimizer(*optimizer, schedule=_server_schedule(client, config, algorithm))
+            recovery.set_up()
+        if client.trains:
+            _train(client, config, algorithm, recovery)
+            return
+    _initialise(client, config)
+    client.report(state="finished")
+    client.events.write(StateChanged(state="finished"))
 
 
 def _steps(client: Client, config: TrainConfig) -> int:
@@ -96,16 +103,16 @@ def _initialise(client: Client, config: TrainConfig) -> None:
     client.init({name: value.reshape(-1) for name, value in values.items()})
 
 
-def _train(client: Client, config: TrainConfig, algorithm: Algorithm) -> None:
+def _train(client: Client, config: TrainConfig, algorithm: Algorithm, recovery: WorkerState) -> None:
     shard, test = _data(client, config)
     network = _network(config)
     with network.session(client.settings.device, config.seed + client.global_rank):
-        _run(client, config, algorithm, network, shard, test)
+        _run(client, config, algorithm, network, shard, test, recovery)
 
 
 def _run(
     client: Client, config: TrainConfig, algorithm: Algorithm, network: Network, shard: Samples,
-    test: Samples | None,
+    test: Samples | None, recovery: WorkerState,
 ) -> None:  # fmt: skip
     if shard.classes > network.classes:
         what = f"the training data have {shard.classes} classes, the test data only {network.classes}"
@@ -118,11 +125,21 @@ def _run(
     values = _values(config, network)
     Store(client).init(list(values), list(values.values()))
     part = algorithm.worker(client, model, config)
-    part.start()
+    if not recovery.continues:
+        part.start()
     evaluation = None
     if test is not None:
         evaluation = Evaluation(network.build(), test, config.eval_every // part.steps_per_round)
-    loop = Loop(client, config, model=model, part=part, shard=shard, evaluation=evaluation)
+    loop = Loop(
+        client, config, model=model, part=part, shard=shard, evaluation=evaluation, recovery=recovery
+    )  # fmt: skip
+
+    def load(training: State, of_client: Saved) -> None:
+        client.load(of_client)
+        loop.load(training)
+
+    if recovery.continues:
+        recovery.restore(load)
     loop.run()
     score = Score()
     if evaluation is not None:

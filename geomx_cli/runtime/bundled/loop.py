@@ -12,6 +12,7 @@ from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionC
 from geomx_cli.runtime.bundled.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.bundled.evaluation import Evaluation, EvaluationSchedule
 from geomx_cli.runtime.bundled.record import Record, Score
+from geomx_cli.runtime.bundled.recovery import WorkerState
 from geomx_cli.runtime.data.samples import Batch, Prefetch, Samples
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.stop_vote import StopVote
@@ -129,6 +130,7 @@ class Loop:
     """Trains `model` on `shard` to the end of the job. `evaluation` is given on global rank 0 only.
 
     position: where training stands. `part.start`, or `load`, comes before the first step.
+    recovery: where the loop saves its state; None for nowhere.
 
     During a round's exchange the next batch is made and a piece of the test set is evaluated. A worker that is out of
     data abstains from the others' rounds until all are, or starts over if the algorithm is not finite, so all end with
@@ -137,9 +139,10 @@ class Loop:
 
     def __init__(
         self, client: "Client", config: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, shard: Samples,
-        evaluation: Evaluation | None,
+        evaluation: Evaluation | None, recovery: WorkerState | None = None,
     ) -> None:  # fmt: skip
         self.position = Position()
+        self._recovery = recovery
         self._client = client
         self._config = config
         self._model = model
@@ -182,6 +185,7 @@ class Loop:
                 pass
         finally:
             self.close()
+        self._save()
         if self._async_completion is not None:
             self._wait_for_others(self._async_completion)
         self._part.end()
@@ -196,6 +200,7 @@ class Loop:
         if self._prefetch is None:
             self._prefetch = Prefetch(self._batches_left())
             self._batch = self._next_batch(self._prefetch)
+        self._save()
         if position.ended:
             return False
         if self._drain() if self._batch is None else self._step(self._batch):
@@ -239,6 +244,14 @@ class Loop:
         self._part.load(state.part("algorithm"))
         self._evaluations.load(state.part("evaluations"))
 
+    def _save(self) -> None:
+        """Save the state if that is due. Between this and the next contribution the servers are told nothing else."""
+        rounds = self._part.rounds
+        if self._recovery is None or self.exchanging or not self._recovery.is_due(rounds):
+            return
+        self._client.await_rounds()  # some algorithms do not wait for all results
+        self._recovery.save(rounds, self.state(), self._client.state())
+
     def _batches_left(self) -> Iterator[Batch]:
         """Yield the batches after those of `position`."""
         if self.position.stopped:
@@ -257,6 +270,7 @@ class Loop:
     def _step(self, batch: Batch) -> bool:
         """Train on a batch. Return True if the exchange of a round has begun."""
         begun, position, current = time.monotonic(), self.position, self.position.round
+        self._model.reseed((self._config.seed, self._rank, position.steps))
         with self._watch("forward and backward"):
             current.losses.append(self._model.forward_backward(batch, self._part.gradient_scale))
             if self._straggler is not None:
@@ -314,7 +328,8 @@ class Loop:
         if loss is not None:
             position.loss = loss
         self._record.round(
-            self._part.rounds, current.times, samples=current.samples, loss=loss, steps=position.steps,
+            self._part.rounds, current.times, samples=current.samples, total=position.samples, loss=loss,
+            steps=position.steps,
             communicate=now - (self._exchange_began or waiting) + current.late, wait=now - waiting + current.late,
             accuracy=accuracy, recorded=self._part.recorded,
         )  # fmt: skip
@@ -352,8 +367,8 @@ class Loop:
             self._part.rounds += 1
         seconds = time.monotonic() - waiting
         self._record.round(
-            self._part.rounds, [self._watch.take(but="get_batch")], samples=0, loss=None, steps=self.position.steps,
-            communicate=seconds, wait=seconds, accuracy=None,
+            self._part.rounds, [self._watch.take(but="get_batch")], samples=0, total=self.position.samples, loss=None,
+            steps=self.position.steps, communicate=seconds, wait=seconds, accuracy=None,
         )  # fmt: skip
 
     def _write_checkpoint(self, *, at_end: bool = False) -> None:

@@ -52,10 +52,11 @@ class Record:
         return time.monotonic() - self._started
 
     def round(
-        self, number: int, times: list[dict[str, float]], *, samples: int, loss: float | None, steps: int,
+        self, number: int, times: list[dict[str, float]], *, samples: int, total: int, loss: float | None, steps: int,
         communicate: float, wait: float, accuracy: float | None, recorded: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Record a complete round. `times`: seconds of each local step by name; `steps`: total over all rounds so far.
+        """Record a complete round. `times`: seconds of each local step by name; `total`, `steps`: samples and steps of
+        all rounds so far.
 
         loss: None if this worker trained on no batch in the round. recorded: the algorithm's own metrics.
         """
@@ -74,6 +75,7 @@ class Record:
                 loss=loss,
                 accuracy=accuracy,
                 recorded=dict(recorded),
+                samples=total,
             )
         )
         self._recent = self._report(samples, wait, steps, loss)

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["LocalSteps", "ModelAdapter", "ModelWeights", "Network", "OptimizerSteps", "flat_views"]
+__all__ = ["LocalSteps", "ModelAdapter", "ModelWeights", "Network", "OptimizerSteps", "flat_views", "seed_of"]
+
+
+def seed_of(numbers: Sequence[int]) -> int:
+    """Return a seed for a framework, of 31 bits, that depends on all of the numbers."""
+    return int(np.random.SeedSequence(list(numbers)).generate_state(1)[0]) >> 1
 
 
 def flat_views(vector: Floats, sizes: Sequence[int]) -> list[Floats]:
@@ -205,6 +210,11 @@ class ModelAdapter(ModelWeights):
     def forward_backward(self, batch: Batch, scale: float) -> SupportsFloat:
         """Run both passes: gradients become `scale` times those of the batch's mean loss, which is returned."""
 
+    def reseed(self, numbers: Sequence[int]) -> None:  # noqa: B027 - not all frameworks have random numbers
+        """Seed the framework's random numbers, as of dropout, for the next step: a step that is repeated after a restart
+        must give the same numbers.
+        """
+
     @abstractmethod
     def wait_for_gradients(self) -> None:
         """Wait for the backward pass."""
@@ -229,7 +239,7 @@ class ModelAdapter(ModelWeights):
         self.load(other.state())
 
     def state(self) -> State:
-        """Return the weights and statistics. A framework's random numbers, as of dropout, are not included."""
+        """Return the weights and statistics. A framework's random numbers, as of dropout, follow from `reseed`."""
         vector = np.empty(self.size, np.float32)
         self.read_weights(vector)
         state = State(arrays={"weights": vector})

@@ -13,7 +13,7 @@ from geomx_cli.runtime.data.samples import Batch
 from geomx_cli.runtime.frontends.mxnet.arrays import Completion, Engine
 from geomx_cli.runtime.frontends.mxnet.load import device_context, load_mxnet
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
-from geomx_cli.runtime.training.model import ModelAdapter, Network
+from geomx_cli.runtime.training.model import ModelAdapter, Network, seed_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -74,6 +74,10 @@ class GluonModel(ModelAdapter):
         self.forward_backward((images, np.zeros(samples, np.float32)), 1.0)
         self.wait_for_gradients()
         self.write_statistics(before)
+
+    def reseed(self, numbers: Sequence[int]) -> None:
+        """See ModelAdapter."""
+        self._mx.random.seed(seed_of(numbers))
 
     def forward_backward(self, batch: Batch, scale: float) -> "_Loss":
         """See ModelAdapter."""

@@ -1,7 +1,7 @@
 """A PyTorch module as a model of the bundled training job, and PyTorch's part of a training session."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
@@ -13,7 +13,7 @@ from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.data.samples import Batch
 from geomx_cli.runtime.frontends.torch.tensor_exchanges import become_late, no_longer_late, scripted
 from geomx_cli.runtime.frontends.torch.tensors import read, write
-from geomx_cli.runtime.training.model import ModelAdapter, Network
+from geomx_cli.runtime.training.model import ModelAdapter, Network, seed_of
 
 if TYPE_CHECKING:
     from geomx_cli.ps.operation_queue import PendingExchange
@@ -65,6 +65,10 @@ class TorchModel(ModelAdapter):
         labels = torch.zeros(samples, *scores.shape[2:], dtype=torch.long, device=self._device)
         torch.nn.functional.cross_entropy(scores, labels).backward()
         self.write_statistics(before)
+
+    def reseed(self, numbers: Sequence[int]) -> None:
+        """See ModelAdapter."""
+        torch.manual_seed(seed_of(numbers))
 
     def forward_backward(self, batch: Batch, scale: float) -> SupportsFloat:
         """See ModelAdapter."""

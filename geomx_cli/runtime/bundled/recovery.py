@@ -1,0 +1,129 @@
+"""What a bundled worker saves, so that its next life goes on from where this one was killed.
+
+One rule makes the next life exact: a worker saves what a round has changed before it contributes to the next one. So
+the servers are at most one round ahead of what is saved. The next life computes that round again, to the same bytes,
+and the servers answer with its result once more. Between rounds a worker saves every two seconds, so that no more
+computing is lost.
+
+With no room left recovery ends with one warning, and the job goes on.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.state_file import Saved, StateFile
+from geomx_cli.runtime.training.worker_algorithm import State
+
+__all__ = ["INTERVAL", "WorkerState"]
+
+INTERVAL = 2.0
+"""Seconds of computing after which a worker saves within a round."""
+_FILE = "worker"
+_SET_UP, _TRAINING, _CLIENT = "set up", "training", "client"
+
+
+class WorkerState:
+    """The state file of one worker, with the last record of an earlier life. For the training thread only.
+
+    directory: of the process; None if recovery is off, and then every call does nothing.
+    warn: gets a warning when recovery ends because there is no room.
+    is_set_up: this worker has set the job's optimizer, in this life or an earlier one.
+    """
+
+    def __init__(self, directory: Path | None, warn: Callable[[str], object]) -> None:
+        self.is_set_up = False
+        self._directory = directory
+        self._warn = warn
+        self._file: StateFile | None = None
+        self._found: Saved | None = None
+        self._rounds: int | None = None
+        self._saved = 0.0
+        if directory is not None:
+            self._open(directory)
+
+    def _open(self, directory: Path) -> None:
+        try:
+            self._file = StateFile(directory / _FILE)
+            saved = dict(self._file.load())
+        except OSError as error:
+            self._end(error)
+            return
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise self._unreadable(error) from error
+        self.is_set_up = _SET_UP in saved
+        self._found = saved.get(_TRAINING)
+
+    @property
+    def continues(self) -> bool:
+        """Whether there is a record of an earlier life, until it is restored."""
+        return self._found is not None
+
+    def restore(self, load: Callable[[State, Saved], None]) -> None:
+        """Go on from the record of an earlier life.
+
+        load: gets the state of training and that of the client.
+        Raises InvalidSettings for a record that this version cannot read.
+        """
+        found, self._found = self._found, None
+        assert found is not None
+        try:
+            state = State(found.fields, found.arrays)
+            client = state.part(_CLIENT)
+            load(state.part(_TRAINING), Saved(client.values, client.arrays))
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unreadable(error) from error
+
+    def set_up(self) -> None:
+        """The servers have the job's optimizer. Another request for it, once rounds have begun, might begin it anew."""
+        self.is_set_up = True
+        self._commit(_SET_UP, State())
+
+    def is_due(self, rounds: int) -> bool:
+        """Whether to save, after so many rounds: one was completed since the last save, or time has passed."""
+        late = time.monotonic() - self._saved >= INTERVAL
+        return self._file is not None and (rounds != self._rounds or late)
+
+    def save(self, rounds: int, training: State, client: Saved) -> None:
+        """Replace what is saved."""
+        state = State()
+        state.add(_TRAINING, training)
+        state.add(_CLIENT, State(client.fields, client.arrays))
+        self._commit(_TRAINING, state)
+        self._rounds, self._saved = rounds, time.monotonic()
+
+    def close(self) -> None:
+        """Nothing follows."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _commit(self, name: str, state: State) -> None:
+        if self._file is None:
+            return
+        arrays = {key: np.ascontiguousarray(array) for key, array in state.arrays.items()}
+        try:
+            self._file.commit(name, state.values, arrays)
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        """Recovery is over: what is there falls behind what the servers know, so it goes."""
+        self.close()
+        assert self._directory is not None
+        with suppress(OSError):
+            (self._directory / _FILE).unlink(missing_ok=True)
+            (self._directory / "ended").touch()
+        self._warn(
+            f"{self._directory} has no more room ({error.strerror}): if this worker is killed from now on, the job"
+            " ends. Make room there, or use --restarts 0"
+        )
+
+    def _unreadable(self, error: Exception) -> InvalidSettings:
+        what = f"the state in {self._directory} cannot be read: {error!r}"
+        return InvalidSettings(what, "was geomx installed anew while the job ran? launch it again")

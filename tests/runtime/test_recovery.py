@@ -1,0 +1,218 @@
+"""A bundled worker that is stopped at any moment, and goes on from what it has saved."""
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster import ROOT, Cluster, until
+from idx import write_data
+from whole_job import WholeJob
+
+from geomx_cli.contract.config import NodeSettings
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings, TrainingFailed
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.client import _in_loop as in_loop
+from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.ps.operation_queue import OperationQueue
+from geomx_cli.ps.state_file import StateFile
+from geomx_cli.runtime.bundled import job, recovery
+from geomx_cli.runtime.bundled.loop import Loop
+from geomx_cli.runtime.bundled.recovery import WorkerState
+from geomx_cli.runtime.training.worker_algorithm import State
+
+
+class Killed(BaseException):
+    """The worker ends here."""
+
+
+class TrainingJob(WholeJob):
+    """A bundled job of two parties of two workers, each with a state directory; a killed one begins its next life.
+
+    kills: of all workers. finished: the last event of each, by global rank. warnings: of all workers.
+    """
+
+    def __init__(self, folder: Path, *, recovers: bool = True, **options: Any) -> None:
+        self.folder, self.kills = folder, 0
+        self._recovers = recovers
+        self.finished: dict[int, dict[str, Any]] = {}
+        self.warnings: list[str] = []
+        super().__init__(**{
+            "network": "linear", "batch_size": 8, "epochs": 2, "compress_min": 16, "eval_every": 5, **options
+        })  # fmt: skip
+
+    def _work(self, settings: NodeSettings) -> None:
+        from dataclasses import replace
+
+        folder = self.folder / settings.process.replace("/", "-")
+        folder.mkdir(parents=True)
+        log = folder / "events.jsonl"
+        settings = replace(settings, state_dir=str(folder) if self._recovers else "")
+        delivery: Any = plugins.find("delivery", str(settings.options["delivery"]))
+        client = Client(settings, EventLog(log), delivery.worker())
+        while True:
+            try:
+                job.main(client)
+            except Killed:
+                self.kills += 1
+                forget(client)
+            except Exception as error:
+                client.close(TrainingFailed(repr(error)))  # else all wait for it
+                raise
+            else:
+                break
+        client.leave()
+        client.close()
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        self.finished[client.global_rank] = next(event for event in events if event["event"] == "finished")
+        self.warnings += [event["message"] for event in events if event["event"] == "warning"]
+
+
+def forget(client: Client) -> None:
+    """Leave nothing in a client but its connections."""
+    worker, old = client._worker, client._worker.operations
+
+    def replace_operations() -> None:
+        worker.operations = OperationQueue(worker.node, worker.upstream, worker._delivery)
+        worker.operations.contributors, worker.operations.compression = old.contributors, old.compression
+
+    in_loop(worker, replace_operations)
+    client.tensors, client._left = {}, False
+    client.control.barriers = {"party": 0, "all": 0}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "idx", 4 * 60, 32)
+
+
+@pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Has workers killed by chance, before and after they save, with contributions on their way, and with results."""
+    chances = {}
+
+    def perhaps(loop: Loop) -> None:
+        random, chance = chances.setdefault(loop._rank, (Random(f"{seed} {loop._rank}"), chance_))
+        if random.random() < chance:
+            raise Killed
+
+    seed, chance_ = 0, 0.0
+
+    def set_(number: int, chance: float) -> None:
+        nonlocal seed, chance_
+        seed, chance_ = number, chance
+        chances.clear()
+
+    for name in ("_save", "_synchronise"):
+        usual = getattr(Loop, name)
+
+        def wrapped(loop: Loop, usual: Any = usual) -> None:
+            perhaps(loop)
+            usual(loop)
+            perhaps(loop)
+
+        monkeypatch.setattr(Loop, name, wrapped)
+    yield set_
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "fsa": {"algo": "fsa"},
+    "fsa, fp16": {"algo": "fsa", "compress": "fp16", "compress_lan": "fp16", "optimizer": "adam"},
+    "fsa, bsc": {"algo": "fsa", "compress": "bsc:0.05", "compress_lan": "bsc:0.1"},
+    "fsa, p3": {"algo": "fsa", "p3": True},
+    "fsa, on workers": {"algo": "fsa", "optimizer_on": "worker", "optimizer": "adam", "compress_lan": "2bit"},
+    "hfa": {"algo": "hfa", "k1": 2, "k2": 2, "optimizer": "adam", "compress_lan": "fp16"},
+    "diloco": {"algo": "diloco", "inner_steps": 3, "compress": "sparseloco", "compress_lan": "fp16"},
+    "diloco, fragments": {"algo": "diloco", "inner_steps": 4, "fragments": 2, "overlap": 1, "compress": "fp16"},
+    "flat": {"algo": "fsa", "flat": True, "compress": "bsc:0.05"},
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_killed_workers_end_with_the_bits_of_others(
+    name: str, data: Path, tmp_path: Path, kills: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"data_dir": str(data), **WAYS[name]}
+    straight = TrainingJob(tmp_path / "straight", recovers=False, **options)
+    straight.run()
+    monkeypatch.setattr(recovery, "INTERVAL", 0.0 if "diloco" in name else 2.0)
+    kills(1, 0.06)
+    killed = TrainingJob(tmp_path / "killed", **options)
+    killed.run()
+    assert killed.kills >= 3
+    assert len({event["parameters"] for event in straight.finished.values()}) == 1
+    for rank, event in straight.finished.items():
+        names = ("parameters", "rounds", "samples", "stopped", "accuracy")
+        assert {name: killed.finished[rank].get(name) for name in names} == {name: event.get(name) for name in names}
+
+
+# Processes.
+
+
+class Killing:
+    """A bundled job of processes, started by hand, in which workers are killed and started again."""
+
+    def __init__(self, cluster: Cluster, **options: Any) -> None:
+        self._cluster = cluster
+        planned = cluster.planned((), {
+            "network": "linear", "batch_size": 8, "epochs": 40, "compress_min": 16, "eval_every": 5, **options
+        })  # fmt: skip
+        self._env = {one.file_name: dict(one.env) for one in planned.processes}
+        self._argv = {one.file_name: one.argv for one in planned.processes}
+        self.workers = [one.file_name for one in planned.processes if one.global_rank is not None]
+        for name in self._env:
+            folder = cluster.directory / "states" / name
+            folder.mkdir(parents=True, mode=0o700)
+            cluster.each[name] = {"GEOMX_STATE_DIR": str(folder)}
+        self._lives = dict.fromkeys(self._env, 0)
+        cluster.launch_planned(planned)
+
+    def events(self, name: str, kind: str) -> list[dict[str, Any]]:
+        """The events of a process in its event log, of one kind."""
+        path = self._cluster.directory / "events" / f"{name}.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [event for event in events if event["event"] == kind]
+
+    def kill(self, name: str, rounds: int) -> None:
+        """Kill a process once its job has gone through so many rounds, and start it again."""
+        until(lambda: len(self.events(self.workers[0], "round")) >= rounds, state=self._cluster.outputs)
+        process = self._cluster.processes[name]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        self._lives[name] += 1
+        self._cluster.each[name]["GEOMX_INCARNATION"] = str(self._lives[name])
+        self._cluster.start(name, self._argv[name], {**self._env[name], "PYTHONPATH": str(ROOT)})
+
+    def finish(self) -> list[dict[str, Any]]:
+        """The last event of each worker."""
+        self._cluster.finish()
+        return [self.events(name, "finished")[-1] for name in self.workers]
+
+
+def results(events: Sequence[dict[str, Any]]) -> list[Any]:
+    return [[event.get(name) for name in ("parameters", "rounds", "samples", "stopped", "accuracy")] for event in events]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["fsa, bsc", "hfa"])
+def test_killed_processes(name: str, cluster: Cluster, tmp_path: Path, data: Path) -> None:
+    options = {"data_dir": str(data), **WAYS[name]}
+    killing = Killing(cluster, **options)
+    for index, worker in enumerate(killing.workers[:3]):
+        killing.kill(worker, 20 + 30 * index)
+    found = killing.finish()
+    straight = Cluster(tmp_path / "straight")
+    straight.directory.mkdir()
+    try:
+        assert results(found) == results(Killing(straight, **options).finish())
+    finally:
+        straight.stop()
