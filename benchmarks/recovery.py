@@ -4,8 +4,8 @@
     python benchmarks/recovery.py --kills 10 --only fsa     of the jobs whose name contains a text
     python benchmarks/recovery.py --kills 50 --json         one object
 
-A job has two parties of two workers on this machine, and trains `linear` on Fashion-MNIST. Which process is killed, when
-and how is drawn from the seed:
+A job has two parties of two workers on this machine, and trains `linear` on Fashion-MNIST. Which process is killed,
+when and how is drawn from the seed:
 
     kill   SIGKILL
     stop   SIGSTOP, and SIGKILL one to five seconds later
@@ -43,7 +43,8 @@ _ALGORITHMS = {
 _ROWS = [
     ("fsa", "", "spread"), ("fsa", "fp16", "central"), ("fsa", "bsc:0.02", "spread"), ("fsa", "int8", "flat"),
     ("fsa", "bsc:0.02", "flat"), ("fsa", "", "central"), ("hfa", "", "central"), ("hfa", "fp16", "spread"),
-    ("hfa", "int8", "central"), ("hfa", "sparseloco:0.05", "spread"), ("diloco", "", "flat"), ("diloco", "fp16", "flat"),
+    ("hfa", "int8", "central"), ("hfa", "sparseloco:0.05", "spread"), ("diloco", "", "flat"),
+    ("diloco", "fp16", "flat"),
     ("diloco", "int8", "spread"), ("diloco", "sparseloco:0.05", "central"), ("mixed", "", "spread"),
     ("mixed", "fp16", "central"), ("esync", "", "central"),
 ]  # fmt: skip
@@ -73,7 +74,12 @@ class Killing:
 
 @dataclass
 class Outcome:
-    """A job's end. weights: digest of each worker's. rounds: when each round of global rank 0 ended, in Unix seconds."""
+    """A job's end.
+
+    status: of launch.
+    weights: digest of each worker's.
+    rounds: when workers' rounds ended, in Unix seconds.
+    """
 
     status: int
     weights: dict[str, str]
@@ -205,7 +211,7 @@ def _differs(name: str, outcome: Outcome, calm: Outcome) -> str:
     """What is wrong with a disturbed job; "" for nothing."""
     if outcome.status:
         return f"ended with status {outcome.status}"
-    if name.split()[0] in _ASYNCHRONOUS:
+    if name.split(maxsplit=1)[0] in _ASYNCHRONOUS:
         far = abs((outcome.accuracy or 0) - (calm.accuracy or 0))
         return f"accuracy {outcome.accuracy} instead of {calm.accuracy}" if far > 0.01 else ""
     return "" if outcome.weights == calm.weights else "other weights"

@@ -1,6 +1,5 @@
 """A bundled worker that is stopped at any moment, and goes on from what it has saved."""
 
-import errno
 import json
 import os
 import signal
@@ -9,7 +8,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from cluster import ROOT, Cluster, until
 from idx import write_data
@@ -17,17 +15,13 @@ from whole_job import WholeJob
 
 from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import InvalidSettings, TrainingFailed
+from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.client import _in_loop as in_loop
-from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.operation_queue import OperationQueue
-from geomx_cli.ps.state_file import StateFile
 from geomx_cli.runtime.bundled import job, recovery
 from geomx_cli.runtime.bundled.loop import Loop
-from geomx_cli.runtime.bundled.recovery import WorkerState
-from geomx_cli.runtime.training.worker_algorithm import State
 
 
 class Killed(BaseException):
@@ -199,7 +193,8 @@ class Killing:
 
 
 def results(events: Sequence[dict[str, Any]]) -> list[Any]:
-    return [[event.get(name) for name in ("parameters", "rounds", "samples", "stopped", "accuracy")] for event in events]
+    names = ("parameters", "rounds", "samples", "stopped", "accuracy")
+    return [[event.get(name) for name in names] for event in events]
 
 
 @pytest.mark.processes
