@@ -154,10 +154,14 @@ class Launch:
 
     def end(self) -> str:
         """Kill everything, in whatever state; returns launch's output."""
+        alive = self.pids()
         while pids := self.pids():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        for folder in Path("/dev/shm").glob(f"geomx-*-{self.id}-*"):
+            assert alive, f"{folder} has outlived the job"
+            shutil.rmtree(folder, ignore_errors=True)
         if self.process.stdout and not self.process.stdout.closed:
             self.output, self.errors = self.process.communicate()
         return self.errors

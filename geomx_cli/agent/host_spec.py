@@ -63,6 +63,14 @@ class Task:
         return self.role.endswith(("server", "scheduler"))
 
     @property
+    def resumes(self) -> bool:
+        """Whether it goes on, when it is started again, from what its earlier life has saved: a scheduler, a server,
+        and a worker that runs no script, unless it belongs to a process group of its party.
+        """
+        is_bundled = self.argv[-1] == "geomx_cli.runtime" and "GEOMX_GROUP_SIZE" not in self.env
+        return self.role.endswith(("server", "scheduler")) or (self.role == "worker" and is_bundled)
+
+    @property
     def file_name(self) -> str:
         """Base name of its files: "A/worker:1" has "A-worker-1.log"."""
         return file_name(self.name)

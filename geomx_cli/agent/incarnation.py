@@ -16,7 +16,7 @@ from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.outputs import folder_of, told_of
 from geomx_cli.agent.processes import ProcessId
-from geomx_cli.core.conventions import JobClock, number_before
+from geomx_cli.core.conventions import STATE_ENDED, JobClock, number_before
 from geomx_cli.core.errors import Missed
 from geomx_cli.core.files import make_folders
 from geomx_cli.core.jsonlines import UNWRITTEN, append_object, decode, read_objects
@@ -76,6 +76,11 @@ class Child:
             self.life.start(self.task.argv, env, working_dir, output)
         finally:
             os.close(output)
+
+    @property
+    def lacks_state(self) -> bool:
+        """Whether it has no folder for its state, or has said that there was no room in it."""
+        return self.state_dir is None or (self.state_dir / STATE_ENDED).exists()
 
     def bury(self, how: str) -> list[dict[str, Any]]:
         """End what a life that has ended has left, and prepare the next one, which `start` begins. Its log and its

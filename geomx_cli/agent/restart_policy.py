@@ -35,7 +35,7 @@ class RestartPolicy:
 
     def covers(self, task: Task) -> bool:
         """Whether processes with this task are restarted at all."""
-        return self.limit > 0 and task.serves
+        return self.limit > 0 and task.resumes
 
     def excuses(self, child: Child) -> bool:
         """Whether a child was killed when it had done all, so that its death has no effect. Read its events first."""
@@ -50,7 +50,7 @@ class RestartPolicy:
         status = child.life.status or 0
         asked = child.asked or -status in _ASKED
         told = status >= 0 or child.life.events.failure is not None
-        if not self.covers(child.task) or stage is not Stage.RUNNING or asked or told:
+        if not self.covers(child.task) or stage is not Stage.RUNNING or asked or told or child.lacks_state:
             return 0
         if ending_of(status, memory=memory) == "out of memory":
             if child in self._out_of_memory:

@@ -191,10 +191,10 @@ class StatusFile:
             self._newest[process].setdefault("first round", kept)
 
     def begin_life(self, process: str) -> None:
-        """Keep what a life that has ended had sent and received, to which the next life's counts are added."""
+        """Keep how far a life that has ended had come, and its bytes, to which those of the next life are added."""
         newest = self._newest[process]
         if (last := newest.get("telemetry")) is not None:
-            names = ("schema_version", "number", "time", "event", "bytes")
+            names = ("schema_version", "number", "time", "event", "round", "bytes")
             life = life_of(number) if isinstance(number := last.get("number"), int) else 0
             newest[f"telemetry {life}"] = {name: last[name] for name in names if name in last}
 

@@ -126,8 +126,8 @@ class Sent(Event, tag="sent"):
 class RoundCompleted(Event, tag="round"):
     """A worker's record of a round. times: seconds by phase of each local step. total_time: seconds since training
     began. communicate: seconds that the exchange was in flight; wait: seconds that the worker was idle during it.
-    recorded: metrics of the algorithm. samples: total of all rounds so far, as agents do not forward all rounds. A worker
-    that was restarted may repeat rounds: the last event of a round counts.
+    recorded: metrics of the algorithm. samples: total of all rounds so far, as agents do not forward all rounds. A
+    worker that was restarted may repeat rounds: the last event of a round counts.
     """
 
     num_iters: Count

@@ -180,8 +180,8 @@ class OperationQueue:
         return max((operation.pending.age() for operation in self._open), default=0.0)
 
     def state(self) -> Arrays:
-        """The arrays kept with the slices, in the memory in use, as KEY/INDEX/PART/NAME. Raises InvalidSettings while an
-        operation has no result.
+        """The arrays kept with the slices, in the memory in use, as KEY/INDEX/PART/NAME. Raises InvalidSettings while
+        an operation has no result.
         """
         if self._open:
             what = f"{counted(len(self._open), 'operation')} on tensors without a result"

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps import slice_records
 from geomx_cli.ps.aggregation.aggregator import Aggregator
@@ -112,7 +113,7 @@ class ServerState:
         assert self._directory is not None
         for name in ("slices", "commands"):
             (self._directory / name).unlink(missing_ok=True)
-        (self._directory / "ended").touch()
+        (self._directory / STATE_ENDED).touch()
         self._warn(
             f"{self._directory} has no more room ({error.strerror}): if this server is killed from now on, the job"
             " ends. Make room there, or use --restarts 0"

@@ -38,11 +38,19 @@ class Plane:
             "local": plane, "job": "j", "job_dir": str(folder), "party": "A", "supervised": True,
             "options": {**defaults(), "silence": silence, "timeout": 1.0},
         }  # fmt: skip
-        own = Settings(role="scheduler", process="A/scheduler:0", bind=(f"tcp://127.0.0.1:{port}",), **self.common)
-        self.scheduler, self.ended = Scheduler(own, plane, EventLog(None)), list[GeomxError]()
+        self.ended, self.started = list[GeomxError](), list[subprocess.Popen[bytes]]()
+        self.bind = (f"tcp://127.0.0.1:{port}",)
+        self.start()
+
+    def start(self, incarnation: int = 0) -> None:
+        """Start the scheduler."""
+        process, plane = "A/scheduler:0", self.common["local"]
+        own = Settings(
+            role="scheduler", process=process, bind=self.bind, incarnation=incarnation, **self.common
+        )  # fmt: skip
+        self.scheduler = Scheduler(own, plane, EventLog(None))
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
-        self.started: list[subprocess.Popen[bytes]] = []
 
     def _run(self) -> None:
         try:
@@ -59,10 +67,14 @@ class Plane:
 
     def stay(self, *processes: str) -> subprocess.Popen[bytes]:
         process = self.speak("stay", *processes)
+        self.wait_for(process, *processes)
+        return process
+
+    def wait_for(self, process: subprocess.Popen[bytes], *processes: str) -> None:
+        """Wait until the scheduler knows that these are awaited."""
         while not any(host.awaited == set(processes) for host in self.scheduler._hosts.values()):
             assert self.thread.is_alive() and process.poll() is None
             time.sleep(0.02)
-        return process
 
     def error(self) -> GeomxError:
         self.thread.join(240)
@@ -97,6 +109,19 @@ def test_a_host_that_is_lost_before_its_processes_joined_is_named(plane: Plane) 
     error = plane.error()
     assert isinstance(error, PeerLost) and error.peer == "A/worker:0"
     assert error.message == "host b of A/worker:0 has been silent for 3 s, and 3 processes there had not joined"
+
+
+@pytest.mark.timeout(60)
+def test_a_scheduler_that_was_restarted_is_told_again(tmp_path: Path) -> None:
+    plane, awaited = Plane(tmp_path, silence=60.0), ("A/worker:0", "A/worker:1")
+    try:
+        process = plane.stay(*awaited)
+        plane.scheduler.node.loop.submit(plane.scheduler.node.loop.stop)
+        plane.thread.join()
+        plane.start(1)
+        plane.wait_for(process, *awaited)
+    finally:
+        plane.close()
 
 
 @pytest.mark.timeout(60)

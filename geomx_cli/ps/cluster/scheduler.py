@@ -355,7 +355,7 @@ class Scheduler:
 
     def _save(self) -> None:
         """Keep what must not be forgotten, before anybody is told of it."""
-        if self._saved is None or not self._complete:
+        if self._saved is None or not self._complete or self.node.error is not None:
             return
         try:
             self._saved.commit("members", self._members.save(), {})

@@ -265,8 +265,8 @@ Handler = Callable[[Link, Header, memoryview | None], None]
 
 BATCH = 64
 CREDIT_DELAY = 0.004
-LEFT_OVER = "of an earlier life"
-"""The reason for which messages of a dead process are dropped, silently."""
+LEFT_OVER = "left over from earlier lives"
+"""Counts messages of or for a dead process, which are dropped silently: they are no sign of a fault."""
 MAX_REASONS = 8192
 """Reasons and peers for which refused messages are counted."""
 
@@ -470,6 +470,9 @@ class Transport:
                 hello = sender is not None and header.kind == Kind.CONTROL and header.topic == "hello"
                 if hello and sender is not None and not self._sockets.awaits_hello(sender.get(zmq.SRCFD)):
                     header.topic = AGAIN
+                if link is None and sender is not None and not hello and self.who["incarnation"]:
+                    self.counters[LEFT_OVER] += 1  # the peer has not noticed yet that it has to say hello
+                    return
                 if link is None and sender is not None:
                     link = self._accepted.accept(header, payload, socket, sender)
                 assert link is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.state_file import Saved, StateFile
 from geomx_cli.runtime.training.worker_algorithm import State
@@ -118,7 +119,7 @@ class WorkerState:
         assert self._directory is not None
         with suppress(OSError):
             (self._directory / _FILE).unlink(missing_ok=True)
-            (self._directory / "ended").touch()
+            (self._directory / STATE_ENDED).touch()
         self._warn(
             f"{self._directory} has no more room ({error.strerror}): if this worker is killed from now on, the job"
             " ends. Make room there, or use --restarts 0"

@@ -210,9 +210,9 @@ class ModelAdapter(ModelWeights):
     def forward_backward(self, batch: Batch, scale: float) -> SupportsFloat:
         """Run both passes: gradients become `scale` times those of the batch's mean loss, which is returned."""
 
-    def reseed(self, numbers: Sequence[int]) -> None:  # noqa: B027 - not all frameworks have random numbers
-        """Seed the framework's random numbers, as of dropout, for the next step: a step that is repeated after a restart
-        must give the same numbers.
+    def reseed(self, numbers: Sequence[int]) -> None:
+        """Seed the framework's random numbers, as of dropout, for the next step: a step that is repeated after a
+        restart must give the same numbers.
         """
 
     @abstractmethod
