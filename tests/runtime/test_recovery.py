@@ -1,9 +1,11 @@
 """A bundled worker that is stopped at any moment, and goes on from what it has saved."""
 
+import errno
 import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,13 +17,17 @@ from whole_job import WholeJob
 
 from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.client import _in_loop as in_loop
 from geomx_cli.ps.operation_queue import OperationQueue
+from geomx_cli.ps.state_file import StateFile
 from geomx_cli.runtime.bundled import job, recovery
 from geomx_cli.runtime.bundled.loop import Loop
+from geomx_cli.runtime.bundled.recovery import WorkerState
+
+EQUAL = ("parameters", "rounds", "samples", "stopped", "accuracy")
 
 
 class Killed(BaseException):
@@ -44,8 +50,6 @@ class TrainingJob(WholeJob):
         })  # fmt: skip
 
     def _work(self, settings: NodeSettings) -> None:
-        from dataclasses import replace
-
         folder = self.folder / settings.process.replace("/", "-")
         folder.mkdir(parents=True)
         log = folder / "events.jsonl"
@@ -68,6 +72,15 @@ class TrainingJob(WholeJob):
         events = [json.loads(line) for line in log.read_text().splitlines()]
         self.finished[client.global_rank] = next(event for event in events if event["event"] == "finished")
         self.warnings += [event["message"] for event in events if event["event"] == "warning"]
+
+
+    def ends(self) -> list[Any]:
+        """What must not depend on kills, by rank."""
+        return results([self.finished[rank] for rank in sorted(self.finished)])
+
+
+def results(events: Sequence[dict[str, Any]]) -> list[Any]:
+    return [[event.get(name) for name in EQUAL] for event in events]
 
 
 def forget(client: Client) -> None:
@@ -143,9 +156,59 @@ def test_killed_workers_end_with_the_bits_of_others(
     killed.run()
     assert killed.kills >= 3
     assert len({event["parameters"] for event in straight.finished.values()}) == 1
-    for rank, event in straight.finished.items():
-        names = ("parameters", "rounds", "samples", "stopped", "accuracy")
-        assert {name: killed.finished[rank].get(name) for name in names} == {name: event.get(name) for name in names}
+    assert killed.ends() == straight.ends()
+
+
+@pytest.mark.parametrize("name", ["esync", "mixed"])
+def test_rounds_that_follow_time_end_after_kills(name: str, data: Path, tmp_path: Path, kills: Any) -> None:
+    """How many steps a round has, or which party comes first, follows time: no two runs have the same bits."""
+    options = {"esync": {"algo": "esync", "compress": "fp16"}, "mixed": {"algo": "mixed"}}[name]
+    kills(2, 0.03)
+    killed = TrainingJob(tmp_path / "killed", data_dir=str(data), **options)
+    killed.run()
+    assert killed.kills >= 2
+    ends = killed.finished.values()
+    assert len(ends) == 4 and len({event["parameters"] for event in ends}) == 1
+    assert all(event["samples"] >= 120 and event["stopped"] == "epochs" for event in ends)
+
+
+def test_a_full_state_directory_ends_recovery_only(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, left = StateFile.commit, 20
+
+    def commit(file: StateFile, *record: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        usual(file, *record)
+
+    straight = TrainingJob(tmp_path / "straight", recovers=False, data_dir=str(data), **WAYS["fsa, bsc"])
+    straight.run()
+    monkeypatch.setattr(StateFile, "commit", commit)
+    full = TrainingJob(tmp_path / "full", data_dir=str(data), **WAYS["fsa, bsc"])
+    full.run()
+    assert full.ends() == straight.ends()
+    assert len(full.warnings) == 4 and all("has no more room (No space left" in text for text in full.warnings)
+    for folder in (tmp_path / "full").iterdir():
+        assert sorted(path.name for path in folder.iterdir()) == ["ended", "events.jsonl"]
+
+
+def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "worker")
+    file.commit("training", {"training": {}}, {})
+    file.close()
+    state = WorkerState(tmp_path, print)
+    assert state.continues and not state.is_set_up
+    with pytest.raises(InvalidSettings, match="cannot be read: KeyError"):
+        state.restore(lambda *_: None)
+
+
+def test_without_a_directory_nothing_is_kept() -> None:
+    state = WorkerState(None, print)
+    state.set_up()
+    assert not state.continues and not state.is_due(1)
 
 
 # Processes.
@@ -191,10 +254,6 @@ class Killing:
         self._cluster.finish()
         return [self.events(name, "finished")[-1] for name in self.workers]
 
-
-def results(events: Sequence[dict[str, Any]]) -> list[Any]:
-    names = ("parameters", "rounds", "samples", "stopped", "accuracy")
-    return [[event.get(name) for name in names] for event in events]
 
 
 @pytest.mark.processes
