@@ -21,11 +21,13 @@ from geomx_cli.probe.facts import code_digest
 
 __all__ = [
     "DISTRIBUTIONS", "Requirements", "check_clock", "check_hardware", "check_host", "check_memory",
-    "check_slow_start", "check_torch", "names_gpus", "requirements", "warn_of_gpus",
+    "check_restarts", "check_slow_start", "check_torch", "names_gpus", "requirements", "warn_of_gpus",
 ]  # fmt: skip
 
 # A job's requirements for each host. Pure functions, except that the script is read.
 
+SHARED_MEMORY = 64 * 2**20
+"""Free bytes of /dev/shm from which on agents keep the state of processes there (agent/state_folder.py)."""
 DISTRIBUTIONS = ("numpy", "mxnet", "torch")
 """Distributions whose versions are checked."""
 # Minimum memory of a process, in bytes.
@@ -186,6 +188,23 @@ def check_slow_start(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Check]:
         what = "TCP begins each exchange after a pause slowly again (net.ipv4.tcp_slow_start_after_idle is 1)"
         fix = "as root there: sysctl -w net.ipv4.tcp_slow_start_after_idle=0, and in /etc/sysctl.d for good"
         yield Check(host, "tcp", "warning", what, fix)
+
+
+def check_restarts(facts: Mapping[str, Facts], plan: Plan) -> Iterator[Check]:
+    """Warn if killed processes have to keep their state on a disk: their commits are part of each round."""
+    if not int(plan.spec.options["restarts"]):
+        return
+    for host in plan.hosts:
+        known = facts.get(host)
+        if known is None:
+            continue
+        if known.shared_memory >= SHARED_MEMORY:
+            yield Check(host, "restarts")
+            continue
+        has = f"has only {format_bytes(known.shared_memory)} free" if known.shared_memory else "is not in memory"
+        what = f"/dev/shm {has}: what processes save for --restarts goes to the job's disk, and slows rounds down"
+        fix = "give the container or host more (docker run --shm-size=1g), or use --restarts 0"
+        yield Check(host, "restarts", "warning", what, fix)
 
 
 def _machines(facts: Mapping[str, Facts]) -> Sequence[Sequence[str]]:

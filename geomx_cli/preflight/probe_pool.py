@@ -52,7 +52,8 @@ class Facts(msgspec.Struct, frozen=True):
     `work` the working directory of processes; `temp` is the folder for unix sockets, `sockets` why none can be
     created there, or "", and `uid` the account's number. `addresses` are by interface; `free` has the bindable
     candidate ports by address, `taken` the holders of the others, and `unusable` the reason for addresses that cannot
-    be bound. `memory` is in bytes, 0 if unknown. `slow_start`: see machine.slow_start. `missing` are modules that
+    be bound. `memory` is in bytes, 0 if unknown. `slow_start` and
+    `shared_memory`: see machine.py. `missing` are modules that
     cannot be imported, `versions` those of distributions, as "torch.cuda" that of the CUDA for which PyTorch is built,
     "" for none, and as "torch.nccl" that of the NCCL that was installed with it.
     """
@@ -78,6 +79,7 @@ class Facts(msgspec.Struct, frozen=True):
     memory: int
     cores: int
     slow_start: bool
+    shared_memory: int
     gpus: list[str]
     missing: list[str]
     versions: dict[str, str]

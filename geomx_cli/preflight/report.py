@@ -225,6 +225,7 @@ class _Examination:
         self._checks += link_checks(results, facts)
         if self._full:
             self._checks += checks_of_hosts.check_slow_start(facts, planned)
+            self._checks += checks_of_hosts.check_restarts(facts, planned)
             self._measure([result for result in results if result.dial.protocol == "tcp"], facts)
 
     def _measure(self, results: list[Dialled], facts: Mapping[str, Facts]) -> None:

@@ -67,6 +67,7 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
         "memory": machine.memory(),
         "cores": machine.cores(),
         "slow_start": machine.slow_start(),
+        "shared_memory": machine.shared_memory(),
         "gpus": machine.gpus() if request["gpus"] else [],
         "missing": [name for name in request["modules"][:_MOST] if not _is_there(name)],
         "versions": _versions(request["distributions"][:_MOST]),

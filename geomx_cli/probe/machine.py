@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["boot", "cores", "gpus", "memory", "slow_start"]
+__all__ = ["boot", "cores", "gpus", "memory", "shared_memory", "slow_start"]
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -32,6 +32,16 @@ def memory() -> int:
 def slow_start() -> bool:
     """Return whether TCP connections forget how much their path takes while they are idle; no if unknown."""
     return _read(Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")) == "1"
+
+
+def shared_memory() -> int:
+    """Return the free bytes of /dev/shm; 0 if it is not in memory."""
+    place = "/dev/shm"
+    mounts = [line.split() for line in _read(Path("/proc/mounts")).splitlines()]
+    if not any(fields[1:3] == [place, "tmpfs"] for fields in mounts):
+        return 0
+    system = os.statvfs(place)
+    return system.f_bavail * system.f_frsize
 
 
 def cores() -> int:

@@ -46,6 +46,7 @@ FACTS = Facts(
     memory=8 * GIB,
     cores=4,
     slow_start=True,
+    shared_memory=1 << 30,
     gpus=["NVIDIA A100, 40960 MiB"],
     missing=[],
     versions={"numpy": "1.26.4", "mxnet": "1.9.1"},
@@ -156,6 +157,19 @@ def test_tcp_that_forgets_its_links_in_pauses(algorithm: str, slow: bool, boots:
     found = wrong(list(hosts.check_slow_start(facts, planned)))
     assert [check.subject for check in found] == warned
     assert all(check.level == "warning" and "tcp_slow_start_after_idle=0" in check.fix for check in found)
+
+
+@pytest.mark.parametrize(("restarts", "warned"), [(3, ["hub", "beta"]), (0, [])])
+def test_state_that_has_no_room_in_memory(restarts: int, warned: list[str]) -> None:
+    names = ("hub", "alpha", "beta")
+    spec = JobSpec(job="j", job_dir="/j", socket_dir="/tmp/gx-0-abc", key_dir="/k", options={"restarts": restarts})
+    planned = plan(star({name: f"10.0.0.{n}" for n, name in enumerate(names)}, range(9000, 9008)), spec)
+    rooms = {"hub": 63 << 20, "alpha": 64 << 20, "beta": 0}
+    found = wrong(list(hosts.check_restarts({name: changed(shared_memory=rooms[name]) for name in names}, planned)))
+    assert [check.subject for check in found] == warned
+    assert [check.what.split(":")[0] for check in found] == [
+        "/dev/shm has only 63 MiB free" if check.subject == "hub" else "/dev/shm is not in memory" for check in found
+    ]
 
 
 def test_gpus() -> None:
