@@ -15,6 +15,7 @@ from geomx_cli.ps.cluster.members import CENTRAL, Member, ServerMembers
 from geomx_cli.ps.cluster.partition import Placements
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.local_services import LocalServices
+from geomx_cli.ps.server_state import ServerState
 from geomx_cli.ps.services import RootServices, Services
 
 PLANE = PlaneSettings("localhost", 1, servers=1, workers=2)
@@ -65,7 +66,10 @@ class Root:
         self.bench, self.node, self.wan = Bench(), node_of(settings), Compression()
         self.placements = Placements(settings, self.members, is_root=True, ratio=lambda: 1.0, rank=lambda: 0)
         self.senders = arrived(self.members, 2)
-        self.services = RootServices(self.node, self.members, self.bench.rounds, self.wan, self.placements)
+        state = ServerState(None, lambda _: None)
+        self.services = RootServices(
+            self.node, self.members, self.bench.rounds, self.wan, state, self.placements
+        )
 
     def apply(self, commands: list[tuple[int, str, Body]]) -> list[Body]:
         return [self.services.apply(topic, body, self.senders[rank]) for rank, topic, body in commands]
@@ -138,7 +142,8 @@ def local() -> tuple[LocalServices, list[Member], Any]:
     members, node = ServerMembers(settings, False), node_of(settings)
     placements = Placements(settings, members, is_root=False, ratio=lambda: 1.0, rank=lambda: 0)
     upstream: Any = SimpleNamespace(links=["root"])
-    services = LocalServices(node, members, upstream, Bench().rounds, Compression(), placements, lambda: 0)
+    state = ServerState(None, lambda _: None)
+    services = LocalServices(node, members, upstream, Bench().rounds, Compression(), state, placements, lambda: 0)
     return services, arrived(members, 2), node.rpc.asked
 
 
@@ -194,7 +199,7 @@ def test_the_table_of_members_is_carried_over_a_restart() -> None:
 
     again = ServerMembers(settings, True)
     again.load(members.save())
-    assert not again.complete and again.required_contributors() is None
+    assert again.complete and again.required_contributors() == [1], "though no link stands yet"
     assert again.workers_by_party() == [2, 2] and again.training() == [1]
     for member in members:
         link = KeptLink()

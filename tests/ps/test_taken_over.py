@@ -23,6 +23,7 @@ from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.scheduler import Scheduler
 from geomx_cli.ps.local_services import LocalServices
 from geomx_cli.ps.net.wire import BadMessage, encode_body
+from geomx_cli.ps.server_state import ServerState
 
 TAKEN_OVER = [sys.executable, str(ROOT / "tests/scripts/taken_over.py")]
 FLAT = {"topology": "flat"}
@@ -208,8 +209,9 @@ class Placements:
         self.placements = partition.Placements(
             settings, members, is_root=upstream is None, ratio=lambda: 1.0, rank=lambda: 0
         )
+        state = ServerState(None, lambda _: None)
         self.local = upstream and LocalServices(
-            node, members, upstream, None, None, self.placements, lambda: 0  # type: ignore[arg-type]
+            node, members, upstream, None, None, state, self.placements, lambda: 0  # type: ignore[arg-type]
         )
         self.answers: list[list[list[Any]]] = []
         self.senders: dict[str, Member] = {}
