@@ -1,5 +1,6 @@
 """Control requests as commands, which give the same state again; barriers of two levels; the table of members."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,18 +59,20 @@ def node_of(settings: NodeSettings) -> Any:
 
 
 class Root:
-    """A flat root with two members."""
+    """A flat root with two members, which arrive unless an earlier life of it has left its state in `folder`."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         settings = NodeSettings(role="server", local=PLANE, options=OPTIONS)
         self.members = ServerMembers(settings, True)
         self.bench, self.node, self.wan = Bench(), node_of(settings), Compression()
         self.placements = Placements(settings, self.members, is_root=True, ratio=lambda: 1.0, rank=lambda: 0)
-        self.senders = arrived(self.members, 2)
-        state = ServerState(None, lambda _: None)
+        state = ServerState(folder, lambda _: None)
         self.services = RootServices(
             self.node, self.members, self.bench.rounds, self.wan, state, self.placements
         )
+        if not state.restore(self.members, self.bench.rounds, self.services.apply_again):
+            arrived(self.members, 2)
+        self.senders = list(self.members)
 
     def apply(self, commands: list[tuple[int, str, Body]]) -> list[Body]:
         return [self.services.apply(topic, body, self.senders[rank]) for rank, topic, body in commands]
@@ -96,6 +99,22 @@ def test_a_command_that_is_applied_twice_changes_nothing() -> None:
     answers = root.apply(COMMANDS)
     before = root.state()
     assert root.apply(COMMANDS) == answers and root.state() == before
+
+
+def test_the_next_life_of_a_server_has_the_state_of_all_commands(tmp_path: Path) -> None:
+    """Wherever the first one is killed, and even if the last command is then asked for again."""
+    for count in range(len(COMMANDS) + 1):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        one = Root(folder)
+        one.apply(COMMANDS[:count])
+        if count:
+            other = Root(folder)
+            assert other.state() == one.state()
+            other.apply(COMMANDS[max(0, count - 1) :])
+            calm = Root()
+            calm.apply(COMMANDS)
+            assert other.state() == calm.state()
 
 
 def test_a_refused_command_changes_nothing() -> None:

@@ -1,0 +1,41 @@
+"""Processes of whole jobs are killed: the models have the bits of undisturbed jobs, and nothing is left."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import ROOT
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def recovery() -> Any:
+    """The benchmark that kills processes."""
+    spec = importlib.util.spec_from_file_location("recovery", ROOT / "benchmarks/recovery.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["recovery"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["fsa bsc:0.02 spread", "hfa fp16 spread", "diloco int8 spread", "fsa int8 flat"])
+def test_the_model_has_the_bits_of_an_undisturbed_job(recovery: Any, name: str, tmp_path: Path) -> None:
+    calm = recovery.run(name, tmp_path / "calm", 0, 0, "")
+    disturbed = recovery.run(name, tmp_path / "disturbed", len(name), 6, "server|scheduler|worker")
+    assert calm.status == disturbed.status == 0, disturbed.output
+    assert disturbed.kills, disturbed.output
+    assert disturbed.weights == calm.weights and len(calm.weights) >= 4
+    told = re.findall(r"(\S+) was killed by SIGKILL; started again", disturbed.output)
+    assert sorted(told) == sorted(kill.process for kill in disturbed.kills), disturbed.output
+    shared = Path("/dev/shm")
+    mine = [path.name for path in shared.glob("geomx-*") if any(job in path.name for job in jobs_in(disturbed.output))]
+    assert mine == []
+
+
+def jobs_in(output: str) -> list[str]:
+    return re.findall(r"^job (\S+):", output, re.MULTILINE)
