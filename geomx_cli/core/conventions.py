@@ -3,7 +3,9 @@
 import re
 import time
 
-__all__ = ["JobClock", "STATE_ENDED", "file_name", "life_of", "module_command", "number_before", "party_of", "shell_name"]
+__all__ = [
+    "JobClock", "STATE_ENDED", "file_name", "life_of", "module_command", "number_before", "party_of", "shell_name",
+]  # fmt: skip
 
 STATE_ENDED = "ended"
 """A file in the folder of a process's state: the process had no more room, and saves nothing any more."""
