@@ -235,7 +235,6 @@ class Link:
             self._memory.release()
             self.share_memory()
         self._restored = time.monotonic()
-        self._transport.warn(f"{self.name} was restarted (incarnation {incarnation})")
 
     def reset(self, lane: Lane) -> None:
         """This lane has a new connection, on which this process may send; what was in flight on the old one is lost."""
