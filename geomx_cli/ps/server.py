@@ -362,7 +362,8 @@ class Server:
     def _on_goodbye(self, request: Request) -> None:
         self._services.apply("bye", {}, self._members.member(request.link))
         self.node.shutdown.answer_bye(request)
-        if self._members.all_gone:
+        # A member that was killed while it said goodbye says it again in its next life.
+        if self._members.all_gone and not self.node.shutdown.has_begun:
             self.node.goodbye(self._upstream.links if self._upstream is not None else ())
 
     # Tensors.

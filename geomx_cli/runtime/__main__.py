@@ -75,8 +75,12 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
         script.run(argv, signals)
         return
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.bundled import job
+    from geomx_cli.runtime.bundled import job, parting
     from geomx_cli.runtime.script import reports
+
+    if parting.has_begun(settings):
+        parting.end(settings, events)
+        return
 
     signals = None if settings.job else Signals()
     client = Client(settings, events, part(settings, "delivery", "worker")())
@@ -87,6 +91,7 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
     try:
         job.main(client)
         client.leave()
+        parting.begin(settings)
         client.close()
     except (Exception, KeyboardInterrupt) as error:
         interruption = interrupted(error) if isinstance(error, KeyboardInterrupt) else None

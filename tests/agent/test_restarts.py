@@ -273,12 +273,15 @@ def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_pat
     assert (elsewhere / "kept").exists()
 
 
-def dead(directory: Path, status: int = -signal.SIGKILL, role: str = "server") -> Child:
+def dead(
+    directory: Path, status: int = -signal.SIGKILL, role: str = "server", runs: str = "geomx_cli.runtime"
+) -> Child:
     """A process that has ended."""
-    task = Task("one", (sys.executable,), {"DMLC_ROLE": role})
+    task = Task("one", (sys.executable, "-P", "-m", runs), {"DMLC_ROLE": role})
     spec = HostSpec("j", "here", str(directory), "", "", "", (), (task,))
     child = Child(task, spec, JobClock())
     child.life.status = status
+    child.state_dir = directory
     return child
 
 
@@ -310,3 +313,13 @@ def test_nothing_is_restarted_while_the_job_ends(tmp_path: Path) -> None:
     assert not any(policy.decide(child, stage, memory=False) for stage in Stage if stage is not Stage.RUNNING)
     child.asked = True
     assert policy.decide(child, Stage.RUNNING, memory=False) == 0
+
+
+def test_workers_are_restarted_if_their_state_is_kept(tmp_path: Path) -> None:
+    bundled, script = dead(tmp_path, role="worker"), dead(tmp_path, role="worker", runs="train.py")
+    assert RestartPolicy(1).decide(script, Stage.RUNNING, memory=False) == 0
+    bundled.life.events.left = True  # and others may still wait for its goodbye
+    assert not RestartPolicy(1).excuses(bundled)
+    assert RestartPolicy(1).decide(bundled, Stage.RUNNING, memory=False) == 1
+    (tmp_path / "ended").touch()
+    assert RestartPolicy(1).decide(bundled, Stage.RUNNING, memory=False) == 0

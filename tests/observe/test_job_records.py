@@ -326,3 +326,13 @@ def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
     assert {"accuracy-niid", "bytes", "timeline-esync-niid", "matrix-esync-niid"} <= names and "accuracy" not in names
     (job,) = desk.json("compare", result["job"])["jobs"]
     assert job["job"] == result["job"] and job["accuracy"] == pytest.approx(result["accuracy"])
+
+
+def test_rounds_that_a_restarted_worker_repeats_count_once(events: Path, tmp_path: Path) -> None:
+    again = [round_(2, 5.0), round_(3, 7.0), round_(4, 8.0), round_(3, 9.5, num_samples=64), round_(4, 10.0)]
+    write(events, "A/worker:0", *again)
+    job = JobRecords.read(planned(), events)
+    run = written(job, tmp_path / "out")
+    worker = run.workers["A"]["cpu0"]
+    assert not run.problems and list(worker.elapsed) == [2.0, 5.0, 9.5, 10.0]
+    assert list(worker.samples) == [128, 128, 64, 128]

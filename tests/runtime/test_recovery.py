@@ -4,7 +4,8 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -217,7 +218,7 @@ def test_without_a_directory_nothing_is_kept() -> None:
 class Killing:
     """A bundled job of processes, started by hand, in which workers are killed and started again."""
 
-    def __init__(self, cluster: Cluster, **options: Any) -> None:
+    def __init__(self, cluster: Cluster, argv: Mapping[str, Sequence[str]] = {}, **options: Any) -> None:
         self._cluster = cluster
         planned = cluster.planned((), {
             "network": "linear", "batch_size": 8, "epochs": 40, "compress_min": 16, "eval_every": 5, **options
@@ -230,7 +231,7 @@ class Killing:
             folder.mkdir(parents=True, mode=0o700)
             cluster.each[name] = {"GEOMX_STATE_DIR": str(folder)}
         self._lives = dict.fromkeys(self._env, 0)
-        cluster.launch_planned(planned)
+        cluster.launch_planned(planned, argv)
 
     def events(self, name: str, kind: str) -> list[dict[str, Any]]:
         """The events of a process in its event log, of one kind."""
@@ -242,9 +243,12 @@ class Killing:
     def kill(self, name: str, rounds: int) -> None:
         """Kill a process once its job has gone through so many rounds, and start it again."""
         until(lambda: len(self.events(self.workers[0], "round")) >= rounds, state=self._cluster.outputs)
-        process = self._cluster.processes[name]
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        os.kill(self._cluster.processes[name].pid, signal.SIGKILL)
+        self.restart(name)
+
+    def restart(self, name: str) -> None:
+        """Start a process again once it has been killed."""
+        assert self._cluster.processes[name].wait(120) == -signal.SIGKILL
         self._lives[name] += 1
         self._cluster.each[name]["GEOMX_INCARNATION"] = str(self._lives[name])
         self._cluster.start(name, self._argv[name], {**self._env[name], "PYTHONPATH": str(ROOT)})
@@ -270,3 +274,38 @@ def test_killed_processes(name: str, cluster: Cluster, tmp_path: Path, data: Pat
         assert results(found) == results(Killing(straight, **options).finish())
     finally:
         straight.stop()
+
+
+DIES = """
+import os, runpy, signal, sys
+from geomx_cli.ps.client import Client, ControlClient
+from geomx_cli.ps.worker import Worker
+die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+def after(owner, name, delay=None):
+    usual = getattr(owner, name)
+    def method(self, *given):
+        usual(self, *given)
+        self.node.loop.call_later(delay, die) if delay is not None else die()
+    setattr(owner, name, method)
+match sys.argv[1]:
+    case "before it leaves": Client.leave = die
+    case "when it has left": after(Client, "leave")
+    case "with its goodbye on the way": after(Worker, "_say_goodbye", 0.0)
+    case "when all know": after(Client, "close")
+sys.argv = ["geomx_cli.runtime"]
+runpy.run_module("geomx_cli.runtime", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "when", ["before it leaves", "when it has left", "with its goodbye on the way", "when all know"]
+)
+def test_killed_at_the_end(when: str, cluster: Cluster, data: Path) -> None:
+    victims = ["A-worker-0", "B-worker-1"]
+    cluster.forks = False
+    argv = dict.fromkeys(victims, (sys.executable, "-P", "-c", DIES, when))
+    killing = Killing(cluster, argv, data_dir=str(data), algo="fsa", epochs=2)
+    for name in victims:
+        killing.restart(name)
+    assert len({event["parameters"] for event in killing.finish()}) == 1

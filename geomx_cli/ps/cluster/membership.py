@@ -199,6 +199,11 @@ class Shutdown:
         self._pending: set[Link] = set()  # peers that have not answered it
         self._waits = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether this process has said goodbye, or that it fails."""
+        return bool(self._last_message)
+
     def bye(self, links: Iterable[Link]) -> None:
         """End when all `links` have answered, and all peers that said bye to this process are gone."""
         self._notify("bye", {}, links, self._silence)

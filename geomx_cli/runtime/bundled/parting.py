@@ -1,0 +1,69 @@
+"""The end of a bundled worker that may be killed while it says goodbye.
+
+Some of its servers and its scheduler may have heard it then, and may have ended. Others wait for it. So a worker notes
+that it has done all before it says goodbye, and its next life only says it once more, to whom it still finds.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geomx_cli.core.errors import GeomxError
+
+if TYPE_CHECKING:
+    from geomx_cli.contract.settings import Settings
+    from geomx_cli.core.event_log import EventLog
+    from geomx_cli.ps.cluster.membership import Membership
+    from geomx_cli.ps.cluster.node import Node
+
+__all__ = ["begin", "end", "has_begun"]
+
+_FILE = "parting"
+_LIMIT = 10.0  # seconds: who is still there answers at once, or is restarted itself
+
+
+def begin(settings: "Settings") -> None:
+    """The worker has done all, and only says goodbye."""
+    if settings.state_dir:
+        with suppress(OSError):
+            Path(settings.state_dir, _FILE).touch()
+
+
+def has_begun(settings: "Settings") -> bool:
+    """Whether an earlier life of this worker was killed while it said goodbye."""
+    return bool(settings.state_dir) and Path(settings.state_dir, _FILE).exists()
+
+
+def end(settings: "Settings", events: "EventLog") -> None:
+    """Say goodbye once more. Nobody is missed: the job ends without those that have ended."""
+    from geomx_cli.ps.cluster.node import Node
+    from geomx_cli.ps.peers import Peers
+
+    plane = settings.local
+    assert plane is not None
+    limits = {"timeout": _LIMIT, "silence": _LIMIT}
+    settings = replace(settings, supervised=False, options={**settings.options, **limits})
+    node = Node(settings, events, on_tensor=lambda *_: None, on_request=lambda _: None, on_lost=lambda *_: None)
+    node.telemetry.state = "finished"
+    try:
+        node.loop.call_later(_LIMIT, node.loop.stop)
+        endpoints = Peers(node).listen()
+        node.join(plane, "worker", lambda roster: _say_goodbye(node, roster), rank=settings.rank, endpoints=endpoints)
+        with suppress(GeomxError):
+            node.run()
+    finally:
+        node.close()
+    events.write(node.telemetry)  # its agent learns that it has left
+
+
+def _say_goodbye(node: "Node", roster: "Membership") -> None:
+    settings = node.settings
+    links = [
+        node.transport.dial(
+            server.endpoint_for(settings.host, settings.party), server.process,
+            wide_area=server.party != settings.party, plane="local", rank=roster.rank,
+        )
+        for server in roster.servers()
+    ]  # fmt: skip
+    node.goodbye(links)
