@@ -87,7 +87,7 @@ class HostSpec:
     lease: seconds that the agent keeps running without the control machine, 0 for no limit.
     silence: seconds that a process may be stopped.
     grace: seconds that processes may take to end once the job is stopped or has failed.
-    restarts: times that a killed scheduler or server may be restarted within 10 minutes.
+    restarts: times that a killed process, if it resumes, may be restarted within 10 minutes.
     clock_ahead: see JobClock.
     files: digests, by path, of the files copied to the host for this job.
     """

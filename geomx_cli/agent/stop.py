@@ -55,7 +55,8 @@ def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first
     serving = {task.name for task in host_spec.tasks if task.serves} if host_spec and workers_first else set()
     first = [name for name in names if name not in serving]
     before = {name for name, who in started.items() if processes.exists(who)}
-    agent = state.agent if state and processes.exists(state.agent) else None
+    agent = state.agent if state else next(iter(_agents(directory)), None)
+    agent = agent if agent and processes.exists(agent) else None
     only = first if party or workers_first else None
     if agent is not None and processes.state(agent) != "T":
         asked = _ask(host_spec.socket if host_spec else "", agent, only if party else None, grace, hold=workers_first)
@@ -193,10 +194,15 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
         alive = [who for who in known if processes.exists(who)]
         found = {*alive, *processes.session_members(who.pid for who in alive), *processes.marked(*marks)}
         if names is None:  # a new agent may not have written its state yet
-            found |= {*processes.with_arguments("-m", "geomx_cli.agent", "run", str(directory))}
+            found |= {*_agents(directory)}
         return sorted(found)
 
     return find
+
+
+def _agents(directory: Path) -> Collection[ProcessId]:
+    """Return the agents that run there, by their command lines."""
+    return processes.with_arguments("-m", "geomx_cli.agent", "run", str(directory))
 
 
 def host_spec_of(directory: Path) -> HostSpec | None:

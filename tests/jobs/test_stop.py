@@ -230,7 +230,7 @@ def test_a_job_whose_agent_was_killed_has_failed_whatever_is_stopped_afterwards(
 
 
 def test_one_party(desk: Desk) -> None:
-    launch = desk.launch(story=FAMILIES).wait_until_running()
+    launch = desk.launch("--restarts", "0", story=FAMILIES).wait_until_running()
     assert "central, A" in desk.geomx("stop", "--party", "C").stderr
     report = desk.json("stop", "--party", "A")
     assert set(fates(report)) == {"agent A", "A/scheduler:0", "A/server:0", "A/worker:0", "A/worker:1"}
