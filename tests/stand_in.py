@@ -112,7 +112,8 @@ def train() -> None:
     """Three rounds, and the byte counts that a worker reports."""
     for number in range(1, ROUNDS + 1):
         samples = 64 if number < ROUNDS else 24  # the last batch of an epoch is smaller
-        say("round", num_iters=number, num_samples=samples, total_time=number * 0.5, loss=1 / number)
+        total = min(64 * number, 64 * (ROUNDS - 1) + 24)
+        say("round", num_iters=number, num_samples=samples, samples=total, total_time=number * 0.5, loss=1 / number)
     say("telemetry", state="training", round=ROUNDS, bytes={"lan": [100, 200], "wan": [7, 9]}, progress=1.0)
     say("evaluation", round=ROUNDS, accuracy=ACCURACY)
     say("telemetry", state="finished", round=ROUNDS, bytes={"lan": [100, 200], "wan": [7, 9]}, progress=1.0)

@@ -30,7 +30,8 @@ def test_rates_are_those_over_all_recent_time(monkeypatch: pytest.MonkeyPatch) -
         seconds = 1.0 if number % 4 == 0 else 0.02
         now[0] += seconds
         training.round(
-            number, [{}], samples=64, loss=1.0, steps=number, communicate=0, wait=seconds - 0.01, accuracy=None
+            number, [{}], samples=64, total=64 * number, loss=1.0, steps=number, communicate=0, wait=seconds - 0.01,
+            accuracy=None,
         )
     assert client.reported["samples_per_s"] == pytest.approx(4 * 64 / 1.06, rel=0.1)
     assert client.reported["waiting"] == pytest.approx(1.02 / 1.06, rel=0.05)
@@ -50,7 +51,7 @@ def test_a_long_round_is_reported_while_it_lasts(monkeypatch: pytest.MonkeyPatch
     assert reports[:2] == [{}, {"state": "training"} | first]
     assert len(reports) == 1 + 25, "once a second"
     now[0] += 20
-    training.round(1, [{}], samples=1600, loss=1.0, steps=100, communicate=0, wait=20, accuracy=None)
+    training.round(1, [{}], samples=1600, total=1600, loss=1.0, steps=100, communicate=0, wait=20, accuracy=None)
     assert client.reported["samples_per_s"] == 32.0 and client.reported["waiting"] == 0.4
     now[0] += 0.5
     training.step(16, [1.0], steps=101)
