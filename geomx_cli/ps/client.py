@@ -5,6 +5,7 @@ limit: the option `patience` for rounds and barriers, `timeout` for everything e
 job ends all waits with PeerLost, which every later call raises again.
 """
 
+import itertools
 import math
 import threading
 from collections import deque
@@ -27,7 +28,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import MAX_DECLARED, Body
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.net.payload import Content, Rows
-from geomx_cli.ps.net.wire import EVERY, MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
+from geomx_cli.ps.net.wire import EVERY, MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply, number_base
 from geomx_cli.ps.operation_queue import Operation, PendingExchange
 from geomx_cli.ps.state_file import Saved
 from geomx_cli.ps.worker import Worker, WorkerInfo
@@ -55,6 +56,7 @@ class ControlClient:
         self._info = info
         self._key_of = key_of
         self._by = worker.node.process
+        self._calls = itertools.count(number_base(worker.node.settings.incarnation) + 1)
         self.barriers = {"party": 0, "all": 0}
         self._barriers_lock = threading.Lock()
         settings = worker.node.settings
@@ -188,6 +190,8 @@ class ControlClient:
         """Like `request`, but returns at once; a failure of the job is set on the future. seconds: how much longer the
         answer may take.
         """
+        if topic == "store":  # counts once, however often it has to be repeated
+            body = {**body, "by": self._by, "call": next(self._calls)}
         return self._ask(topic, body, 0, self._limit + seconds)
 
     @property

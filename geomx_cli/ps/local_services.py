@@ -40,7 +40,7 @@ class LocalServices(Services):
         self._commands |= {"placed": placements.assign}
         self._topics |= {
             "cluster": (self._on_cluster, any_member), "declare": (self._on_declare, self._check_name),
-            "compression": (self._to_roots, any_member), "store": (self._on_store, any_member),
+            "compression": (self._to_roots, any_member), "store": (self._on_store, self._check_store),
             "mode": (self._on_mode, self._check_master), "patience": (self._on_patience, any_member),
             "optimizer": (self._to_roots, self._check_name), "compare": (self._to_root, self._check_group),
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
@@ -63,11 +63,14 @@ class LocalServices(Services):
         self._relay_to_all(request, self._upstream.links)
 
     def _on_other(self, request: Request, sender: Member) -> None:
-        answer = self._aggregator.table.algorithm.on_request(request.topic, request.body, False)
+        algorithm = self._aggregator.table.algorithm
+        answer = algorithm.on_request(request.topic, request.body, False)
         if answer is None:
             self._to_root(request, sender)
-        else:
-            request.answer(answer)
+            return
+        if self._changes(request.topic, request.body):
+            self._state.log(request.topic, request.body, sender)
+        request.answer(answer)
 
     def _on_cluster(self, request: Request, sender: Member) -> None:
         """Complete what the root says of the job's members."""

@@ -333,6 +333,8 @@ class OptimizerStateService:
         named, optimizer = deserialize(upload.run, most), self._optimizer()
         self._check(named)
         self._table.replace("optimizer", optimizer.states_in(named))
+        for entry in self._table.entries.values():  # before the writer is told, as a round's result
+            self._aggregator.commit(entry)
         self._loads, self._loaded = self._loads + 1, upload.whole
         self._loaded_last = (optimizer, upload.digest, self._table.updates())
 

@@ -42,6 +42,9 @@ from geomx_cli.ps.services import RootServices, Services
 
 __all__ = ["ContributionService", "Server", "ServerJoining"]
 
+PARTING = 2.0
+"""Seconds in which members that have said goodbye to an earlier life say it again if they had no answer."""
+
 
 def _warn(events: EventLog, message: str) -> None:
     events.write(WarningRaised(message=message))
@@ -277,7 +280,7 @@ class Server:
             upstream.peers = self._peers.links
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
-        self._joining = ServerJoining(settings, self.node, self._members, upstream, self._peers, self._serve)
+        self._joining = ServerJoining(settings, self.node, self._members, upstream, self._peers, self._on_joined)
         delivery.begin(self.node, upstream, self._contributions)
         self._state.restore(self._members, self._aggregator, self._services.apply_again)
         self._joining.register()
@@ -322,6 +325,7 @@ class Server:
     def _on_renewed(self, link: Link) -> None:
         """The process at this link was restarted. What it lost comes again, and what it asked for is asked again."""
         self._aggregator.forget_requests(link)
+        self._delivery.on_renewed(link)
 
     def _on_reconnect(self, link: Link, lane: Lane) -> None:
         if self._upstream is not None:
@@ -354,6 +358,10 @@ class Server:
         request.answer()
         self._aggregator.members_changed()
         self._services.release_barriers()
+        self._leave_above()
+
+    def _leave_above(self) -> None:
+        """Once all members have left, so does their local server."""
         if self._upstream is not None and self._members.required_contributors() == []:
             self._delivery.leave()
             for root in self._upstream.links:
@@ -362,6 +370,9 @@ class Server:
     def _on_goodbye(self, request: Request) -> None:
         self._services.apply("bye", {}, self._members.member(request.link))
         self.node.shutdown.answer_bye(request)
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
         # A member that was killed while it said goodbye says it again in its next life.
         if self._members.all_gone and not self.node.shutdown.has_begun:
             self.node.goodbye(self._upstream.links if self._upstream is not None else ())
@@ -418,6 +429,12 @@ class Server:
         """A member has arrived, or the roots are dialled: process everything that waited for that."""
         self._services.serve()
         self._aggregator.members_changed()
+
+    def _on_joined(self) -> None:
+        self._serve()
+        if self._settings.incarnation:  # killed while the job ended, perhaps, and the last news went with it
+            self._leave_above()
+            self.node.loop.call_later(PARTING, self._end_if_over)
 
     def _waits(self) -> Iterator[PendingWait]:
         """The current waits for members: in a round, for a master, or at a barrier."""

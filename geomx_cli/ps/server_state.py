@@ -13,6 +13,7 @@ With no room left recovery ends with one warning, and the job goes on.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from geomx_cli.ps.state_file import Journal, StateFile
 __all__ = ["ServerState"]
 
 _MEMBERS = "members"
+LONGEST = 256 * 2**20
+"""Bytes of saved requests. A member can cause so many; usual jobs have some hundred requests."""
 Apply = Callable[[str, Body, Member], Any]
 
 
@@ -46,8 +49,11 @@ class ServerState:
         self._slices: StateFile | None = None
         self._commands: Journal | None = None
         if directory is not None:
-            self._slices = StateFile(directory / "slices")
-            self._commands = Journal(directory / "commands")
+            try:
+                self._slices = StateFile(directory / "slices")
+                self._commands = Journal(directory / "commands")
+            except OSError as error:
+                self._end(error.strerror or str(error))
 
     def restore(self, members: ServerMembers, aggregator: Aggregator, apply: Apply) -> bool:
         """Bring back what an earlier life has saved. Returns whether there was anything.
@@ -67,13 +73,14 @@ class ServerState:
             for topic, body, process in self._commands.replayed:
                 sender = next((member for member in members if member.process == process), None)
                 apply(topic, body, sender or Member(process, role="server"))
+            self._commands.replayed.clear()
             for each in saved.values():
                 slice_records.read(each, aggregator.table, history.uses)
         except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
             what = f"the state in {self._directory} cannot be read: {error!r}"
             raise InvalidSettings(what, "was geomx installed anew while the job ran? launch it again") from error
         aggregator.table.changed()
-        return bool(saved or self._commands.replayed)
+        return known is not None or bool(saved)
 
     def commit(self, entry: SliceState, *, asynchronous: bool, optimizers: int) -> None:
         """Save a slice; see slice_records.record_of."""
@@ -91,7 +98,10 @@ class ServerState:
             try:
                 self._commands.append([topic, dict(body), sender.process])
             except OSError as error:
-                self._end(error)
+                self._end(error.strerror or str(error))
+                return
+            if self._commands.size > LONGEST:
+                self._end(f"its requests fill more than {LONGEST >> 20} MiB")
 
     def close(self) -> None:
         """Nothing follows."""
@@ -105,16 +115,17 @@ class ServerState:
             try:
                 save(self._slices)
             except OSError as error:
-                self._end(error)
+                self._end(error.strerror or str(error))
 
-    def _end(self, error: OSError) -> None:
+    def _end(self, why: str) -> None:
         """Recovery is over: what is there no longer fits what members were told, so it goes."""
         self.close()
         assert self._directory is not None
         for name in ("slices", "commands"):
             (self._directory / name).unlink(missing_ok=True)
-        (self._directory / STATE_ENDED).touch()
+        with suppress(OSError):
+            (self._directory / STATE_ENDED).touch()
         self._warn(
-            f"{self._directory} has no more room ({error.strerror}): if this server is killed from now on, the job"
-            " ends. Make room there, or use --restarts 0"
+            f"{self._directory} has no more room ({why}): if this server is killed from now on, the job ends. Make room"
+            " there, or use --restarts 0"
         )

@@ -25,6 +25,7 @@ from geomx_cli.ps.cluster.partition import Placements
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.model_comparison import ModelComparison
 from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.wire import encode_body
 from geomx_cli.ps.optimizer_service import OptimizerService, OptimizerStateService
 from geomx_cli.ps.server_state import ServerState
 
@@ -50,6 +51,8 @@ class Services:
     loop's thread only.
     """
 
+    _is_root = False
+
     def __init__(
         self, node: Node, members: ServerMembers, aggregator: Aggregator, wan: Compression, state: ServerState
     ) -> None:
@@ -60,6 +63,7 @@ class Services:
         self._wan = wan
         self._queue: list[Request] = []
         self._rank_scope = ""
+        self._kept: set[bytes] = set()  # requests of the algorithm that are saved
         self._barriers: dict[Scope, Barrier] = {
             "party": Barrier(members.of_own_plane), "all": Barrier(members.training)
         }  # fmt: skip
@@ -78,7 +82,7 @@ class Services:
         """
         try:
             answer = self.apply_again(topic, body, sender)
-            if topic != "store" or body["op"] in CHANGING:
+            if self._changes(topic, body):
                 self._state.log(topic, body, sender)
         finally:
             self._state.save_members(self._members)
@@ -86,7 +90,24 @@ class Services:
 
     def apply_again(self, topic: str, body: Body, sender: Member) -> Body:
         """Change the state as a command says that is saved already; see `apply`."""
-        return self._commands[topic](body, sender)
+        if (command := self._commands.get(topic)) is not None:
+            return command(body, sender)
+        answer = self._aggregator.table.algorithm.on_request(topic, body, self._is_root)
+        if answer is None:
+            raise InvalidSettings(f"unknown request {topic!r}")
+        return answer
+
+    def _changes(self, topic: str, body: Body) -> bool:
+        """Whether a command has changed the state, as far as an earlier one has not done so."""
+        if topic == "store":
+            return body["op"] in CHANGING
+        if topic in self._commands:
+            return True
+        if not self._aggregator.table.algorithm.keeps(topic, body):
+            return False
+        known, what = len(self._kept), encode_body({"topic": topic, "body": dict(body)})
+        self._kept.add(what)  # workers poll: each of these is saved once
+        return len(self._kept) > known
 
     def receive(self, request: Request) -> None:
         """Answer `request`, now or later; a malformed one is counted and refused."""
@@ -220,6 +241,11 @@ class Services:
             what = f"{name} makes the request {request.topic!r} in the name of {by}"
             raise self._refusal(request.link, what, "each process makes requests in its own name")
 
+    def _check_store(self, request: Request, sender: Member) -> None:
+        """See `_check_name`, for a call that says who makes it."""
+        if "by" in request.body:
+            self._check_name(request, sender)
+
     def _check_group(self, request: Request, sender: Member) -> None:
         """See `_check_name`; with `--reduce torch` a member speaks for its party's other workers."""
         speaks = self._node.settings.options["reduce"] == "torch"
@@ -249,6 +275,8 @@ class Services:
 class RootServices(Services):
     """Those of a root. The rank-0 root answers what concerns the whole job."""
 
+    _is_root = True
+
     def __init__(
         self, node: Node, members: ServerMembers, aggregator: Aggregator, wan: Compression, state: ServerState,
         placements: Placements,
@@ -261,7 +289,7 @@ class RootServices(Services):
         }  # fmt: skip
         self._topics |= {
             "cluster": (self._on_cluster, any_member), "declare": (self._on_declare, self._check_name),
-            "compression": (self._on_compression, any_member), "store": (self._on_store, any_member),
+            "compression": (self._on_compression, any_member), "store": (self._on_store, self._check_store),
             "mode": (self._on_command, self._check_master), "patience": (self._on_command, any_member),
             "optimizer": (self._on_optimizer, self._check_name), "compare": (self._on_compare, self._check_group),
             **dict.fromkeys(OptimizerStateService.TOPICS, (self._on_state, self._check_name)),
@@ -278,10 +306,7 @@ class RootServices(Services):
         self._comparison.close()
 
     def _on_other(self, request: Request, sender: Member) -> None:
-        answer = self._aggregator.table.algorithm.on_request(request.topic, request.body, True)
-        if answer is None:
-            raise InvalidSettings(f"unknown request {request.topic!r}")
-        request.answer(answer)
+        request.answer(self.apply(request.topic, request.body, sender))
 
     def _on_cluster(self, request: Request, sender: Member) -> None:
         """Describe the job's members; a local server completes the answer."""

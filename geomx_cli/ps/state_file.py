@@ -128,14 +128,13 @@ class StateFile:
         """The newest generation of each record that the file had when it was opened, one at a time."""
         for name, found in self._newest.items():
             start = found.region.end(found.generation) - _TRAILER.size - found.index - found.arrays
-            raw = bytearray(found.arrays)
-            _fill(self._file, raw, start)
             fields, described = _decoder.decode(_read(self._file, found.index, start + found.arrays))
-            arrays, offset = {}, 0
+            arrays = {}
             for what, dtype, shape in described:
-                array = np.frombuffer(raw, dtype, int(np.prod(shape)), offset).reshape(shape)
-                arrays[what] = array
-                offset += array.nbytes
+                array = arrays[what] = np.empty(shape, dtype)
+                if array.nbytes:
+                    _fill(self._file, array.reshape(-1).view(np.uint8).data, start)
+                start += array.nbytes
             yield name, Saved(fields, arrays)
 
     def close(self) -> None:
@@ -230,6 +229,11 @@ class Journal:
             self._end += _ENTRY.size + len(entry)
         os.ftruncate(self._file, self._end)
 
+    @property
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return self._end
+
     def append(self, entry: Any) -> None:
         """Add what msgpack can hold. Raises OSError if there is no room; then nothing was added."""
         raw = msgspec.msgpack.encode(entry)
@@ -282,7 +286,7 @@ def _read(file: int, size: int, start: int) -> bytes:
     return bytes(raw[: _fill(file, raw, start)])
 
 
-def _fill(file: int, into: bytearray, start: int) -> int:
+def _fill(file: int, into: bytearray | memoryview, start: int) -> int:
     """Fill the memory from a file; return how much of it the file had."""
     view, done = memoryview(into), 0
     while done < len(view) and (got := os.preadv(file, [view[done:]], start + done)):

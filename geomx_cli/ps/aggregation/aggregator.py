@@ -70,7 +70,7 @@ class Aggregator:
         if upstream is not None:
             self._forwarder = Forwarder(table, delivery, above, own_rank, self._on_root_result)
         self._warn = warn
-        self._commit = commit
+        self.commit = commit
         self._warned: set[str] = set()
         self._damaged: dict[Link, set[int]] = {}  # requests whose contributions were damaged and have not come again
 
@@ -113,7 +113,9 @@ class Aggregator:
         self._check_waiters(entry, cohort, round_, waiter)
         if asks:
             round_.wait(waiter)  # even if it is not here: another process may bring it before its sender can
-            if not round_.accumulator.has(ranks):
+            if cohort.deferred:  # restored: the round is closed, and its answer has waited for somebody to ask
+                self._advance(entry)
+            elif not round_.accumulator.has(ranks):
                 link.ask_again(header.request)
             return
         if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
@@ -281,7 +283,7 @@ class Aggregator:
         round_ = self.table.finish(entry, cohort)
         cohort.result = self._sender.result(entry, cohort, round_)
         # Here and nowhere else a round's outcome leaves the server. A life that is killed before has told nobody.
-        self._commit(entry)
+        self.commit(entry)
         for waiter in round_.waiting():
             self._sender.answer(entry, waiter, cohort.finished, cohort.result)
         if entry.pulls and entry.value is not None:

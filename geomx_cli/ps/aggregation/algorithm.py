@@ -53,6 +53,10 @@ class Delivery(Protocol):
         """
 
 
+    def on_renewed(self, link: Link) -> None:
+        """The process at this link was restarted: forget what its earlier life has sent and asked for."""
+
+
 class WorkerDelivery(Delivery, Protocol):
     """A delivery in a worker."""
 
@@ -182,6 +186,11 @@ class ServerAlgorithm(Protocol):
     def on_request(self, topic: str, body: Body, is_root: bool) -> Body | None:
         """Answer a worker's request with a topic of this algorithm; None forwards it to the rank-0 root."""
 
+    def keeps(self, topic: str, body: Body) -> bool:
+        """Whether this request has changed what later answers depend on, so that a server that was restarted has to
+        handle it again. For few different ones: each is saved once.
+        """
+
 
 @runtime_checkable
 class RowAlgorithm(ServerAlgorithm, Protocol):
@@ -224,3 +233,7 @@ class Sum:
 
     def on_request(self, topic: str, body: Body, is_root: bool) -> None:
         """See ServerAlgorithm."""
+
+    def keeps(self, topic: str, body: Body) -> bool:
+        """See ServerAlgorithm."""
+        return False

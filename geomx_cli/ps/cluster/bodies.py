@@ -161,8 +161,10 @@ class _Patience(TypedDict):
 
 
 class _Store(TypedDict):
-    """See KeyValues."""
+    """See KeyValues. by, call: who asks, and the number of its call."""
 
+    by: NotRequired[_Name]
+    call: NotRequired[Annotated[int, msgspec.Meta(ge=0, le=2**62)]]
     op: Literal["set", "get", "wait", "add", "append", "compare", "check", "delete", "count"]
     keys: Annotated[list[_Name], msgspec.Meta(min_length=1, max_length=256)]
     values: NotRequired[Annotated[list[Annotated[bytes, msgspec.Meta(max_length=2**22)]], msgspec.Meta(max_length=256)]]

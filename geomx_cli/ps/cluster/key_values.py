@@ -23,6 +23,9 @@ OVERHEAD = 256
 MAX_VALUE = 4 * 2**20
 MAX_ANSWER = 8 * 2**20
 """Bytes of values in one answer."""
+_ONCE = CHANGING - {"compare"}  # a comparison that comes again finds the value that it has set
+MAX_CALLS = 512
+"""Answers kept of one process: as many as it may have under way, and more."""
 MAX_WAITING = 256
 """Requests of one worker that wait for values."""
 
@@ -38,6 +41,7 @@ class KeyValues:
     def __init__(self) -> None:
         self._values: dict[str, tuple[bytes, str]] = {}  # with the member that has stored it
         self._held: dict[str, int] = {}
+        self._answers: dict[str, dict[int, Body]] = {}  # of each process's last calls that have changed values
         self._ops: dict[str, Callable[[Body, str], Body]] = {
             "set": self._set, "get": self._get, "add": self._add, "append": self._append, "compare": self._compare,
             "wait": lambda body, _: {"found": not self.missing(body["keys"]), "values": []},
@@ -52,7 +56,16 @@ class KeyValues:
         """
         if len(set(body["keys"])) < len(body["keys"]):
             raise InvalidSettings("a key is listed twice in one request", "name each key once")
-        return self._ops[body["op"]](body, sender.process)
+        op = self._ops[body["op"]]
+        if body["op"] not in _ONCE or "call" not in body:
+            return op(body, sender.process)
+        # After a restart of this server or of one between, a call comes again whose answer was lost.
+        known = self._answers.setdefault(body.get("by", sender.process), {})
+        if body["call"] not in known:
+            known[body["call"]] = op(body, sender.process)
+            if len(known) > MAX_CALLS:
+                del known[next(iter(known))]
+        return known[body["call"]]
 
     def missing(self, keys: Iterable[str]) -> set[str]:
         """Those of the keys that have no value."""

@@ -224,6 +224,11 @@ class DgtServer(Direct):
         """Take parts, and contributions to which late blocks are added."""
         return self._parts.receive(link, header, payload)
 
+    def on_renewed(self, link: Link) -> None:
+        """Parts of the earlier life are forgotten. The aggregator knows which contributions it has."""
+        self._parts.forget(link)
+        self._losses.pop(link, None)
+
     def on_request(self, request: Request) -> bool:
         """Set up datagrams for a member; take what a member has sent, or a root received."""
         if request.topic == "loss":

@@ -183,6 +183,12 @@ class PartReceiver:
         elif fragment.round in incoming.past:
             self._add_late(incoming, incoming.past[fragment.round], fragment)
 
+    def forget(self, link: Link) -> None:
+        """The process at this link was restarted, and sends its contributions anew."""
+        member = self._members.pop(link, None)
+        for incoming in member.slices.values() if member is not None else ():
+            incoming.open.clear()
+
     # Internals.
 
     def _member(self, link: Link) -> _Member:

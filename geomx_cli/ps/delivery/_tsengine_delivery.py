@@ -163,6 +163,10 @@ class TsEngine(Direct):
             for number in [number for number, (way, _) in self._via.items() if way == rank]:
                 self._skip(self._go_direct(number))
 
+    def on_renewed(self, link: Link) -> None:
+        """See Delivery; `on_reconnect` follows."""
+        self._by.on_renewed(link)
+
     def on_asked(self, link: Link, header: Header) -> None:
         """A process above lacks a slice that went through a peer, or a peer one that it sent through this process."""
         where = header.key, header.slice, header.round

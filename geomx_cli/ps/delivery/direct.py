@@ -58,6 +58,9 @@ class Direct:
     def on_reconnect(self, link: "Link", lane: "Lane") -> None:
         """Nothing to do: nothing else is in flight."""
 
+    def on_renewed(self, link: "Link") -> None:
+        """Nothing to do: nothing is kept of what a member has sent."""
+
     def leave(self) -> None:
         """Nothing to do: no other process depends on this one."""
 

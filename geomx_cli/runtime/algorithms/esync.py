@@ -137,6 +137,10 @@ class EsyncServer(MeanServer):
             return None
         return self._answer(time.monotonic(), int(body["r"]), body)
 
+    def keeps(self, topic: str, body: dict[str, Any]) -> bool:
+        """See ServerAlgorithm: who has left. Reports of steps come again and again."""
+        return topic == "esync" and body["do"] == "leave"
+
     def _answer(self, now: float, rank: int, body: dict[str, Any]) -> dict[str, Any]:
         state, workers = self._state, int(body["workers"])
         if self._workers not in (0, workers):

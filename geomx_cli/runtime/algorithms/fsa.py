@@ -101,6 +101,10 @@ class FsaServer:
         """Handles no topics."""
         return None
 
+    def keeps(self, topic: str, body: dict[str, Any]) -> bool:
+        """Handles no topics."""
+        return False
+
 
 # The worker part for the bundled training job.
 

@@ -157,6 +157,10 @@ class HfaServer:
         """Handles no topics."""
         return None
 
+    def keeps(self, topic: str, body: dict[str, Any]) -> bool:
+        """Handles no topics."""
+        return False
+
     def _mean(self, total: "Aggregate") -> "Array":
         if total.weight == self._workers:
             return total.array

@@ -73,6 +73,10 @@ class MixedServer(FsaServer):
         """Handle CompletionClient's requests."""
         return self._async_completion.answer(body) if topic == TOPIC and is_root else None
 
+    def keeps(self, topic: str, body: dict[str, Any]) -> bool:
+        """See ServerAlgorithm: who is done, and that all are to stop."""
+        return topic == TOPIC and (body["done"] or body["stop"])
+
 
 # The worker part for the bundled training job.
 
