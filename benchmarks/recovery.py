@@ -14,8 +14,8 @@ when and how is drawn from the seed:
 
 A job passes if all workers end with the weights of the undisturbed job, to the bit. The weights of `mixed` and `esync`
 depend on timing, and differ between undisturbed jobs too. These pass if all workers end with the same weights, and, in
-`mixed`, have trained on as many samples as in the undisturbed job. "Without training" is the time from a kill to the next round that ends, less the longest
-time between two rounds of the undisturbed job.
+`mixed`, have trained on as many samples as in the undisturbed job. "Without training" is the time from a kill to the
+next round that ends, less the longest time between two rounds of the undisturbed job.
 """
 
 import argparse
