@@ -60,7 +60,7 @@ def write(repeat: int) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(dir=folder, prefix="geomx-costs-") as place:
             plain = os.open(Path(place) / "plain", os.O_RDWR | os.O_CREAT)
             os.posix_fallocate(plain, 0, sum(array.nbytes for array in arrays))
-            views = [memoryview(array).cast("B") for array in arrays]
+            views = [array.data.cast("B") for array in arrays]
             taken = median_ms(partial(os.pwritev, plain, views, 0), repeat)
             rows.append({"where": where, "what": "pwritev", **taken})
             os.close(plain)
@@ -84,7 +84,7 @@ def _rewrite(path: str, size: int) -> None:
     number = 0
     while True:
         number = number % 250 + 1
-        os.pwritev(file, [np.full(size, number, np.uint8)], 0)
+        os.pwritev(file, [np.full(size, number, np.uint8).data], 0)
 
 
 def torn(repeat: int) -> dict[str, Any]:
@@ -115,14 +115,14 @@ def start(repeat: int) -> list[dict[str, Any]]:
     for kind, code in KINDS.items():
         argv = [sys.executable, "-P", "-c", code]
         if subprocess.run(argv, capture_output=True, check=False).returncode == 0:
-            rows.append({"kind": kind, **median_ms(lambda argv=argv: subprocess.run(argv, check=True), repeat)})
+            rows.append({"kind": kind, **median_ms(partial(subprocess.run, argv, check=True), repeat)})
     return rows
 
 
 def _router(endpoint: str, most: int, heard: Any) -> None:
     router = zmq.Context().socket(zmq.ROUTER)
     router.bind(endpoint)
-    numbers = []
+    numbers: list[int] = []
     heard.send("bound")
     while len(numbers) < most and router.poll(3000):
         numbers.append(int(router.recv_multipart()[1]))
@@ -140,7 +140,7 @@ def reconnect() -> list[dict[str, Any]]:
             first = multiprocessing.Process(target=_router, args=(endpoint, LOST_AT // 2, theirs))
             first.start()
             ours.recv()
-            dealer = zmq.Context.instance().socket(zmq.DEALER)
+            dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
             dealer.set(zmq.SNDHWM, 0)
             dealer.set(zmq.LINGER, 0)
             dealer.connect(endpoint)

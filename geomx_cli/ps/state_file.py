@@ -40,7 +40,6 @@ _HEADROOM = 1.25
 _MOST_PARTS = 1000  # of one pwritev; the kernel takes 1024
 _LONGEST_ID = 64
 
-Index = tuple[Any, list[tuple[str, str, tuple[int, ...]]]]
 _decoder = msgspec.msgpack.Decoder(tuple[Any, list[tuple[str, str, tuple[int, ...]]]])
 
 
