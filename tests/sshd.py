@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.hosts.ssh.options import SshOptions
-
 from geomx_cli.agent import processes
 from geomx_cli.hosts.ssh.connector import SshConnector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
 SSHD = "/usr/sbin/sshd"

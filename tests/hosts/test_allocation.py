@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from cluster import ROOT
 from desk import Desk, Launch
-from geomx_cli.hosts.ssh.options import SshOptions
 from sshd import Sshd
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.hosts import allocators
 from geomx_cli.hosts.allocation import allocated, release
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory, Local, Party
 from geomx_cli.plan import JobSpec, plan
 

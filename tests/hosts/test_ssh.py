@@ -16,7 +16,6 @@ from typing import Any
 import paramiko
 import pytest
 from cluster import ROOT
-from geomx_cli.hosts.ssh.options import SshOptions
 from sshd import Person, Sshd, make_key
 
 from geomx_cli.agent import processes
@@ -25,6 +24,7 @@ from geomx_cli.hosts import connector, everywhere
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.hosts.ssh.config import hops
 from geomx_cli.hosts.ssh.connector import SshConnector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Ssh
 from geomx_cli.preflight.probe_pool import ProbePool
 

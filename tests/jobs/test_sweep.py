@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from desk import Desk
-from geomx_cli.hosts.ssh.options import SshOptions
 from idx import write_data
 
 from geomx_cli.core import plugins
@@ -18,6 +17,7 @@ from geomx_cli.core.errors import Interrupted as Stopped
 from geomx_cli.core.files import locked_folder
 from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.plugins import table
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.jobs.actions.sweep import Runner, sweep, unfinished
 from geomx_cli.jobs.actions.sweep_jobs import Cell, SweepJobs, SweepManifest, SweepSettings
 from geomx_cli.jobs.store.job_state import JobState, finish, follow

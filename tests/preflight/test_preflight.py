@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from cluster import ROOT, free_ports
-from geomx_cli.hosts.ssh.options import SshOptions
 from msgspec import structs
 from networks import Network, PrefixedConnector, bare_python, star
 from sshd import Person, Sshd
@@ -25,6 +24,7 @@ from geomx_cli.cli import main
 from geomx_cli.core.errors import CheckFailed, HostUnreachable
 from geomx_cli.hosts import Connector
 from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.automatic_topology import topology_line, with_topology
