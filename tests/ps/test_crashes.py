@@ -18,7 +18,7 @@ from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 from geomx_cli.runtime.algorithms.mixed import MixedServer
 
-SIZE, ROUNDS, SEEDS = 600, 7, 4
+SIZE, ROUNDS, SEEDS = 600, 7, 1
 SLICES = [(0, 0), (1, 0), (2, 1)]
 PARTIES = [2, 1]
 WORKERS = [(0, 0), (0, 1), (1, 0)]

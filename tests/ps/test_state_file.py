@@ -235,6 +235,7 @@ while True:
 """
 
 
+@pytest.mark.processes
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
     """Records are whole, and the newest is at least the one whose commit had returned."""
     path = tmp_path / "state"
