@@ -14,16 +14,8 @@ import numpy as np
 
 from geomx_cli.core.typed import to_type
 from geomx_cli.ps.aggregation.codec import Codec, codec_at, parse_codec
-from geomx_cli.ps.aggregation.slices import (
-    SERIAL,
-    Accumulator,
-    Cohort,
-    Result,
-    RoundState,
-    SliceState,
-    SliceTable,
-    View,
-)
+from geomx_cli.ps.aggregation.rounds import SERIAL, Accumulator, Cohort, Result, RoundState, View
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.arrays import Array, Arrays
 from geomx_cli.ps.net.payload import Rows, cast
 from geomx_cli.ps.net.wire import Form, Header

@@ -22,7 +22,7 @@ from geomx_cli.core import deliveries, plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.plan import Plan
-from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
+from geomx_cli.ps.aggregation.rounds import Accumulator, Contribution
 from geomx_cli.ps.net.wire import BadMessage
 
 PLUGINS = ROOT / "tests" / "plugins"

@@ -14,7 +14,7 @@ import pytest
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
+from geomx_cli.ps.aggregation.rounds import Accumulator, Contribution
 from geomx_cli.ps.cluster.members import Barrier
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.cluster.rpc import MAX_OPEN, Rpc

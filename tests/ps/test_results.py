@@ -7,7 +7,7 @@ import pytest
 from bench import SIZE, Bench, KeptLink, gradient
 from tree import Tree
 
-from geomx_cli.ps.aggregation.slices import SERIAL, Accumulator, Contribution
+from geomx_cli.ps.aggregation.rounds import SERIAL, Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header, encode_header

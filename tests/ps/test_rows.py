@@ -7,7 +7,7 @@ import pytest
 from tree import Tree
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
+from geomx_cli.ps.aggregation.rounds import Accumulator, Contribution
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.net.payload import Rows, as_payload, content, row_numbers, sum_payload

@@ -21,7 +21,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
-from geomx_cli.ps.client import _in_loop as in_loop
+from geomx_cli.ps.control_client import _in_loop as in_loop
 from geomx_cli.ps.operation_queue import OperationQueue
 from geomx_cli.ps.state_file import StateFile
 from geomx_cli.runtime.bundled import job, recovery
@@ -73,7 +73,6 @@ class TrainingJob(WholeJob):
         events = [json.loads(line) for line in log.read_text().splitlines()]
         self.finished[client.global_rank] = next(event for event in events if event["event"] == "finished")
         self.warnings += [event["message"] for event in events if event["event"] == "warning"]
-
 
     def ends(self) -> list[Any]:
         """What must not depend on kills, by rank."""
@@ -259,7 +258,6 @@ class Killing:
         return [self.events(name, "finished")[-1] for name in self.workers]
 
 
-
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["fsa, bsc", "hfa"])
 def test_killed_processes(name: str, cluster: Cluster, tmp_path: Path, data: Path) -> None:
@@ -278,7 +276,8 @@ def test_killed_processes(name: str, cluster: Cluster, tmp_path: Path, data: Pat
 
 DIES = """
 import os, runpy, signal, sys
-from geomx_cli.ps.client import Client, ControlClient
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.control_client import ControlClient
 from geomx_cli.ps.worker import Worker
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 def after(owner, name, delay=None):

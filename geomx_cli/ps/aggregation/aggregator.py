@@ -15,16 +15,8 @@ from geomx_cli.ps.aggregation.closing import Forwarder, ResultSender, Updater, p
 from geomx_cli.ps.aggregation.codec import received
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
-from geomx_cli.ps.aggregation.slices import (
-    Accumulator,
-    Cohort,
-    Contribution,
-    Overlap,
-    RoundState,
-    SliceState,
-    SliceTable,
-    Waiter,
-)
+from geomx_cli.ps.aggregation.rounds import Accumulator, Cohort, Contribution, Overlap, RoundState, Waiter
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import ValueService
 from geomx_cli.ps.net.link import Link

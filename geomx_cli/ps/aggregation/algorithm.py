@@ -52,7 +52,6 @@ class Delivery(Protocol):
         lost.
         """
 
-
     def on_renewed(self, link: Link) -> None:
         """The process at this link was restarted: forget what its earlier life has sent and asked for."""
 

@@ -10,17 +10,8 @@ from typing import Any
 from geomx_cli.ps.aggregation.algorithm import Aggregate, Delivery, PushUp, RowAlgorithm
 from geomx_cli.ps.aggregation.compression import Compression, Decoded
 from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
-from geomx_cli.ps.aggregation.slices import (
-    Accumulator,
-    Cohort,
-    Result,
-    RoundState,
-    SliceState,
-    SliceTable,
-    View,
-    Waiter,
-    merge_hyper,
-)
+from geomx_cli.ps.aggregation.rounds import Accumulator, Cohort, Result, RoundState, View, Waiter, merge_hyper
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.net.link import Link

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.slices import SERIAL, SliceState
+from geomx_cli.ps.aggregation.rounds import SERIAL
+from geomx_cli.ps.aggregation.slices import SliceState
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["Hyper", "OptimizerHistory", "Successor"]

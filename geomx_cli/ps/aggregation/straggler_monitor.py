@@ -11,7 +11,8 @@ from functools import partial
 
 from geomx_cli.core.errors import GeomxError, PeerLost
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.ps.aggregation.slices import Cohort, SliceState, SliceTable
+from geomx_cli.ps.aggregation.rounds import Cohort
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.liveness import newest
 from geomx_cli.ps.cluster.members import ServerMembers

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from geomx_cli.ps.aggregation.closing import ResultSender
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.slices import SERIAL, SliceState, SliceTable, Waiter
+from geomx_cli.ps.aggregation.rounds import SERIAL, Waiter
+from geomx_cli.ps.aggregation.slices import SliceState, SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link

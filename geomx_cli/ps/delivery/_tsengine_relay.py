@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from geomx_cli.ps.aggregation.codec import received
-from geomx_cli.ps.aggregation.slices import Accumulator, Contribution
+from geomx_cli.ps.aggregation.rounds import Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.delivery._tsengine_neighbours import TOPIC

@@ -10,7 +10,7 @@ from geomx_cli.core.events import WarningRaised
 from geomx_cli.core.options import codec_name
 from geomx_cli.ps.aggregation.codec import parse_codec
 from geomx_cli.ps.aggregation.optimizer_history import Hyper
-from geomx_cli.ps.aggregation.slices import SERIAL
+from geomx_cli.ps.aggregation.rounds import SERIAL
 from geomx_cli.runtime.script import optimizer_state
 from geomx_cli.runtime.script.base_store import Key, plain
 

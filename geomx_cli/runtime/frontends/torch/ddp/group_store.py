@@ -25,7 +25,8 @@ from geomx_cli.runtime.frontends.torch.tensors import is_divided
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from geomx_cli.ps.client import Client, ControlClient
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.control_client import ControlClient
     from geomx_cli.runtime.frontends import ScriptSession
 
 __all__ = ["GroupStore"]

@@ -12,8 +12,8 @@ from geomx_cli.core.futures import after
 from geomx_cli.runtime.frontends.torch import data
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.client import ControlClient
     from geomx_cli.ps.cluster.bodies import Body
+    from geomx_cli.ps.control_client import ControlClient
     from geomx_cli.runtime.frontends import ScriptSession
 
 __all__ = ["ALIKE", "MadeCalls", "PASS", "SkippedBatches"]
