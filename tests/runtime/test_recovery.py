@@ -205,6 +205,15 @@ def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
         state.restore(lambda *_: None)
 
 
+def test_a_round_that_follows_time_is_repeated_with_as_many_steps(tmp_path: Path) -> None:
+    state = WorkerState(tmp_path, print)
+    assert state.contributed(4) is None
+    state.contribute(4, 17)
+    state.close()
+    again = WorkerState(tmp_path, print)
+    assert again.contributed(4) == 17 and again.contributed(5) is None
+
+
 def test_without_a_directory_nothing_is_kept() -> None:
     state = WorkerState(None, print)
     state.set_up()

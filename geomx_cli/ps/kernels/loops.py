@@ -4,6 +4,7 @@ in vectorised and in codecs/_sparse.
 Nothing here imports numba before `compiled` is called.
 """
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +36,7 @@ _U, _I, _F, _D, _BYTE = np.uint32, np.int32, np.float32, np.float64, np.uint8
 _ROOT = np.float32(2**0.5)
 _SMALLEST = np.finfo(np.float32).tiny
 _CACHED = 2048
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def compiled(kernel: _Kernel) -> _Kernel:
@@ -44,9 +46,15 @@ def compiled(kernel: _Kernel) -> _Kernel:
     __pycache__, or where that is not writable in the user's cache.
     """
     try:
-        import numba
+        with _ONE_AT_A_TIME:  # numba sets itself up at its first uses, and several threads may join at once
+            return _compiled(kernel)
     except ImportError:
         return kernel
+
+
+def _compiled(kernel: _Kernel) -> _Kernel:
+    import numba
+
     types: list[Any] = []
     scalars = {float: numba.float32, int: numba.int64}
     for item in _SIGNATURES[kernel.__name__]:

@@ -30,13 +30,14 @@ class EsyncClient:
     answer, or at the start of a round.
 
     rounds: begun.
+    steps: of this round.
     epsilon: seconds, from the last answer.
     """
 
     def __init__(self, client: "Client") -> None:
         settings = client.settings
         party = settings.text("esync_scope") == "party"
-        self.rounds = 0
+        self.rounds = self.steps = 0
         self.epsilon = 0.0
         self._client = client
         self._rank = client.rank if party else client.global_rank
@@ -47,7 +48,7 @@ class EsyncClient:
         self._asked: Future[dict[str, Any]] | None = None
         self._reports: deque[Future[dict[str, Any]]] = deque()
         self._left = False
-        self._steps = 0
+        self._contributed: int | None = None
         self._ended = 0.0
         self._times: deque[float] = deque(maxlen=REMEMBERED)
 
@@ -58,38 +59,51 @@ class EsyncClient:
             self._asked = None
         self.settle()
         self.rounds += 1
-        self._steps = 0
+        self.steps, self._contributed = 0, None
+        self._enter()
+        self._ended = time.monotonic()
+
+    def _enter(self) -> None:
         if self.rounds > 1 and not self._left:
             self._reports.append(self._request("enter", t=self.rounds))
-        self._ended = time.monotonic()
 
     def step(self) -> bool:
         """Record the end of a step. Return True if it is time to synchronize."""
         now = time.monotonic()
         self._times.append(now - self._ended)
-        self._ended, self._steps = now, self._steps + 1
+        self._ended, self.steps = now, self.steps + 1
+        if self._contributed is not None:
+            return self.steps == self._contributed
         if self._ready(wait=False):
             return True
         # The median: one step that the system delays would make a fast worker appear the slowest.
-        report = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
+        report = {"k": self.steps, "c": statistics.median(self._times), "age": 0.0}
         if self._asked is None:
             self._asked = self._request("query", **report)
-        elif self._steps == self._least:  # the pending answer concerns a step that could not be the last
+        elif self.steps == self._least:  # the pending answer concerns a step that could not be the last
             self._reports.append(self._asked)
             self._asked = self._request("query", **report)
         # No worker is ready earlier: if it waited for those answers, one far from the server would be the slowest.
-        return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
+        return self.steps >= self._least and self._ready(wait=self._waits or self._slowest)
 
     def state(self) -> State:
         """Return what numbers this worker's reports. Durations are measured anew, a pending query is asked again."""
-        return State({"rounds": self.rounds, "steps": self._steps, "left": self._left, "epsilon": self.epsilon})
+        return State({"rounds": self.rounds, "steps": self.steps, "left": self._left, "epsilon": self.epsilon})
 
     def load(self, state: State) -> None:
-        """Continue from a `state`, in place of the first `begin`: the state server knows the round already."""
-        self.rounds, self._steps, self._left, self.epsilon = (
+        """Continue from a `state`, in place of the first `begin`; `continue_round` follows."""
+        self.rounds, self.steps, self._left, self.epsilon = (
             state.values[name] for name in ("rounds", "steps", "left", "epsilon")
         )
         self._ended = time.monotonic()
+
+    def continue_round(self, steps: int | None) -> None:
+        """See PacedWorkerAlgorithm. If an earlier life has contributed, others may have begun the next round: then the
+        state server must not be asked about this one. Otherwise it may not have heard of it.
+        """
+        self._contributed = steps
+        if steps is None:
+            self._enter()
 
     def awaited(self) -> "Future[bool]":
         """Ask whether another worker of this round has been told to synchronize: this one waits for something else

@@ -209,6 +209,7 @@ class EsyncWorker(PacedWorkerAlgorithm):
             ready = self._esync.step()
         if not ready:
             return False
+        self.before_round(self._esync.steps)
         self._pseudo_gradient.push(self._tensors)
         return True
 
@@ -223,6 +224,10 @@ class EsyncWorker(PacedWorkerAlgorithm):
             self._pseudo_gradient.push(self._tensors)
         else:
             self._pseudo_gradient.abstain(self._tensors)
+
+    def continue_round(self, steps: int | None) -> None:
+        """See PacedWorkerAlgorithm."""
+        self._esync.continue_round(steps)
 
     def awaited(self) -> "Future[bool]":
         """See PacedWorkerAlgorithm."""

@@ -18,7 +18,13 @@ from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.stop_vote import StopVote
 from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 from geomx_cli.runtime.training.train_config import TrainConfig
-from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm, State, Stopwatch, WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import (
+    FiniteWorkerAlgorithm,
+    PacedWorkerAlgorithm,
+    State,
+    Stopwatch,
+    WorkerAlgorithm,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -153,6 +159,8 @@ class Loop:
         is_last = self._rank == client.num_all_workers - 1
         process = client.settings.process
         factor = factor_of(config.text("slowdown"), process, client.settings.party, is_last)
+        if isinstance(part, PacedWorkerAlgorithm) and recovery is not None:
+            part.before_round = lambda steps: recovery.contribute(part.rounds, steps)
         self._straggler = StragglerEmulation(factor) if factor > 1 else None
         every = config.checkpoint_every if self._rank == 0 else 0
         folder = client.settings.output_dir or client.settings.job_dir
@@ -242,6 +250,8 @@ class Loop:
         self._record.continue_from(self.position.seconds)
         self._model.load(state.part("model"))
         self._part.load(state.part("algorithm"))
+        if isinstance(self._part, PacedWorkerAlgorithm) and self._recovery is not None:
+            self._part.continue_round(self._recovery.contributed(self._part.rounds))
         self._evaluations.load(state.part("evaluations"))
 
     def _save(self) -> None:

@@ -2,8 +2,8 @@
 
 One rule makes the next life exact: a worker saves what a round has changed before it contributes to the next one. So
 the servers are at most one round ahead of what is saved. The next life computes that round again, to the same bytes,
-and the servers answer with its result once more. Between rounds a worker saves every two seconds, so that no more
-computing is lost.
+and the servers answer with its result once more. What follows from time, as the number of steps of an ESync round, is
+saved before the contribution. Between rounds a worker saves every two seconds, so that no more computing is lost.
 
 With no room left recovery ends with one warning, and the job goes on.
 """
@@ -26,7 +26,7 @@ __all__ = ["INTERVAL", "WorkerState"]
 INTERVAL = 2.0
 """Seconds of computing after which a worker saves within a round."""
 _FILE = "worker"
-_SET_UP, _TRAINING, _CLIENT = "set up", "training", "client"
+_SET_UP, _TRAINING, _CLIENT, _ROUND = "set up", "training", "client", "round"
 
 
 class WorkerState:
@@ -43,6 +43,7 @@ class WorkerState:
         self._warn = warn
         self._file: StateFile | None = None
         self._found: Saved | None = None
+        self._contributed: tuple[int, int] | None = None
         self._rounds: int | None = None
         self._saved = 0.0
         if directory is not None:
@@ -59,6 +60,9 @@ class WorkerState:
             raise self._unreadable(error) from error
         self.is_set_up = _SET_UP in saved
         self._found = saved.get(_TRAINING)
+        if _ROUND in saved:
+            fields = saved[_ROUND].fields
+            self._contributed = int(fields["rounds"]), int(fields["steps"])
 
     @property
     def continues(self) -> bool:
@@ -84,6 +88,16 @@ class WorkerState:
         """The servers have the job's optimizer. Another request for it, once rounds have begun, might begin it anew."""
         self.is_set_up = True
         self._commit(_SET_UP, State())
+
+    def contribute(self, rounds: int, steps: int) -> None:
+        """The round after so many ends with this number of steps, which followed from time."""
+        self._commit(_ROUND, State({"rounds": rounds, "steps": steps}))
+
+    def contributed(self, rounds: int) -> int | None:
+        """Return the number of steps that an earlier life contributed to the round after so many; None if none."""
+        if self._contributed is None or self._contributed[0] != rounds:
+            return None
+        return self._contributed[1]
 
     def is_due(self, rounds: int) -> bool:
         """Whether to save, after so many rounds: one was completed since the last save, or time has passed."""

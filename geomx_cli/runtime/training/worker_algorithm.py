@@ -3,7 +3,7 @@
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -207,7 +207,17 @@ class DrainableWorkerAlgorithm(WorkerAlgorithm):
 class PacedWorkerAlgorithm(DrainableWorkerAlgorithm):
     """Its workers take different numbers of steps in a round. So while a script's worker waits for all others in a
     collective operation, others may wait for it in a round: it asks, and takes part without further steps.
+
+    before_round: called with the number of steps of a round before they are contributed, so that it can be saved.
     """
+
+    before_round: Callable[[int], object] = staticmethod(lambda steps: None)
+
+    @abstractmethod
+    def continue_round(self, steps: int | None) -> None:
+        """Call after `load`: the round in progress has exactly so many steps, since an earlier life contributed them.
+        None: it did not contribute.
+        """
 
     @abstractmethod
     def awaited(self) -> "Future[bool]":
