@@ -3,7 +3,7 @@
 # make demo: the same with MXNet.
 # make docs: build the documentation site into site/. Every link has to resolve.
 # make lint: ruff, mypy, import-linter and vulture; a hook for git runs it (.pre-commit-config.yaml).
-# make check: lint, and all tests that start no process, within a minute.   make test: everything that CI runs.
+# make check: lint, and the quick tests that start no process, within a minute.   make test: everything that CI runs.
 # make release: wheel, source distribution, pages and notes of the version in dist/, installed and tried in a fresh environment.
 
 VENV := .venv
@@ -62,7 +62,7 @@ lint: $(VENV)/.test
 	$(STRUCTURE)
 
 check: lint
-	$(BIN)/python -m pytest --no-processes
+	$(BIN)/python -m pytest --no-processes --numprocesses 3
 
 docs: $(DOCS_VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict

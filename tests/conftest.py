@@ -31,6 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example's duration depends on the machine's load.
 hypothesis.settings.register_profile("any-load", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("any-load"), max_examples=25)
 hypothesis.settings.load_profile("any-load")
 
 # They have environments of their own.
@@ -46,7 +47,16 @@ STARTERS = {"browser", "cluster", "machines", "sites", "desk", "workers"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--no-processes`, used by `make check`."""
-    parser.addoption("--no-processes", action="store_true", help="leave out tests that start processes")
+    parser.addoption(
+        "--no-processes", action="store_true",
+        help="leave out tests that start processes or are thorough, and try fewer examples",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the number of examples before test modules are imported."""
+    if config.getoption("--no-processes"):
+        hypothesis.settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -58,9 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if STARTERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
     if config.getoption("--no-processes"):
-        left_out = [item for item in items if item.get_closest_marker("processes")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("processes")]
+        left_out = {item for item in items if any(map(item.get_closest_marker, ("processes", "thorough")))}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
         sys.addaudithook(_refuse_processes)
 
 

@@ -115,6 +115,7 @@ _.validation_step
 collect_ignore
 pytest_addoption
 pytest_collection_modifyitems
+pytest_configure
 pytest_sessionfinish
 pytest_sessionstart
 pytestmark

@@ -2,7 +2,7 @@
 
 A file of records has a region for each record, with room for two generations:
 
-    header: magic, id, room          written once, before anything is saved in the region
+    header: magic, room              written once, before anything is saved in the region
     generation 0: ... arrays, index, trailer
     generation 1: ... arrays, index, trailer
 
@@ -11,8 +11,8 @@ the generation's end and is written last. If the writer is killed before, that g
 trailer, and the other generation is the newest. This needs neither fsync nor a checksum of the arrays, as a kill loses
 nothing that the kernel has. It does not survive a loss of power.
 
-A record that outgrows its region gets a new one, and the old region becomes free for others. The trailer's checksum
-covers the record's id, so nobody takes what an earlier owner has left in a region.
+A record that outgrows its region gets a new one, and the old region becomes free for others. The index has the record's
+id, so a region changes hands without a write to its header: one torn there would hide all regions behind it.
 """
 
 import os
@@ -30,7 +30,7 @@ from geomx_cli.ps.arrays import Array
 
 __all__ = ["Journal", "Saved", "StateFile"]
 
-_HEADER = struct.Struct("<8sQ64sI")  # magic, room of a generation, id and its checksum
+_HEADER = struct.Struct("<8sQI")  # magic, room of a generation and its checksum
 _TRAILER = struct.Struct("<8sQQQI")  # magic, sequence number, bytes of arrays, bytes of the index, checksum
 _ENTRY = struct.Struct("<II")  # of the journal: length, checksum
 _MAGIC = b"geomxst1"
@@ -38,9 +38,8 @@ _ALIGN = 4096
 _HEADROOM = 1.25
 """Room for a record that has outgrown its region, relative to its size: encoded payloads differ from round to round."""
 _MOST_PARTS = 1000  # of one pwritev; the kernel takes 1024
-_LONGEST_ID = 64
 
-_decoder = msgspec.msgpack.Decoder(tuple[Any, list[tuple[str, str, tuple[int, ...]]]])
+_decoder = msgspec.msgpack.Decoder(tuple[str, Any, list[tuple[str, str, tuple[int, ...]]]])
 
 
 class Saved(NamedTuple):
@@ -103,17 +102,17 @@ class StateFile:
     def commit(self, name: str, fields: Any, arrays: Mapping[str, Array]) -> None:
         """Replace a record.
 
-        name: its id, at most 64 bytes.
+        name: its id.
         fields: what msgpack can hold.
         arrays: contiguous, of any dtype of numpy without objects; not kept after the return.
         Raises OSError if there is no room; then the file has the record as of its last commit.
         """
-        index = msgspec.msgpack.encode((fields, [(n, a.dtype.str, a.shape) for n, a in arrays.items()]))
+        index = msgspec.msgpack.encode((name, fields, [(n, a.dtype.str, a.shape) for n, a in arrays.items()]))
         size = sum(array.nbytes for array in arrays.values())
-        region = self._region(name, size + len(index) + _TRAILER.size)
+        region = self._region(self._regions.get(name), size + len(index) + _TRAILER.size)
         generation = 1 - region.newest
         self._sequence += 1
-        trailer = _trailer(name, self._sequence, size, index)
+        trailer = _trailer(self._sequence, size, index)
         parts = [array.reshape(-1).view(np.uint8).data for array in arrays.values() if array.nbytes]
         start = region.end(generation) - _TRAILER.size - len(index) - size
         self._write([*parts, memoryview(index), memoryview(trailer)], start)
@@ -127,7 +126,7 @@ class StateFile:
         """The newest generation of each record that the file had when it was opened, one at a time."""
         for name, found in self._newest.items():
             start = found.region.end(found.generation) - _TRAILER.size - found.index - found.arrays
-            fields, described = _decoder.decode(_read(self._file, found.index, start + found.arrays))
+            _, fields, described = _decoder.decode(_read(self._file, found.index, start + found.arrays))
             arrays = {}
             for what, dtype, shape in described:
                 array = arrays[what] = np.empty(shape, dtype)
@@ -141,9 +140,8 @@ class StateFile:
 
     # Regions.
 
-    def _region(self, name: str, size: int) -> _Region:
-        """The record's region, with room for `size` bytes: a new one if its own has less."""
-        known = self._regions.get(name)
+    def _region(self, known: _Region | None, size: int) -> _Region:
+        """Return a region with room for `size` bytes: the record's own if that has it."""
         if known is not None and known.room >= size:
             return known
         room = -(-int(size * (_HEADROOM if known else 1)) // _ALIGN) * _ALIGN
@@ -156,8 +154,8 @@ class StateFile:
             region = _Region(self._end, room)
             # All blocks are taken now: a later commit into this region cannot run out of space.
             os.posix_fallocate(self._file, region.offset, region.size)
+            _write_all(self._file, _header(room), region.offset)
             self._end += region.size
-        _write_all(self._file, _header(name, region.room), region.offset)
         return region
 
     def _write(self, parts: list[memoryview], start: int) -> None:
@@ -174,28 +172,26 @@ class StateFile:
         """Find all regions and the newest generation of each record."""
         size = os.fstat(self._file).st_size
         newest: dict[str, _Found] = {}
-        regions: list[tuple[str, _Region]] = []
-        while self._end + _ALIGN <= size and (known := _parse_header(_read(self._file, _HEADER.size, self._end))):
-            name, room = known
+        free: list[_Region] = []
+        while self._end + _ALIGN <= size and (room := _room(_read(self._file, _HEADER.size, self._end))):
             region = _Region(self._end, room)
             if region.offset + region.size > size:
                 break
-            regions.append((name, region))
+            free.append(region)
             self._end += region.size
-            for found in self._generations(name, region):
+            for name, found in self._generations(region):
                 self._sequence = max(self._sequence, found.sequence)
                 if name not in newest or newest[name].sequence < found.sequence:
                     newest[name] = found
-        for name, region in regions:
-            if name in newest and newest[name].region is region:
-                region.newest = newest[name].generation
-                self._regions[name] = region
-            else:
-                self._free.append(region)
+        for name, found in newest.items():
+            found.region.newest = found.generation
+            self._regions[name] = found.region
+            free.remove(found.region)
+        self._free = free
         os.ftruncate(self._file, self._end)  # what a killed writer had begun to allocate
         return newest
 
-    def _generations(self, name: str, region: _Region) -> Iterator[_Found]:
+    def _generations(self, region: _Region) -> Iterator[tuple[str, _Found]]:
         for generation in (0, 1):
             end = region.end(generation)
             magic, sequence, arrays, index, check = _TRAILER.unpack(
@@ -204,8 +200,8 @@ class StateFile:
             if magic != _MAGIC or arrays + index + _TRAILER.size > region.room:
                 continue
             raw = _read(self._file, index, end - _TRAILER.size - index)
-            if check == _check(name, sequence, arrays, raw):
-                yield _Found(sequence, region, generation, arrays, index)
+            if check == _check(sequence, arrays, raw):
+                yield _decoder.decode(raw)[0], _Found(sequence, region, generation, arrays, index)
 
 
 @dataclass
@@ -255,29 +251,24 @@ def _entry(raw: bytes, start: int) -> bytes | None:
     return entry if len(entry) == length and zlib.crc32(entry) == check and length else None
 
 
-def _header(name: str, room: int) -> bytes:
-    raw = name.encode()
-    if not 0 < len(raw) <= _LONGEST_ID:
-        raise ValueError(f"a record's id has 1 to {_LONGEST_ID} bytes, this one {len(raw)}")
-    return _HEADER.pack(_MAGIC, room, raw, zlib.crc32(raw + room.to_bytes(8, "little")))
+def _header(room: int) -> bytes:
+    return _HEADER.pack(_MAGIC, room, zlib.crc32(room.to_bytes(8, "little")))
 
 
-def _parse_header(raw: bytes) -> tuple[str, int] | None:
-    if len(raw) < _HEADER.size:
+def _room(header: bytes) -> int | None:
+    """Return the room of a generation that a region's header tells; None for no header."""
+    if len(header) < _HEADER.size:
         return None
-    magic, room, name, check = _HEADER.unpack(raw)
-    name = name.rstrip(b"\0")
-    if magic != _MAGIC or check != zlib.crc32(name + room.to_bytes(8, "little")):
-        return None
-    return name.decode(), room
+    magic, room, check = _HEADER.unpack(header)
+    return room if magic == _MAGIC and check == zlib.crc32(room.to_bytes(8, "little")) else None
 
 
-def _trailer(name: str, sequence: int, arrays: int, index: bytes) -> bytes:
-    return _TRAILER.pack(_MAGIC, sequence, arrays, len(index), _check(name, sequence, arrays, index))
+def _trailer(sequence: int, arrays: int, index: bytes) -> bytes:
+    return _TRAILER.pack(_MAGIC, sequence, arrays, len(index), _check(sequence, arrays, index))
 
 
-def _check(name: str, sequence: int, arrays: int, index: bytes) -> int:
-    return zlib.crc32(index, zlib.crc32(struct.pack("<QQ", sequence, arrays) + name.encode()))
+def _check(sequence: int, arrays: int, index: bytes) -> int:
+    return zlib.crc32(index, zlib.crc32(struct.pack("<QQ", sequence, arrays)))
 
 
 def _read(file: int, size: int, start: int) -> bytes:

@@ -14,8 +14,10 @@ from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import LineBuffer, append_object, decode, encode, object_lines
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
-VALUES: Any = st.recursive(LEAVES, lambda item: st.lists(item) | st.dictionaries(st.text(), item))
-MESSAGES = st.lists(st.dictionaries(st.text(), VALUES))
+VALUES: Any = st.recursive(
+    LEAVES, lambda item: st.lists(item, max_size=4) | st.dictionaries(st.text(), item, max_size=4), max_leaves=8
+)
+MESSAGES = st.lists(st.dictionaries(st.text(), VALUES, max_size=4), max_size=8)
 
 
 @given(messages=MESSAGES, cuts=st.lists(st.integers(0, 500)), rest=st.binary().filter(lambda data: b"\n" not in data))

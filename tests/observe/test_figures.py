@@ -137,7 +137,7 @@ def test_a_round_and_a_matrix(base: Path) -> None:
     assert missing["matrix-esync"] == "no traffic between its parties is recorded" and "bytes of ESync" in missing
 
 
-@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("form", ["png", *(pytest.param(form, marks=pytest.mark.thorough) for form in ("svg", "pdf"))])
 def test_every_figure_is_drawn(base: Path, tmp_path: Path, form: str) -> None:
     begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     found = made(base)

@@ -104,7 +104,7 @@ def test_sparse_codecs_leave_out_the_smallest(spec: str, array: Array) -> None:
 
 @pytest.mark.parametrize("spec", FEEDBACK)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 6)
 @given(first=vectors, second=vectors)
 def test_sent_and_residual_are_what_was_given(spec: str, dtype: type, first: Array, second: Array) -> None:
     """Three contributions: each has what `decay` leaves of the last residual; momentum correction is added as given."""
@@ -200,7 +200,7 @@ def results_of(spec: str, orders: tuple[tuple[int, ...], ...], optimizer: bool) 
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=5)
+@settings(max_examples=settings().max_examples // 12)
 @given(orders=st.lists(st.permutations(range(3)), min_size=4, max_size=4), optimizer=st.booleans())
 def test_rounds_are_bit_equal_in_any_order_of_arrival(spec: str, orders: list[list[int]], optimizer: bool) -> None:
     assert results_of(spec, tuple(map(tuple, orders)), optimizer) == results_of(spec, ((0, 1, 2),) * 4, optimizer)

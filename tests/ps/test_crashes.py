@@ -75,7 +75,7 @@ def play(
         ("fsa", "", "topk:0.1", SGD), ("hfa", "int8", "fp16", None),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("roots", [1, 2])
+@pytest.mark.parametrize("roots", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_any_server_may_be_killed_at_any_moment(
     folder: Path, name: str, compress: str, lan: str, optimizer: Optimizer, roots: int
 ) -> None:

@@ -143,7 +143,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
+QUICK = ("fsa, bsc", "fsa, on workers", "diloco, fragments")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in WAYS]
+)
 def test_killed_workers_end_with_the_bits_of_others(
     name: str, data: Path, tmp_path: Path, kills: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
