@@ -103,7 +103,7 @@ def test_sparse_codecs_leave_out_the_smallest(spec: str, array: Array) -> None:
 
 
 @pytest.mark.parametrize("spec", FEEDBACK)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.thorough)])
 @settings(max_examples=settings().max_examples // 6)
 @given(first=vectors, second=vectors)
 def test_sent_and_residual_are_what_was_given(spec: str, dtype: type, first: Array, second: Array) -> None:

@@ -430,7 +430,7 @@ def test_a_worker_that_has_not_pulled_gets_its_first_result_exact(spec: str) -> 
     assert not np.isfinite(tree.last((0, 0))).any()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("optimizer", [True, False], ids=["weights", "sums"])
 @pytest.mark.parametrize("spec", QUANTISERS)
 def test_diverging_training_gets_the_result_of_every_round(spec: str, optimizer: bool, dtype: str) -> None:
