@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from geomx_cli.core.conventions import number_before
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import LineBuffer, decode, encode
 
@@ -23,13 +24,15 @@ _FULL = 1 << 20  # bytes
 class Outbox:
     """Numbered messages, kept until acknowledged. Not thread-safe.
 
+    last: the number before the first one.
+
     Unbounded: while it is `full`, the agent leaves events in the event logs and adds only rare messages (starts,
     ends, failures).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: int = 0) -> None:
         self._lines: deque[tuple[int, bytes]] = deque()
-        self._last = 0
+        self._last = last
         self._size = 0
 
     @property
@@ -83,10 +86,14 @@ class Control:
 
     `lost` is set when the control machine disconnects, violates the protocol or does not drain its output, but not
     when it is replaced.
+
+    life: of the agent; its messages have higher numbers than those of agents before it.
     """
 
-    def __init__(self, path: str, selector: selectors.BaseSelector) -> None:
+    def __init__(self, path: str, selector: selectors.BaseSelector, life: int = 0) -> None:
         _make_private(Path(path).parent)
+        if life:  # an agent that was killed has left its socket
+            Path(path).unlink(missing_ok=True)
         self._selector = selector
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         mask = os.umask(0o177)
@@ -98,7 +105,7 @@ class Control:
         selector.register(self._listener, selectors.EVENT_READ)
         self._connections: dict[socket.socket, _Connection] = {}
         self._machine: _Connection | None = None
-        self.outbox = Outbox()
+        self.outbox = Outbox(number_before(life))
         self.lost = False
         self.heard = time.monotonic()
 

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from geomx_cli.agent.processes import ProcessId, boot_id
@@ -180,13 +180,40 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class AgentState:
-    """The processes started by an agent, with enough data for another program to terminate them if the agent is
-    killed.
+    """What is to be known of an agent after it was killed: to terminate its processes, or to start them again.
+
+    agent: itself.
+    keeper: starts the next one if it is killed (succession.py); None without restarts.
+    processes: the newest life of each, by name.
+    boot: see processes.boot_id.
+    life: the number of this agent; it counts those that were killed.
+    successions: when agents have followed killed ones, in seconds since boot.
+    runs: the processes have started, and nobody has asked for their end.
+    incarnations: of each process, by name.
+    ended: exit statuses of those that have ended, or were asked to.
+    asked: names of the latter.
     """
 
     agent: ProcessId
     processes: Mapping[str, ProcessId]
     boot: str
+    life: int = 0
+    successions: tuple[float, ...] = ()
+    runs: bool = False
+    incarnations: Mapping[str, int] = field(default_factory=dict)
+    ended: Mapping[str, int] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
+    keeper: ProcessId | None = None
+
+    @property
+    def guards(self) -> list[ProcessId]:
+        """The agent and its keeper."""
+        return [self.agent, *([self.keeper] if self.keeper is not None else [])]
+
+    def retire(self, directory: Path) -> None:
+        """No agent is to follow, for who is about to kill this one. Does nothing on a full disk."""
+        with suppress(OSError):
+            replace(self, runs=False).write(directory)
 
     def write(self, directory: Path) -> None:
         """Replace agent-state.json atomically."""
@@ -199,7 +226,10 @@ class AgentState:
             fields = json.loads((directory / "agent-state.json").read_bytes())
             if fields["boot"] != boot_id():
                 return None
-            processes = {name: ProcessId(*who) for name, who in fields["processes"].items()}
-            return cls(ProcessId(*fields["agent"]), processes, fields["boot"])
+            fields["processes"] = {name: ProcessId(*who) for name, who in fields["processes"].items()}
+            fields["agent"] = ProcessId(*fields["agent"])
+            fields["keeper"] = ProcessId(*fields["keeper"]) if fields["keeper"] else None
+            fields["successions"], fields["asked"] = tuple(fields["successions"]), tuple(fields["asked"])
+            return cls(**fields)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

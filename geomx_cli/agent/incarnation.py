@@ -278,6 +278,7 @@ class Incarnation:
 
 
 _BEFORE = ("starting", "waiting")  # states of a process before all have joined
+_NEWEST = 1 << 18  # bytes of an event log
 _SHOWN = 4096  # maximum characters of a string in a forwarded event
 
 
@@ -299,6 +300,16 @@ class EventTail:
         self.path = path
         self._offset = offset
         self._saw_round = False
+
+    def skip(self) -> None:
+        """Begin with the newest events of a log that another agent has read, those of the last 256 KiB."""
+        with suppress(OSError), self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._offset = max(0, size - _NEWEST)
+            if self._offset:
+                file.seek(self._offset - 1)
+                self._offset += len(file.readline()) - 1
+        self._saw_round = self._offset > 0
 
     def successor(self) -> "EventTail":
         """Return one for the next life of the process, which goes on in the same file."""

@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from geomx_cli.agent import processes
+from geomx_cli.agent import succession
 from geomx_cli.agent.host_spec import AgentState, HostSpec
+from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import encode
 
 __all__ = ["attach", "run"]
@@ -25,20 +27,15 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
     """Start the agent of `directory`, detached, and relay; the agent outlives this process.
 
     The agent is a fork of this process, which saves a second interpreter start. Returns 1, with the last line of its
-    log on stderr, if it ends before it listens.
+    log on stderr, if it ends before it listens. Raises CheckFailed if one runs there already.
     """
     host_spec = HostSpec.read(directory)
     host_spec.check_files()
-    reading, writing = os.pipe()
-    agent = os.fork()
-    if agent == 0:
-        os.close(reading)
-        _become_agent(directory, host_spec, writing)
-    os.close(writing)
-    listens = os.read(reading, 1)
-    os.close(reading)
-    if not listens:
-        os.waitpid(agent, 0)
+    lock = succession.lock(directory, _LIMIT)
+    if lock is None:
+        raise CheckFailed(f"an agent runs already for {directory}", "geomx stop ends it")
+    agent = _start(directory, host_spec, lock, None)
+    if not agent:
         print(_last_words(directory), file=sys.stderr)
         return 1
     with socket.socket(socket.AF_UNIX) as stream:
@@ -48,8 +45,26 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
     return 0
 
 
+def _start(directory: Path, host_spec: HostSpec, lock: int, before: AgentState | None) -> int:
+    """Start an agent, with a keeper if it is to be followed when it is killed. Return the pid of who ends last, once
+    the agent listens; 0 if it has ended before.
+    """
+    reading, writing = os.pipe()
+    last = os.fork()
+    if last == 0:
+        os.close(reading)
+        _detach(directory, host_spec, writing, before)
+    os.close(writing)
+    os.close(lock)
+    listens = os.read(reading, 1)
+    os.close(reading)
+    if not listens:
+        os.waitpid(last, 0)
+    return last if listens else 0
+
+
 def attach(directory: Path, arguments: Sequence[str]) -> int:
-    """Relay to the running agent of `directory`.
+    """Relay to the running agent of `directory`; if it and its keeper were killed, start the next one.
 
     If it has ended normally, also while this connects, print its undelivered messages. Without an agent, return 1,
     print a message to stderr and {"type": "absent"} to stdout, which distinguishes this case from a broken connection.
@@ -57,7 +72,7 @@ def attach(directory: Path, arguments: Sequence[str]) -> int:
     given = bytearray()
     limit = time.monotonic() + _LIMIT
     while True:
-        waits = _lives(directory) and time.monotonic() < limit  # before: its report comes after its socket is gone
+        waits = _lives(directory) and time.monotonic() < limit  # before: its report follows the end of its socket
         with socket.socket(socket.AF_UNIX) as stream:
             try:
                 stream.connect(HostSpec.read(directory).socket)
@@ -76,8 +91,16 @@ def attach(directory: Path, arguments: Sequence[str]) -> int:
 
 
 def _lives(directory: Path) -> bool:
-    state = AgentState.read(directory)
-    return state is not None and processes.exists(state.agent)
+    """Whether there is an agent or a keeper, if need be a new one."""
+    lock = succession.lock(directory)
+    if lock is None:
+        return True
+    host_spec = HostSpec.read(directory)
+    before = succession.successor_of(directory, host_spec)
+    if before is None:
+        os.close(lock)
+        return False
+    return _start(directory, host_spec, lock, before) > 0
 
 
 def _report_end(directory: Path) -> bool:
@@ -89,17 +112,29 @@ def _report_end(directory: Path) -> bool:
     return True
 
 
-def _become_agent(directory: Path, host_spec: HostSpec, ready: int) -> None:
-    """Never returns. `ready`: descriptor that receives one byte once the agent listens."""
+def _detach(directory: Path, host_spec: HostSpec, ready: int, before: AgentState | None) -> None:
+    """Become the agent, or its keeper. Never returns. `ready`: gets one byte once the first agent listens."""
     status = 1
     try:
         os.setsid()
         _redirect(directory / "agent.log")
+        if not host_spec.restarts:
+            _become_agent(directory, host_spec, ready, before)
+        status = succession.keep(directory, host_spec, partial(_become_agent, directory, host_spec), ready, before)
+    finally:
+        os._exit(status)
+
+
+def _become_agent(directory: Path, host_spec: HostSpec, ready: int, before: AgentState | None) -> None:
+    """Never returns. `ready`: as above, or -1."""
+    status = 1
+    try:
         from geomx_cli.agent.supervisor import Supervisor
 
-        supervisor = Supervisor(directory, host_spec)
-        os.write(ready, b"1")
-        os.close(ready)
+        supervisor = Supervisor(directory, host_spec, before)
+        if ready >= 0:
+            os.write(ready, b"1")
+            os.close(ready)
         status = supervisor.run()
     except BaseException as error:
         from geomx_cli.core.errors import GeomxError

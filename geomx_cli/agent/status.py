@@ -4,6 +4,7 @@ One line of JSON. Times are those of JobClock. `uptime` counts seconds since boo
 /proc/uptime with the file can compute the file's age independently of clocks.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -172,6 +173,17 @@ class StatusFile:
         self._failures: list[FailureFields] = []
         self._next = 0.0
         self.usage = HostUsageMeter(clock)
+
+    def recall(self) -> float:
+        """Go on from the file that a killed agent has left. Return when it was written, by `clock`; 0.0 without one."""
+        try:
+            content = json.loads(self._path.read_bytes())
+            newest = {name: dict(content["processes"][name]["newest"]) for name in self._newest}
+            written = float(content["time"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0
+        self._newest = newest
+        return written
 
     def record_event(self, process: str, event: Mapping[str, Any]) -> None:
         """Record an event of a process."""

@@ -79,7 +79,7 @@ def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first
     return {
         "agent": _agent_fate(state, agent, rest, left),
         "processes": fates,
-        "others": len(rest - set(started.values()) - ({state.agent} if state else set())),
+        "others": len(rest - set(started.values()) - set(state.guards if state else ())),
         "left": left,
         "note": _note(directory, host_spec is None, state is None),
     }
@@ -167,6 +167,8 @@ def clean_up(directory: Path, names: Collection[str] | None = None) -> list[int]
 
     No-op if nothing was started.
     """
+    if names is None and (state := AgentState.read(directory)) is not None:
+        state.retire(directory)
     left = processes.kill_all(remains(directory, names), _DISAPPEAR)
     host_spec = host_spec_of(directory)
     if names is None:
@@ -188,7 +190,7 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
     started = {} if state is None else state.processes
     known = [who for name, who in started.items() if names is None or name in names]
     if names is None and state is not None:
-        known.append(state.agent)
+        known += state.guards
 
     def find() -> list[ProcessId]:
         alive = [who for who in known if processes.exists(who)]

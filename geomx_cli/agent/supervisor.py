@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.agent import outputs, processes, state_folder
+from geomx_cli.agent import outputs, processes, state_folder, succession
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.host_spec import AgentState, HostSpec
@@ -21,14 +21,17 @@ from geomx_cli.agent.presence import NOTICE, Presence
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
+from geomx_cli.agent.stop import remains
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.root_cause import Failure, describe_status
+from geomx_cli.core.units import counted
 
 __all__ = ["Supervisor"]
 
 _TICK = 0.25  # interval between reads of the event logs
 _LOOK = 1.0  # interval between checks of process states
+_UNSENT = 1.0  # seconds before its last status in which a killed agent may have left events unsent
 _FAILING = 2.0  # for the others to exit on their own after a failure, before SIGTERM
 
 
@@ -40,22 +43,28 @@ class Supervisor:
     The whole part of the job is terminated by: a failed process, "stop", SIGTERM or SIGINT to the agent, or a control
     machine that is disconnected or silent for longer than the lease without having sent "suspend". SIGTERM and, at the
     end of the grace, SIGKILL go to whole process groups and to all other descendants of the agent (lifecycle.py). If
-    the agent itself is killed, the kernel kills its children and cleanup.py the rest.
+    the agent itself is killed, the kernel kills its children, and the next agent goes on (succession.py).
+
+    before: what a killed agent has left, whose processes begin their next lives; None for the first agent.
     """
 
-    def __init__(self, directory: Path, host_spec: HostSpec) -> None:
+    def __init__(self, directory: Path, host_spec: HostSpec, before: AgentState | None = None) -> None:
         self._directory = directory
         self._host_spec = host_spec
         self._clock = JobClock(host_spec.clock_ahead)
         self._children = [Child(task, host_spec, self._clock) for task in host_spec.tasks]
         self._selector = selectors.DefaultSelector()
-        self._control = Control(host_spec.socket, self._selector)
+        self._before = before
+        self._keeper = processes.identify(os.getppid()) if host_spec.restarts else None
+        self._life = before.life + 1 if before is not None else 0
+        self._successions = succession.successions(before) if before is not None else ()
+        self._control = Control(host_spec.socket, self._selector, self._life)
         self._next_look = 0.0
         self._asked_by = ""  # the requester, if a user stopped the job
         self._ordered = False  # the control machine stopped the job for its own reasons
         self._suspended = False  # the control machine announced a pause in its heartbeats
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
-        self._lifecycle = Lifecycle(self._children, self._clock, self._status.write_soon, host_spec.grace)
+        self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, host_spec.grace)
         self._partial_stop = PartialStop()
         self._policy = RestartPolicy(host_spec.restarts)
         self._memory = OomWatcher()
@@ -66,8 +75,11 @@ class Supervisor:
         """Run to the end and return the exit status: 1 if a process could not be terminated, else 0."""
         processes.adopt_orphans()
         self._catch_signals()
-        self._write_state()
         try:
+            if self._before is None:
+                self._write_state()
+            else:
+                self._succeed(self._before)
             while not self._lifecycle.over:
                 for key, mask in self._selector.select(_TICK):
                     self._handle(key.fileobj, key.data, mask)
@@ -141,20 +153,23 @@ class Supervisor:
         names = message.get("processes")
         if names is not None:
             self._partial_stop.terminate((child for child in self._children if child.name in names), grace)
+            self._write_state()
             self._status.write_soon()
             return
         self._ordered |= not who
-        if who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING:
-            self._asked_by = who
-            self._control.send_durable({"type": "stopping", "who": who, "grace": grace})
+        is_new = who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING
+        self._asked_by = who if is_new else self._asked_by
         self._lifecycle.grace = min(self._lifecycle.grace, grace) if self._lifecycle.why else grace
         self._lifecycle.holding = bool(message.get("hold"))
         by = f" by {who}" if who else ""
         self._lifecycle.stop(f"was asked to stop{by}", float(message.get("delay", 0)))
+        if is_new:
+            self._control.send_durable({"type": "stopping", "who": who, "grace": grace})
 
     def _start(self) -> None:
         self._lifecycle.enter_running()
         self._prepare_restarts()
+        self._write_state()
         for child in self._children:
             if child.asked:  # stopped before its start
                 continue
@@ -177,6 +192,32 @@ class Supervisor:
             return
         for child in restarted:
             child.state_dir = folder / child.task.file_name
+
+    def _succeed(self, before: AgentState) -> None:
+        """Go on for an agent that was killed: the processes that had not ended begin their next lives."""
+        processes.kill_all(remains(self._directory, [child.name for child in self._children]), KILL)
+        known = self._status.recall() - _UNSENT
+        for child in self._children:
+            child.incarnation = before.incarnations.get(child.name, 0)
+            child.life.events.skip()
+            events = child.life.events.read()
+            self._report(child, (event for event in events if _time_of(event) > known))
+        self._lifecycle.enter_running()
+        folders = state_folder.found(self._directory)
+        open_ = [child for child in self._children if child.name not in before.ended]
+        for child in self._children:
+            self._control.send_durable({"type": "started", "process": child.name})
+            if child.name in before.ended:
+                child.life.status = before.ended[child.name]
+                child.asked = child.name in before.asked
+            else:
+                child.state_dir = folders[0] / child.task.file_name
+        count = len(self._successions)
+        what = f"its agent was killed and started again ({count} of {self._policy.limit}), with"
+        message = f"{what} {counted(len(open_), 'process')}"
+        self._control.send_durable({"type": "warning", "message": message})
+        for child in open_:
+            self._restart(child, "ended with its agent", count)
 
     def _begin(self, child: Child) -> bool:
         """Start a child, and return whether that was possible; if not, it has failed."""
@@ -284,6 +325,7 @@ class Supervisor:
             self._presence.tell(child, "ended with status 0 and had not joined the job", hint, verb="absent")
         ended = {"process": child.name, "status": child.life.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
+        self._write_state()
         self._status.write_soon()
 
     def _restart(self, child: Child, how: str, count: int) -> None:
@@ -293,6 +335,7 @@ class Supervisor:
         unwritten = child.bury(how)
         self._status.begin_life(child.name)
         self._report(child, [*child.life.events.read(), *unwritten])
+        self._write_state()  # a number of a life that others may know is never used again
         if self._begin(child):
             restarted = {"process": child.name, "incarnation": child.incarnation, "how": how}
             limits = {"count": count, "limit": self._policy.limit}
@@ -349,11 +392,28 @@ class Supervisor:
             left=list(left),
         )  # fmt: skip
 
+    def _on_stage(self) -> None:
+        """A stop is on record before it begins: no agent follows one that was killed meanwhile."""
+        self._status.write_soon()
+        if self._lifecycle.stage is Stage.FAILING:
+            self._write_state()
+
     def _write_state(self) -> None:
         me = processes.identify(os.getpid())
         assert me is not None
-        started = {child.name: child.life.identity for child in self._children if child.life.identity is not None}
-        AgentState(me, started, processes.boot_id()).write(self._directory)
+        ended = {child.name: child.life.status for child in self._children if child.life.status is not None}
+        asked = [child.name for child in self._children if child.asked]
+        AgentState(
+            me, {child.name: child.life.identity for child in self._children if child.life.identity is not None},
+            processes.boot_id(), self._life, self._successions, self._lifecycle.stage is Stage.RUNNING,
+            {child.name: child.incarnation for child in self._children},
+            {**dict.fromkeys(asked, -signal.SIGKILL), **ended}, tuple(asked), self._keeper,
+        ).write(self._directory)  # fmt: skip
+
+
+def _time_of(event: dict[str, Any]) -> float:
+    """When an event was written; 0.0 for one of a script that does not say so."""
+    return float(when) if isinstance(when := event.get("time"), int | float) else 0.0
 
 
 def _reap_adopted() -> None:

@@ -67,7 +67,7 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     try:
         while True:
             state = AgentState.read(directory)  # checked first, so that final output is printed
-            over = not given.follow or state is None or not processes.exists(state.agent)
+            over = not given.follow or state is None or not any(map(processes.exists, state.guards))
             for tail in tails:
                 tail.print_new(last=over)
             if usage is not None:

@@ -81,6 +81,77 @@ def test_killed_server_starts_again_where_it_was(agents: Any, tmp_path: Path) ->
     agent.assert_clean()
 
 
+def guards(agent: Agent) -> dict[str, int]:
+    """The pids of the agent and its keeper."""
+    state = AgentState.read(agent.directory)
+    assert state is not None and state.keeper is not None
+    return {"agent": state.agent.pid, "keeper": state.keeper.pid}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("victims", [["agent"], ["keeper", "agent"], ["agent", "server"], ["keeper", "agent", "server"]])
+def test_killed_agent_is_followed_by_another(victims: list[str], agents: Any, tmp_path: Path) -> None:
+    agent = agents(lease=60, restarts=3, server=SERVES)
+    agent.send(type="start")
+    serving(agent, 0)
+    before = {**guards(agent), "server": pid_of(agent)}
+    for victim in victims:
+        os.kill(before[victim], signal.SIGKILL)
+    agent.attach(seen=4)
+    said = serving(agent, 1)
+    (hello,) = [message["status"] for message in said if message["type"] == "hello"]
+    assert hello["stage"] == "running"
+    (warning,) = [message["message"] for message in said if message["type"] == "warning"]
+    assert warning == "its agent was killed and started again (1 of 3), with 1 process"
+    (restarted,) = [message for message in said if message["type"] == "restarted"]
+    assert restarted["incarnation"] == 1 and restarted["how"] == "ended with its agent"
+    assert min(message["n"] for message in said if "n" in message) > number_before(1)
+    (folder,) = state_folder.found(tmp_path)
+    assert (folder / "server" / "lives").read_text() == "0 1 "
+    os.kill(pid_of(agent), signal.SIGKILL)
+    serving(agent, 2)
+    agent.send(type="stop")
+    said = agent.until("done")
+    assert not [message for message in said if message["type"] == "failure"]
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_agents_that_are_killed_again_and_again_are_followed_within_limits(agents: Any) -> None:
+    agent = agents(lease=60, restarts=2, server=SERVES)
+    agent.send(type="start")
+    serving(agent, 0)
+    for life in (1, 2):
+        os.kill(guards(agent)["agent"], signal.SIGKILL)
+        agent.attach(seen=number_before(life - 1) + 99)
+        serving(agent, life)
+    os.kill(guards(agent)["agent"], signal.SIGKILL)
+    agent.attach()
+    agent.until("absent")
+    assert clean_up(agent.directory) == []
+    agent.assert_clean()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("when", ["waiting", "stopping", "a script"])
+def test_no_agent_follows(when: str, agents: Any) -> None:
+    others = {"worker": BEGIN + "signal.pause()"} if when == "a script" else {}
+    ignores = BEGIN + TELLS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"
+    agent = agents(lease=60, grace=30, restarts=3, server=ignores, **others)
+    agent.until("hello")
+    if when != "waiting":
+        agent.send(type="start")
+        serving(agent, 0)
+    if when == "stopping":
+        agent.send(type="stop", who="somebody")
+        agent.until("stopping")
+    os.kill(guards(agent)["agent"], signal.SIGKILL)
+    agent.attach()
+    agent.until("absent")
+    assert clean_up(agent.directory) == []
+    agent.assert_clean()
+
+
 @pytest.mark.processes
 def test_death_after_the_last_restart_ends_the_job(agents: Any) -> None:
     agent = agents(lease=60, restarts=3, server=DIES)
@@ -189,7 +260,8 @@ def test_all_is_gone_after_the_agent_was_killed(agents: Any, tmp_path: Path) -> 
     serving(agent, 0)
     os.kill(pid_of(agent), signal.SIGKILL)
     serving(agent, 1)
-    os.kill(agent.pid, signal.SIGKILL)
+    for pid in reversed(guards(agent).values()):
+        os.kill(pid, signal.SIGKILL)
     agent.process.wait(240)
     assert state_folder.found(tmp_path) != []
     assert clean_up(tmp_path) == []
@@ -206,7 +278,8 @@ def test_removing_a_job_removes_what_its_killed_agent_has_left(
     try:
         agent.send(type="start")
         serving(agent, 0)
-        os.kill(agent.pid, signal.SIGKILL)
+        for pid in reversed(guards(agent).values()):
+            os.kill(pid, signal.SIGKILL)
         agent.process.wait(240)
         end = time.monotonic() + 10
         while processes.marked(MARK) and time.monotonic() < end:
