@@ -11,6 +11,8 @@ when and how is drawn from the seed:
     stop   SIGSTOP, and SIGKILL one to five seconds later
     two    SIGKILL to two processes at once
     again  SIGKILL, and once more as soon as the process is back
+    agent  SIGKILL to an agent, with which its processes end
+    host   SIGKILL to all processes of a host at once, its agent and the keeper of that included
 
 A job passes if all workers end with the weights of the undisturbed job, to the bit. The weights of `mixed` and `esync`
 depend on timing, and differ between undisturbed jobs too. These pass if all workers end with the same weights, and, in
@@ -30,9 +32,11 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 __all__ = ["JOBS", "Disturbed", "Killing", "Outcome", "main", "run"]
 
@@ -49,7 +53,8 @@ _ROWS = [
     ("diloco", "int8", "spread"), ("diloco", "sparseloco:0.05", "central"), ("mixed", "", "spread"),
     ("mixed", "fp16", "central"), ("esync", "", "central"),
 ]  # fmt: skip
-_KINDS = ("kill", "kill", "stop", "two", "again")
+_KINDS = ("kill", "kill", "stop", "two", "again", "agent", "host")
+_WHOLE = ("agent", "host")
 _TIMED = ("mixed", "esync")
 _LIMIT = 180.0  # seconds for a job
 
@@ -125,7 +130,10 @@ class Disturbed:
         return any(self.folder.glob("events/*worker*.jsonl"))
 
     def _kill(self) -> list[Killing]:
-        kind = self.random.choice(_KINDS)
+        kinds = _KINDS if re.search(self.roles, "agent") else _KINDS[: -len(_WHOLE)]
+        kind = self.random.choice(kinds)
+        if kind in _WHOLE:
+            return self._kill_agent(kind)
         first = self._choose(2 if kind == "two" else 1)
         if not first:
             return []
@@ -147,6 +155,16 @@ class Disturbed:
                 _signal([pid], signal.SIGKILL)
         return done
 
+    def _kill_agent(self, kind: str) -> list[Killing]:
+        """Kill an agent, alone or with all processes of its host."""
+        host, state = self.random.choice(sorted(self._states().items()))
+        pids = [state["agent"][0]]
+        if kind == "host":
+            pids = [state["keeper"][0], *pids, *(pid for pid, *_ in state["processes"].values())]
+        now = time.time()
+        _signal(filter(_runs, pids), signal.SIGKILL)
+        return [Killing(now, f"{host}/{kind}", kind)]
+
     def _choose(self, count: int) -> dict[str, int]:
         running = {name: pid for name, pid in self._processes().items() if re.search(self.roles, name)}
         chosen = self.random.sample(sorted(running), min(count, len(running)))
@@ -155,12 +173,16 @@ class Disturbed:
     def _processes(self) -> dict[str, int]:
         """The pids of the job's processes by name, of their present lives, as the agents have written them."""
         found: dict[str, int] = {}
-        for path in self.folder.glob("hosts/*/agent-state.json"):
-            try:
-                state = json.loads(path.read_text())
-            except (OSError, ValueError):
-                continue
+        for state in self._states().values():
             found |= {name: pid for name, (pid, *_) in state["processes"].items() if _runs(pid)}
+        return found
+
+    def _states(self) -> dict[str, Any]:
+        """What the agents have written, by host."""
+        found: dict[str, Any] = {}
+        for path in self.folder.glob("hosts/*/agent-state.json"):
+            with suppress(OSError, ValueError):
+                found[path.parent.name] = json.loads(path.read_text())
         return found
 
     def _outcome(self, status: int, kills: list[Killing], output: str) -> Outcome:
@@ -232,7 +254,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="of the jobs whose name contains this text")
-    parser.add_argument("--roles", default="server|scheduler|worker", help="a regular expression of process names")
+    parser.add_argument("--roles", default="server|scheduler|worker|agent", help="a regular expression of names")
     parser.add_argument("--each", type=int, default=6, help="kills in one job")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
