@@ -73,7 +73,7 @@ class RecordingTransport:
         self.sent: list[int] = []
         self.control: list[Header] = []
 
-    def owes(self, link: Link) -> None:
+    def schedule_credit(self, link: Link) -> None:
         """Nothing is owed."""
 
     def on_reconnect(self, link: Link, lane: Lane) -> None:

@@ -19,7 +19,7 @@ from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.core.files import NotPlain, is_own_folder, open_record
 from geomx_cli.core.jsonlines import append_object
 
-__all__ = ["elsewhere", "find", "folder_of", "folders_of", "outputs", "record", "told_of"]
+__all__ = ["fallback_folders", "find", "folder_of", "folders_of", "outputs", "record", "told_of"]
 
 DISKS = ("/tmp", "/var/tmp", os.path.expanduser("~"))  # noqa: PTH111
 _NAMED = 8  # files that an event names
@@ -58,15 +58,15 @@ def folder_of(task: Task) -> Path | None:
 
 
 def folders_of(task: Task) -> list[Path]:
-    """Return where a process may have saved files: those folders of `elsewhere` that it has made, then its output
+    """Return where a process may have saved files: those of its `fallback_folders` that it has made, then its output
     folder. Of two files with one name the first holds, which was saved last.
     """
     if (folder := folder_of(task)) is None:
         return []
-    return [*filter(is_own_folder, elsewhere(folder)), folder]
+    return [*filter(is_own_folder, fallback_folders(folder)), folder]
 
 
-def elsewhere(folder: Path) -> list[Path]:
+def fallback_folders(folder: Path) -> list[Path]:
     """Return where a process whose output folder cannot be written saves what it cannot save later: a folder of its own
     on each of the other disks, in this order. Whoever looks for it later may have another environment, so
     neither TMPDIR nor the working directory counts.

@@ -12,14 +12,14 @@ from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.conventions import module_command
 
-__all__ = ["NOTICE", "Presence"]
+__all__ = ["NOTICE", "PresenceProcesses"]
 
 NOTICE = 10.0  # seconds for others to be told of a failure
 _SOON = 5.0  # seconds in which most processes join
 _AGAIN = 10.0  # seconds until one that has ended is replaced
 
 
-class Presence:
+class PresenceProcesses:
     """Runs runtime/presence.py with a process's variables, where no control machine follows the job. Not thread-safe.
 
     One for each scheduler stays connected while processes have not joined: the scheduler misses a host that is lost,

@@ -26,7 +26,7 @@ from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.files import open_below, open_record
 from geomx_cli.core.jsonlines import decode, encode
 
-__all__ = ["Outputs", "Records", "answer", "digest_of", "fingerprint", "main"]
+__all__ = ["Outputs", "Records", "answer", "hash_of_start", "fingerprint", "main"]
 
 _CHUNK = 1 << 18
 _LEVEL = 6
@@ -40,7 +40,7 @@ def fingerprint(file: IO[bytes], offset: int) -> str:
     return hashlib.sha256(data).hexdigest()[:16] if len(data) == min(offset, _MARK) else ""
 
 
-def digest_of(file: IO[bytes], size: int) -> Any:
+def hash_of_start(file: IO[bytes], size: int) -> Any:
     """Read the first `size` bytes, as far as they are there, and return their SHA-256 object."""
     file.seek(0)
     digest = hashlib.sha256()
@@ -171,7 +171,7 @@ def _send(out: "BinaryIO | _Deflated", file: BinaryIO, size: int, offset: int, s
 
     One that shrinks or becomes unreadable meanwhile is padded with zeros, and has no digest: the receiver rejects it.
     """
-    digest = digest_of(file, offset) if 0 < offset <= size else hashlib.sha256()
+    digest = hash_of_start(file, offset) if 0 < offset <= size else hashlib.sha256()
     at = offset if offset and digest.hexdigest() == sha256 and file.tell() == offset else 0
     if not at:
         digest = hashlib.sha256()

@@ -17,7 +17,7 @@ from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.incarnation import Child
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, Stage
 from geomx_cli.agent.output_log import OutputLog
-from geomx_cli.agent.presence import NOTICE, Presence
+from geomx_cli.agent.presence import NOTICE, PresenceProcesses
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
@@ -68,7 +68,7 @@ class Supervisor:
         self._partial_stop = PartialStop()
         self._policy = RestartPolicy(host_spec.restarts)
         self._memory = OomWatcher()
-        self._presence = Presence(host_spec)
+        self._presence = PresenceProcesses(host_spec)
         self._wakeup, self._signals = socket.socketpair()
 
     def run(self) -> int:

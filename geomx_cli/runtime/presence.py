@@ -21,21 +21,21 @@ from geomx_cli.ps.cluster.bodies import MAX_AWAITED, Body
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.scheduler import PRESENCE
 
-__all__ = ["Pulse", "main"]
+__all__ = ["RoundTelemetry", "main"]
 
 # Telemetry of a script's worker that is no member of a plane.
 
 _PERIOD = 1.0
 
 
-class Pulse:
+class RoundTelemetry:
     """Writes the number of rounds once per second, in a thread of its own, as members of a plane do."""
 
     def __init__(self, events: EventLog, rounds: Callable[[], int]) -> None:
         self._events = events
         self._rounds = rounds
         self._ended = threading.Event()
-        threading.Thread(target=self._run, name="geomx-pulse", daemon=True).start()
+        threading.Thread(target=self._run, name="geomx-telemetry", daemon=True).start()
 
     def stop(self) -> None:
         """Write the last number, and stop."""

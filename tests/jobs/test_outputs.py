@@ -128,7 +128,7 @@ def test_a_folder_on_another_disk_that_others_made_is_not_used(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "DISKS", (str(tmp_path),))
-    (theirs,) = outputs.elsewhere(Path(task.env["GEOMX_OUTPUT_DIR"]))
+    (theirs,) = outputs.fallback_folders(Path(task.env["GEOMX_OUTPUT_DIR"]))
     theirs.mkdir()
     (theirs / "bait").touch()
     theirs.chmod(0o777)

@@ -12,7 +12,7 @@ esync = EsyncClient(client)
 if client.global_rank == 0:
     for _ in range(3):
         esync.begin()
-    esync.settle()
+    esync.await_reports()
 client.control.barrier("all")
 if client.global_rank == 1:
     esync.begin()
@@ -26,7 +26,7 @@ if client.global_rank == 1:
     esync.leave()
     esync.leave()
     esync.begin()
-    esync.settle()
+    esync.await_reports()
     print("left")
 client.leave()
 client.close()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from geomx_cli.agent.streams import digest_of
+from geomx_cli.agent.streams import hash_of_start
 from geomx_cli.core.conventions import file_name, module_command
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.core.jsonlines import encode, object_lines
@@ -192,7 +192,7 @@ class FileStream:
         size, digest = 0, hashlib.sha256()
         if held.is_file():
             with held.open("rb") as file:
-                digest = digest_of(file, size := held.stat().st_size)
+                digest = hash_of_start(file, size := held.stat().st_size)
         self._asked.append((listed, held, size, digest))
         request = {"process": listed.process, "name": listed.name, "offset": size, "sha256": digest.hexdigest()}
         with suppress(OSError):  # it has ended: `receive` says why

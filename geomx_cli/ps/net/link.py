@@ -61,7 +61,7 @@ class LinkTransport(Protocol):
     @property
     def arena(self) -> Arena | None: ...
 
-    def owes(self, link: "Link") -> None:
+    def schedule_credit(self, link: "Link") -> None:
         """Schedule returning this link's credit, in case no message carries it first."""
 
     def fuses(self, link: "Link") -> None:
@@ -168,13 +168,13 @@ class Link:
         if self._consumed - self._told_consumed >= CREDIT_STEP:
             self.flush_credit()
         else:
-            self._transport.owes(self)
+            self._transport.schedule_credit(self)
 
     def arrived(self, size: int) -> None:
         """Tell the peer that `size` payload bytes have arrived; on a wide-area link only, as its path is limited."""
         if self.wide_area:
             self._arrived += size
-            self._transport.owes(self)
+            self._transport.schedule_credit(self)
 
     def flush_credit(self) -> None:
         """Send the credit that no message has carried yet, and release shared memory blocks that are free again."""
@@ -350,8 +350,8 @@ class Link:
     def share_memory(self) -> None:
         """The link is a unix socket, and not an emulated wide-area link: lend large payloads, if the peer can map them.
         """
-        submit, owes = self._transport.loop.submit, partial(self._transport.owes, self)
-        self._memory = LinkMemory(lambda: self._transport.arena, self.control, partial(submit, owes))
+        submit, schedule_credit = self._transport.loop.submit, partial(self._transport.schedule_credit, self)
+        self._memory = LinkMemory(lambda: self._transport.arena, self.control, partial(submit, schedule_credit))
 
     def stop_sharing(self) -> None:
         """The peer has left or is lost: what it was lent is free."""

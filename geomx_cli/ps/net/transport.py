@@ -157,7 +157,7 @@ class Transport:
         self._events = events
         self.wan = DelayLine(loop, shaper) if shaper else None
         self._wan_log = WanLog(loop, events, lambda: self.traffic().wan[0])
-        self._owing, self._fusing = set[Link](), FusingLinks()
+        self._credit_due, self._fusing = set[Link](), FusingLinks()
         loop.each_turn(self._fusing.flush)
         keep_freed_memory()
         max_message = MAX_MESSAGE if keys is None else largest_message(max(slice_bytes, longest_slice))
@@ -224,11 +224,11 @@ class Transport:
         except OSError:
             return None
 
-    def owes(self, link: Link) -> None:
-        """See LinkTransport.owes."""
-        if not self._owing:
+    def schedule_credit(self, link: Link) -> None:
+        """See LinkTransport.schedule_credit."""
+        if not self._credit_due:
             self.loop.call_later(CREDIT_DELAY, self._flush_credit)
-        self._owing.add(link)
+        self._credit_due.add(link)
 
     def fuses(self, link: Link) -> None:
         """See LinkTransport.fuses."""
@@ -369,8 +369,8 @@ class Transport:
             self.refuse(link, error, None if header.kind == Kind.CONTROL else len(payload or b""))
 
     def _flush_credit(self) -> None:
-        while self._owing:
-            self._owing.pop().flush_credit()
+        while self._credit_due:
+            self._credit_due.pop().flush_credit()
 
     # Connections.
 

@@ -57,7 +57,7 @@ class EsyncClient:
         if self._asked is not None:  # about a step of the last round, which others have ended
             self._reports.append(self._asked)
             self._asked = None
-        self.settle()
+        self.await_reports()
         self.rounds += 1
         self.steps, self._contributed = 0, None
         self._enter()
@@ -122,7 +122,7 @@ class EsyncClient:
             self._left, self._asked = True, None
             self._reports.append(self._request("leave"))
 
-    def settle(self) -> None:
+    def await_reports(self) -> None:
         """Wait until the state server has acknowledged all reports. Raises its errors."""
         while self._reports:
             self._reports.popleft().result()
@@ -133,7 +133,7 @@ class EsyncClient:
             return False
         answer = self._asked.result()
         self._asked = None
-        self.settle()  # reported before the query
+        self.await_reports()  # reported before the query
         self._slowest = bool(answer["slowest"])
         self.epsilon = float(answer["epsilon"])
         return bool(answer["ready"])

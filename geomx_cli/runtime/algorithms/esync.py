@@ -262,4 +262,4 @@ class EsyncWorker(PacedWorkerAlgorithm):
     def end(self) -> None:
         """Report to the state server that this worker takes no more steps."""
         self._esync.leave()
-        self._esync.settle()
+        self._esync.await_reports()

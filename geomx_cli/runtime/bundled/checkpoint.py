@@ -40,7 +40,8 @@ Warn = Callable[[str], object]
 
 def save_at_last(folder: Path, write: Callable[[Path], None], warn: Warn, what: str) -> Path:
     """Save with `write(folder)`. If that raises OSError, warn and try again for 8 s, then in a folder on other disks
-    (`outputs.elsewhere`), where `geomx fetch` finds it too. Return the folder that was used, and warn of another one.
+    (`outputs.fallback_folders`), where `geomx fetch` finds it too. Return the folder that was used, and warn of
+    another one.
 
     `what`: what is saved, for messages, as "the model". Raises TrainingFailed if no disk takes it.
     """
@@ -59,7 +60,7 @@ def save_at_last(folder: Path, write: Callable[[Path], None], warn: Warn, what: 
             if first:
                 warn(f"{what} could be saved in {folder} now")
             return folder
-    for place in outputs.elsewhere(folder):
+    for place in outputs.fallback_folders(folder):
         try:
             place.mkdir(mode=0o700, exist_ok=True)
             if not is_own_folder(place):  # another account may have made it, as in /tmp

@@ -23,7 +23,7 @@ from geomx_cli.runtime.bundled.record import Score
 from geomx_cli.runtime.bundled.recovery import WorkerState
 from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.data.samples import Samples, shard, text_shard
-from geomx_cli.runtime.script.store import Store, row_of
+from geomx_cli.runtime.script.store import Store, row_size
 from geomx_cli.runtime.training.model import ModelAdapter, Network
 from geomx_cli.runtime.training.stop_vote import STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
@@ -99,7 +99,7 @@ def _values(config: TrainConfig, network: Network) -> dict[str, Array]:
 
 def _initialise(client: Client, config: TrainConfig) -> None:
     values = _values(config, _network(config))
-    client.declare([Tensor(name, value.size, "float32", row_of(value.shape)) for name, value in values.items()])
+    client.declare([Tensor(name, value.size, "float32", row_size(value.shape)) for name, value in values.items()])
     client.init({name: value.reshape(-1) for name, value in values.items()})
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from geomx_cli.core.event_log import EventLog
     from geomx_cli.core.events import Contribution
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.presence import Pulse
+    from geomx_cli.runtime.presence import RoundTelemetry
     from geomx_cli.runtime.script.base_store import ScriptStore
     from geomx_cli.runtime.signals import Signals
 
@@ -51,7 +51,7 @@ class Session:
         self.store: ScriptStore | None = None
         self.attached = False
         self._aborted = self._joined = False
-        self._pulse: Pulse | None = None
+        self._telemetry: RoundTelemetry | None = None
         self._exit: tuple[object, int] = (None, 0)
         self.contribution: Contribution = ""
 
@@ -76,7 +76,7 @@ class Session:
             return False
         if self.store is not None:
             try:
-                self.store.settle()
+                self.store.wait_for_operations()
             except Exception as error:
                 raise self._cause(error) from error
             if self.store.failure is not None:
@@ -89,8 +89,8 @@ class Session:
             self.contribution = contribution_of(client, trained=reports.trained())
             client.leave()
             client.close()
-        elif self._pulse is not None:
-            self._pulse.stop()
+        elif self._telemetry is not None:
+            self._telemetry.stop()
             self.contribution = "rounds" if self._calls() else "none"
         self._client, self._joined = None, False
         return True
@@ -180,9 +180,9 @@ class Session:
         if settings.local is not None:
             self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
         else:
-            from geomx_cli.runtime.presence import Pulse
+            from geomx_cli.runtime.presence import RoundTelemetry
 
-            self._pulse = Pulse(self._log(), self._calls)
+            self._telemetry = RoundTelemetry(self._log(), self._calls)
         self._joined = True
         if self._client is not None:
             FailureNotice(self._client, self.note_failure, lambda: self._aborted)
@@ -307,13 +307,13 @@ def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:
 def _rest(store: "ScriptStore") -> None:
     """Wait until the framework's threads no longer need Python, before the interpreter shuts down."""
 
-    def settle() -> None:
+    def wait_for_operations() -> None:
         try:
-            store.settle()
+            store.wait_for_operations()
         except Exception:
             pass  # already reported
 
-    thread = threading.Thread(target=settle, daemon=True)
+    thread = threading.Thread(target=wait_for_operations, daemon=True)
     thread.start()
     thread.join(_LAST_WAIT)
     if thread.is_alive():

@@ -35,7 +35,7 @@ class ScriptStore(Protocol):
     def calls(self) -> int:
         """The number of calls by the script."""
 
-    def settle(self) -> None:
+    def wait_for_operations(self) -> None:
         """Wait for all operations begun by the script. Raises their failure, as an error of the framework."""
 
 

@@ -21,7 +21,7 @@ from geomx_cli.core.events import MAX_COUNT, Reported, WarningRaised
 if TYPE_CHECKING:
     from geomx_cli.core.event_log import EventLog
 
-__all__ = ["Reporter", "begin", "close", "count_of", "is_share", "number_of", "report", "share_of", "trained"]
+__all__ = ["Reporter", "begin", "close", "count_of", "is_share", "number_of", "report", "checked_share", "trained"]
 
 # Checks and conversions of the values that a script reports.
 
@@ -57,7 +57,7 @@ def number_of(name: str, value: Any) -> Any:
         raise TypeError(f"{name} must be a number, not of dtype {value.dtype}") from None
 
 
-def share_of(value: Any) -> Any:
+def checked_share(value: Any) -> Any:
     """Return an accuracy, which is checked if it is a float. Raises ValueError."""
     if isinstance(value, float) and not is_share(value):
         raise ValueError(f"accuracy must be between 0 and 1, not {value:g}")
@@ -134,7 +134,7 @@ class Reporter:
         number = count_of("step", step) if step is not None else None
         values = {name: number_of(name, value) for name, value in metrics.items() if self._is_known(name)}
         loss = number_of("loss", loss) if loss is not None else None
-        accuracy = share_of(number_of("accuracy", accuracy)) if accuracy is not None else None
+        accuracy = checked_share(number_of("accuracy", accuracy)) if accuracy is not None else None
         if not self._enabled:
             return
         with self._lock:

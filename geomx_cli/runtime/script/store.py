@@ -23,7 +23,7 @@ from geomx_cli.runtime.script.remote_optimizer import Hyper, MomentumCheck, Remo
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
-__all__ = ["Store", "row_of"]
+__all__ = ["Store", "row_size"]
 
 _MASTER_ENDS = (
     "the master worker has set the job up; it does not train, and ends here; global_rank 0 is the one to save a model"
@@ -86,7 +86,7 @@ class Store(BaseStore):
             raise InvalidSettings(f"key {key!r} is of {value.dtype}", f"a value is of {', '.join(FLOAT_NAMES)}")
         if value.size < 1:
             raise InvalidSettings(f"key {key!r} has no elements", "leave it out")
-        return Tensor(name, value.size, str(value.dtype), row_of(value.shape))
+        return Tensor(name, value.size, str(value.dtype), row_size(value.shape))
 
     def _name(self, key: Key) -> str:
         key = plain(key)
@@ -131,7 +131,7 @@ class Store(BaseStore):
 
     def has_rows(self, name: str, shape: Sequence[int]) -> bool:
         """Return whether an array of this shape has rows of the same size as those of a known key."""
-        return self._tensors[name].row == row_of(shape)
+        return self._tensors[name].row == row_size(shape)
 
     def start(
         self, name: str, source: Content, out: Array | None, priority: int, hyper: Hyper, weight: float = 1.0
@@ -173,6 +173,6 @@ class Store(BaseStore):
         self._client.control.barrier(scope or ("all" if self._client.ranks_are_global else "party"))
 
 
-def row_of(shape: Sequence[int]) -> int:
+def row_size(shape: Sequence[int]) -> int:
     """Return the number of elements per row of an array (fixed first index)."""
     return math.prod(shape[1:])

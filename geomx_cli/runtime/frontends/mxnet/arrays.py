@@ -17,7 +17,7 @@ from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.payload import Rows
 from geomx_cli.ps.net.wire import FLOAT_NAMES
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native, OnComplete
-from geomx_cli.runtime.script.store import row_of
+from geomx_cli.runtime.script.store import row_size
 
 __all__ = ["Arrays", "Completion", "Engine"]
 
@@ -108,7 +108,7 @@ class Engine:
         native = None if error is None else _NativeError(f"geomx: {error}")
         raw.call(None if native is None else native.address)
 
-    def settle(self) -> None:
+    def wait_for_operations(self) -> None:
         """Wait for all queued operations, and until no MXNet thread needs Python on our behalf.
 
         Raises MXNetError as `mx.nd.waitall` does.
@@ -126,7 +126,7 @@ class Engine:
     def _drain(self) -> None:
         if (self._operations or self._running) and os.getpid() == self._process:
             try:
-                self.settle()
+                self.wait_for_operations()
             except self._mx.base.MXNetError:
                 pass  # recorded in `error`
 
@@ -205,7 +205,7 @@ class Arrays:
             numbers, count = value.array.indices.asnumpy().astype(np.int64), value.shape[0]
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
                 raise InvalidSettings(f"rows {numbers.min()} to {numbers.max()} of an array that has {count}")
-            held = value.array.data.asnumpy().reshape(len(numbers), row_of(value.shape))
+            held = value.array.data.asnumpy().reshape(len(numbers), row_size(value.shape))
             if len(values) > 1:
                 held = held.astype(np.promote_types(held.dtype, np.float32), copy=False)
             rows = Rows.ordered(numbers, held)

@@ -240,7 +240,7 @@ class KVStore(BaseStore):
         `dump_optimizer`, loading the file also restores the hyper-parameters and this worker's update counts. The
         format is numpy's .npz (see optimizer_state.py).
         """
-        self._engine.settle()
+        self._engine.wait_for_operations()
         self._script_optimizer.save(Path(fname), dump_optimizer)
 
     @_guarded
@@ -251,7 +251,7 @@ class KVStore(BaseStore):
         With the same weights training continues bit for bit, whatever the number of servers. Call it on one training
         worker, or on all before the same round; if the optimizer runs on the workers, on all of them.
         """
-        self._engine.settle()
+        self._engine.wait_for_operations()
         self._script_optimizer.load(Path(fname))
 
     @property
@@ -277,9 +277,9 @@ class KVStore(BaseStore):
     def _send_command_to_servers(self, head: int, body: Any) -> None:
         raise InvalidSettings(f"the servers know no command {head}", "use set_optimizer")
 
-    def settle(self) -> None:
+    def wait_for_operations(self) -> None:
         """Wait for all operations queued in MXNet. Raises MXNetError for failures."""
-        self._engine.settle()
+        self._engine.wait_for_operations()
 
 
 def _only(item: Any) -> Any:

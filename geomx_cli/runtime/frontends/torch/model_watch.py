@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.cluster.bodies import Body
 
-__all__ = ["CheckTimes", "Compared", "ModelWatch", "comparable", "row_of", "sketch"]
+__all__ = ["CheckTimes", "Compared", "ModelWatch", "comparable", "compare_request", "sketch"]
 
 _FIRST = 3
 """Steps, from the first on, in which the models are compared in any case."""
@@ -207,10 +207,10 @@ class _Watched:
 
     def _row(self, kind: str, compared: Compared, settings: Sequence[tuple[str, float]]) -> "Body":
         scope = f"{compared.scope}{self._number}"
-        return row_of(kind, scope, self.times.step, compared.of, dict(settings[:MAX_SETTINGS]))
+        return compare_request(kind, scope, self.times.step, compared.of, dict(settings[:MAX_SETTINGS]))
 
 
-def row_of(kind: str, scope: str, step: int, of: int, settings: Mapping[str, float]) -> "Body":
+def compare_request(kind: str, scope: str, step: int, of: int, settings: Mapping[str, float]) -> "Body":
     """A row without tensors; see bodies._Compare."""
     return {
         "kind": kind, "scope": scope, "step": step, "of": of, "layout": 0, "names": [], "marks": b"", "sketch": b"",

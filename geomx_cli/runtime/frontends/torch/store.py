@@ -19,7 +19,7 @@ from geomx_cli.runtime.frontends.torch.data import batches_in_epoch
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser
 from geomx_cli.runtime.frontends.torch.local_steps import LocalSynchroniser
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable, row_of
+from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable, compare_request
 from geomx_cli.runtime.frontends.torch.reduction import Reduction
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, ServerSynchroniser
@@ -133,7 +133,7 @@ class Store:
 
     def tell_alone(self, exchanges: int) -> None:
         """Tell the servers that this worker takes step after step since that many exchanges, and exchanges nothing."""
-        self._reduction.compare(row_of("alone", "alone", exchanges, self.num_all_workers, {}))
+        self._reduction.compare(compare_request("alone", "alone", exchanges, self.num_all_workers, {}))
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         """See geomx_cli.torch.wrap."""
@@ -193,9 +193,9 @@ class Store:
     def finish(self) -> None:
         """See geomx_cli.torch.finish."""
         self._is_told = True
-        self.settle()
+        self.wait_for_operations()
 
-    def settle(self) -> None:
+    def wait_for_operations(self) -> None:
         """See ScriptStore: at the end of a script that has not called `finish`."""
         if self.finished:
             return

@@ -162,9 +162,9 @@ class GroupStore(Store):
             isinstance(layer, torch.nn.SyncBatchNorm) for layer in model.modules()
         )
 
-    def settle(self) -> None:
+    def wait_for_operations(self) -> None:
         """See ScriptStore."""
-        super().settle()
+        super().wait_for_operations()
         for group in self._groups:
             group.finish()
         self._client.await_rounds()
