@@ -206,6 +206,31 @@ def hosts(results: Results) -> Iterator[Sequence[Any]]:
         yield one["hosts"], *(f"{one[name]:.1f}" for name in ("agents", "status", "collect", "stop"))
 
 
+def kills(results: Results) -> Iterator[Sequence[Any]]:
+    """Kills by role, and seconds without training."""
+    (found,) = results[0]
+    for row in found["rows"]:
+        seconds = row["seconds"]
+        late = seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))]
+        role = row["role"].replace("_", " ")
+        yield role, len(seconds), f"{statistics.median(seconds):.1f}", f"{late:.1f}", f"{seconds[-1]:.1f}"
+    yield "all", f"{found['killed']} in {found['jobs']} jobs", f"{len(found['wrong'])} jobs with another result", "", ""
+
+
+def saving(results: Results) -> Iterator[Sequence[Any]]:
+    """Milliseconds of saving ResNet-18, and of starting a process."""
+    (found,) = results[0]
+    for row in found["write"]:
+        what, place = row["what"].replace("commit of", "commit, arrays of this size:"), row["where"]
+        yield f"46.8 MB into {place}: {what}", _spread(row)
+    for row in found["start"]:
+        yield f"start of a {row['kind']}, with its imports", _spread(row)
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    return f"{row['median_ms']:.0f} [{row['lowest_ms']:.0f}, {row['highest_ms']:.0f}]"
+
+
 CODECS = ("", "fp16", "int8", "q4", "bsc:0.01", "sparseloco")
 PUSHPULL = PYTHON + "pushpull.py --system store"
 SHORT = "--iterations 3 --warm-up 1"
@@ -270,6 +295,15 @@ TABLES: Sequence[Table] = (
         ["", "peak MB of a worker", "to MXNet's", "ms a step"], memory, "One run each.", 1,
     ),
     Table(
+        "kills", "recovery.md", [PYTHON + "recovery.py --kills 200 --seed 1"],
+        ["", "kills", "median: s", "95 %: s", "most: s"], kills,
+        "Seconds until the next round ends, beyond the longest usual time between two rounds.", 20,
+    ),
+    Table(
+        "recovery-costs", "recovery.md", [PYTHON + "recovery_costs.py --only write start"], ["", "ms"], saving,
+        "Medians of 20 [lowest, highest].", 2,
+    ),
+    Table(
         "hosts", "exchange.md", [PYTHON + "sites.py --hosts 4,16,64"],
         ["hosts", "until all agents run: s", "`geomx status`: s", "`geomx logs collect`: s", "`geomx stop`: s"], hosts,
         "One run each.", 1,
@@ -304,4 +338,4 @@ TABLES: Sequence[Table] = (
         ["", "loss", "to one process", "s", "WAN MB"], frameworks, "One run each.", 4,
     ),
 )  # fmt: skip
-"""In all 75 minutes on two cores. Estimates are sums of measured exchanges, steps and starts."""
+"""In all 97 minutes on two cores. Estimates are sums of measured exchanges, steps and starts."""

@@ -131,7 +131,7 @@ class Disturbed:
 
     def _kill(self) -> list[Killing]:
         kinds = _KINDS if re.search(self.roles, "agent") else _KINDS[: -len(_WHOLE)]
-        kind = self.random.choice(kinds)
+        kind = self.random.choice(_WHOLE if self.roles == "agent" else kinds)
         if kind in _WHOLE:
             return self._kill_agent(kind)
         first = self._choose(2 if kind == "two" else 1)
@@ -158,6 +158,8 @@ class Disturbed:
     def _kill_agent(self, kind: str) -> list[Killing]:
         """Kill an agent, alone or with all processes of its host."""
         host, state = self.random.choice(sorted(self._states().items()))
+        if not _runs(state["agent"][0]):
+            return []
         pids = [state["agent"][0]]
         if kind == "host":
             pids = [state["keeper"][0], *pids, *(pid for pid, *_ in state["processes"].values())]
@@ -282,16 +284,17 @@ def main() -> int:
             if why:
                 wrong.append(f"{name}, seed {seed}: {why}")
                 print(outcome.output, file=sys.stderr)
-    rows = {
-        role: {"kills": len(each), "median": statistics.median(each), "most": max(each)} for role, each in times.items()
-    }
+    rows = [
+        {"role": role, "seconds": [round(one, 3) for one in sorted(each)]} for role, each in sorted(times.items())
+    ]
+    found = {"killed": killed, "jobs": jobs, "wrong": wrong, "rows": rows}
     if given.json:
-        print(json.dumps({"killed": killed, "jobs": jobs, "wrong": wrong, "still": rows}, indent=1))
+        print(json.dumps({"schema_version": 1, "results": [found]}))
         return bool(wrong)
-    print(f"{killed} processes killed in {jobs} jobs, {len(wrong)} of them with another result")
+    print(f"{killed} kills in {jobs} jobs, {len(wrong)} of them with another result")
     print(f"{'role':20}{'kills':>8}{'median':>10}{'most':>10}   seconds without training")
-    for role, row in sorted(rows.items()):
-        print(f"{role:20}{row['kills']:8}{row['median']:10.2f}{row['most']:10.2f}")
+    for role, each in sorted(times.items()):
+        print(f"{role:20}{len(each):8}{statistics.median(each):10.2f}{max(each):10.2f}")
     return bool(wrong)
 
 

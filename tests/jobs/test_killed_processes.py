@@ -23,15 +23,23 @@ def recovery() -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", ["hfa fp16 spread", "diloco int8 spread"])
-def test_the_model_has_the_bits_of_an_undisturbed_job(recovery: Any, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [
+        ("hfa fp16 spread", "server|scheduler|worker"), ("diloco int8 spread", "server|scheduler|worker"),
+        ("fsa bsc:0.02 spread", "agent"), ("fsa tsengine central", "agent"),
+    ],
+)  # fmt: skip
+def test_the_model_has_the_bits_of_an_undisturbed_job(recovery: Any, name: str, roles: str, tmp_path: Path) -> None:
     calm = recovery.run(name, tmp_path / "calm", 0, 0, "")
-    disturbed = recovery.run(name, tmp_path / "disturbed", len(name), 6, "server|scheduler|worker")
+    disturbed = recovery.run(name, tmp_path / "disturbed", len(name), 6, roles)
     assert calm.status == disturbed.status == 0, disturbed.output
     assert disturbed.kills, disturbed.output
     assert disturbed.weights == calm.weights and len(calm.weights) >= 4
     told = re.findall(r"(\S+) was killed by SIGKILL; started again", disturbed.output)
-    assert sorted(told) == sorted(kill.process for kill in disturbed.kills), disturbed.output
+    told += re.findall(r"host (\S+): its agent was killed and started again", disturbed.output)
+    killed = [kill.process.removesuffix(f"/{kill.kind}") for kill in disturbed.kills]
+    assert sorted(told) == sorted(killed), disturbed.output
     shared = Path("/dev/shm")
     mine = [path.name for path in shared.glob("geomx-*") if any(job in path.name for job in jobs_in(disturbed.output))]
     assert mine == []
