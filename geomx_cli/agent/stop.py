@@ -186,13 +186,13 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
     alive, or the job's own variables in the environment.
     """
     marks = _marks(directory, host_spec_of(directory), names)
-    state = AgentState.read(directory)
-    started = {} if state is None else state.processes
-    known = [who for name, who in started.items() if names is None or name in names]
-    if names is None and state is not None:
-        known += state.guards
 
     def find() -> list[ProcessId]:
+        state = AgentState.read(directory)  # each time: an agent that was killed may have been followed by another
+        started = {} if state is None else state.processes
+        known = [who for name, who in started.items() if names is None or name in names]
+        if names is None and state is not None:
+            known += state.guards
         alive = [who for who in known if processes.exists(who)]
         found = {*alive, *processes.session_members(who.pid for who in alive), *processes.marked(*marks)}
         if names is None:  # a new agent may not have written its state yet

@@ -24,6 +24,7 @@ from geomx_cli.agent.status import StatusFile
 from geomx_cli.agent.stop import remains
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.core.units import counted
 
@@ -153,7 +154,7 @@ class Supervisor:
         names = message.get("processes")
         if names is not None:
             self._partial_stop.terminate((child for child in self._children if child.name in names), grace)
-            self._write_state()
+            self._update_state()
             self._status.write_soon()
             return
         self._ordered |= not who
@@ -169,14 +170,14 @@ class Supervisor:
     def _start(self) -> None:
         self._lifecycle.enter_running()
         self._prepare_restarts()
-        self._write_state()
+        self._update_state()
         for child in self._children:
             if child.asked:  # stopped before its start
                 continue
             if not self._begin(child):
                 break
             self._control.send_durable({"type": "started", "process": child.name})
-        self._write_state()
+        self._update_state()
 
     def _prepare_restarts(self) -> None:
         """Give those that are restarted when they die a folder for their state; without one, none is restarted."""
@@ -194,7 +195,14 @@ class Supervisor:
             child.state_dir = folder / child.task.file_name
 
     def _succeed(self, before: AgentState) -> None:
-        """Go on for an agent that was killed: the processes that had not ended begin their next lives."""
+        """Go on for an agent that was killed: the processes that had not ended begin their next lives.
+
+        Raises CheckFailed if the job's end was asked for meanwhile.
+        """
+        newest = AgentState.read(self._directory)
+        if newest is None or not newest.runs:
+            raise CheckFailed("somebody ends the job of an agent that was killed", "nothing is left to do")
+        self._control.lost = True  # the control machine has its lease to connect
         processes.kill_all(remains(self._directory, [child.name for child in self._children]), KILL)
         known = self._status.recall() - _UNSENT
         for child in self._children:
@@ -325,7 +333,7 @@ class Supervisor:
             self._presence.tell(child, "ended with status 0 and had not joined the job", hint, verb="absent")
         ended = {"process": child.name, "status": child.life.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
-        self._write_state()
+        self._update_state()
         self._status.write_soon()
 
     def _restart(self, child: Child, how: str, count: int) -> None:
@@ -335,12 +343,12 @@ class Supervisor:
         unwritten = child.bury(how)
         self._status.begin_life(child.name)
         self._report(child, [*child.life.events.read(), *unwritten])
-        self._write_state()  # a number of a life that others may know is never used again
+        self._update_state()  # a number of a life that others may know is never used again
         if self._begin(child):
             restarted = {"process": child.name, "incarnation": child.incarnation, "how": how}
             limits = {"count": count, "limit": self._policy.limit}
             self._control.send_durable({"type": "restarted", **restarted, **limits})
-        self._write_state()
+        self._update_state()
         self._status.write_soon()
 
     def _is_absent(self, child: Child) -> bool:
@@ -396,6 +404,10 @@ class Supervisor:
         """A stop is on record before it begins: no agent follows one that was killed meanwhile."""
         self._status.write_soon()
         if self._lifecycle.stage is Stage.FAILING:
+            self._update_state()
+
+    def _update_state(self) -> None:
+        with suppress(OSError):  # on a full disk the next agent, if there is to be one, knows less
             self._write_state()
 
     def _write_state(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import until
 from lone_agent import MARK, Agent
 
 from geomx_cli.agent import processes, prune, state_folder
@@ -130,6 +131,19 @@ def test_agents_that_are_killed_again_and_again_are_followed_within_limits(agent
     agent.until("absent")
     assert clean_up(agent.directory) == []
     agent.assert_clean()
+
+
+@pytest.mark.processes
+def test_a_later_agent_ends_too_if_nobody_connects_within_the_lease(agents: Any) -> None:
+    agent = agents(lease=3, restarts=3, server=SERVES)
+    agent.send(type="start")
+    serving(agent, 0)
+    agent.process.kill()
+    os.kill(first := guards(agent)["agent"], signal.SIGKILL)
+    until(lambda: guards(agent)["agent"] != first, 60)
+    agent.assert_clean()
+    log = (agent.directory / "agent.log").read_text()
+    assert "the control machine disconnected and did not reconnect for 3 s" in log
 
 
 @pytest.mark.processes
