@@ -20,7 +20,7 @@ from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH, HEIGHT = 640, 380
-LEFT, RIGHT, TOP, BOTTOM = 52, 150, 18, 48
+LEFT, RIGHT, TOP, BOTTOM = 66, 150, 18, 48
 FEW = 8
 LEAST = 0.6
 TITLES = {"mxnet": "MXNet dist_sync", "default": "fsa", "diloco-sparseloco": "diloco+sparseloco"}
