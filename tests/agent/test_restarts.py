@@ -323,3 +323,17 @@ def test_workers_are_restarted_if_their_state_is_kept(tmp_path: Path) -> None:
     assert RestartPolicy(1).decide(bundled, Stage.RUNNING, memory=False) == 1
     (tmp_path / "ended").touch()
     assert RestartPolicy(1).decide(bundled, Stage.RUNNING, memory=False) == 0
+
+
+def test_one_that_serves_has_done_all_with_its_last_event(tmp_path: Path) -> None:
+    """Not before: it may still have to answer others, and a server to save its optimizer."""
+    child = dead(tmp_path)
+    events, policy = child.life.events, RestartPolicy(9)
+    events.path.parent.mkdir()
+    for said, excused in (("telemetry", False), ("state", False), ("finished", True)):
+        state = {"telemetry": "finished", "state": "saving"}.get(said, "")
+        with events.path.open("a") as file:
+            file.write(json.dumps({"event": said, "state": state}) + "\n")
+        events.read()
+        assert (policy.excuses(child), events.left) == (excused, True)
+        assert bool(policy.decide(child, Stage.RUNNING, memory=False))
