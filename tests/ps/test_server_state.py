@@ -88,3 +88,16 @@ def test_a_server_killed_when_all_had_said_goodbye_ends_though_its_scheduler_has
         options={**defaults(plugins.table()), "timeout": 1.0},
     )  # fmt: skip
     assert Server(settings, EventLog(None), FsaServer(), Direct()).run() is None
+
+
+def test_members_are_as_they_were_saved_and_not_as_the_saved_commands_leave_them(tmp_path: Path) -> None:
+    """A refused command is not saved, and yet its sender may have set up by it."""
+    members, state = Members(), ServerState(tmp_path, lambda _: None)
+    members.add(Member("w", is_set_up=True, link=KeptLink()))  # type: ignore[arg-type]
+    state.save_members(members)  # type: ignore[arg-type]
+    state.log("optimizer", {"hold": True}, Member("w"))
+    state.close()
+    found, state = Members(), ServerState(tmp_path, lambda _: None)
+    state.restore(found, Bench().rounds, lambda _, __, sender: setattr(sender, "is_set_up", False))  # type: ignore[arg-type]
+    assert [member.is_set_up for member in found] == [True]
+    state.close()
