@@ -211,6 +211,7 @@ class Server:
     def _on_renewed(self, link: Link) -> None:
         """The process at this link was restarted. What it lost comes again, and what it asked for is asked again."""
         self._aggregator.forget_requests(link)
+        self._services.forget_requests(link)
         self._delivery.on_renewed(link)
 
     def _on_reconnect(self, link: Link, lane: Lane) -> None:

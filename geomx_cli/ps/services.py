@@ -128,6 +128,12 @@ class Services:
     def close(self) -> None:
         """No request follows."""
 
+    def forget_requests(self, link: Link) -> None:
+        """The process at this link was restarted, so it asks for everything again."""
+        self._queue = [request for request in self._queue if request.link is not link]
+        for scope, waiting in self._at_barriers.items():
+            self._at_barriers[scope] = [item for item in waiting if item.request.link is not link]
+
     def release_barriers(self) -> None:
         """A member has left: answer those that wait at barriers that are complete without it."""
         for scope, barrier in self._barriers.items():
@@ -310,6 +316,11 @@ class RootServices(Services):
     def close(self) -> None:
         """See Services."""
         self._comparison.close()
+
+    def forget_requests(self, link: Link) -> None:
+        """See Services."""
+        super().forget_requests(link)
+        self._store.forget_requests(link)
 
     def _on_other(self, request: Request, sender: Member) -> None:
         request.answer(self.apply(request.topic, request.body, sender))

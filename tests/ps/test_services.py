@@ -159,7 +159,8 @@ def ask(services: Services, sender: Member, scope: str, number: int, answers: li
     def answered(body: Body, _: bool) -> None:
         answers.append((name, body.get("error", "")))
 
-    services._on_barrier(Request(None, "barrier", {"scope": scope, "number": number}, answered), sender)  # type: ignore[arg-type]
+    body = {"scope": scope, "number": number}
+    services._on_barrier(Request(sender.link, "barrier", body, answered), sender)  # type: ignore[arg-type]
 
 
 def test_a_request_for_a_barrier_is_answered_once_all_are_there_and_at_once_later() -> None:
@@ -176,6 +177,20 @@ def test_a_request_for_a_barrier_is_answered_once_all_are_there_and_at_once_late
     root.services.apply("leave", {}, second)
     root.services.release_barriers()
     assert answers[-1] == ("early", "") and list(root.services.at_barriers()) == []
+
+
+def test_requests_of_a_dead_life_are_forgotten() -> None:
+    """So it does not seem to wait at a barrier, which it has reached all the same."""
+    root = Root()
+    first, second = root.senders
+    answers = list[Any]()
+    ask(root.services, first, "all", 1, answers, "dead")
+    assert first.link is not None
+    root.services.forget_requests(first.link)
+    assert list(root.services.at_barriers()) == []
+    ask(root.services, second, "all", 1, answers, "b")
+    ask(root.services, first, "all", 1, answers, "again")
+    assert [name for name, _ in answers] == ["b", "again"]
 
 
 def local() -> tuple[LocalServices, list[Member], Any]:

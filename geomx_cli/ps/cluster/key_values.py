@@ -8,6 +8,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop, Timer
 
 __all__ = ["CHANGING", "KeyValueService", "KeyValues"]
@@ -167,6 +168,12 @@ class KeyValueService:
             request.answer(answer, keep=False)  # a repeat reads them again
         else:
             self._wait(request, sender)
+
+    def forget_requests(self, link: Link) -> None:
+        """The process at this link was restarted, so it asks for everything again."""
+        for waiting in [waiting for waiting in self._waiting if waiting.request.link is link]:
+            waiting.timer.cancel()
+            self._waiting.remove(waiting)
 
     def _wait(self, request: Request, sender: Member) -> None:
         most = MAX_WAITING * sender.workers
