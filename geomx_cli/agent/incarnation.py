@@ -288,13 +288,14 @@ class EventTail:
     failure: its own "failed" event, once read.
     saw_failure: it has noticed that the job has failed.
     joined, left: it has joined the job, and left it in the orderly way.
+    finished: its last event was read; a scheduler or server has nothing more to do then.
     waits: it waits for others to join, or has not come as far.
     heard: when its newest telemetry was read (time.monotonic seconds); it writes some every second.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.failure: dict[str, Any] | None = None
-        self.saw_failure = self.joined = self.left = False
+        self.saw_failure = self.joined = self.left = self.finished = False
         self.waits = True
         self.heard = 0.0
         self.path = path
@@ -359,7 +360,7 @@ class EventTail:
                 self.waits = state in _BEFORE
                 self.left |= state == "finished"
             case "finished", _:
-                self.left = True
+                self.left = self.finished = True
             case "state", "failing":
                 self.saw_failure = True
             case "failed", _:

@@ -40,9 +40,11 @@ class RestartPolicy:
     def excuses(self, child: Child) -> bool:
         """Whether a server or scheduler was killed when it had done all, so that its death has no effect. Others may
         still wait for a worker that had done all. Read its events first.
+
+        One that has said goodbye may still have to answer others, and a server to save its optimizer.
         """
         covered = self.covers(child.task) and child.task.serves
-        return covered and child.life.events.left and (child.life.status or 0) < 0
+        return covered and child.life.events.finished and (child.life.status or 0) < 0
 
     def decide(self, child: Child, stage: Stage, *, memory: bool) -> int:
         """Return which restart within 10 minutes is due for a child that has ended, and count it; 0 for none.

@@ -232,12 +232,14 @@ class Supervisor:
         try:
             child.start(self._host_spec.inherited(), self._host_spec.working_dir)
         except OSError as error:
-            what = f"could not be started: {error.strerror}: {error.filename}"
+            what = f"could not be started: {error.strerror}" + (f": {error.filename}" if error.filename else "")
             failure = Failure(child.name, self._host_spec.host, what, self._clock.time(), ending="unstarted")
             self._fail(child, failure)
             return False
+        finally:
+            if child.log.descriptor >= 0:
+                self._selector.register(child.log.descriptor, selectors.EVENT_READ, child.log)
         self._selector.register(child.life.pidfd, selectors.EVENT_READ, child)
-        self._selector.register(child.log.descriptor, selectors.EVENT_READ, child.log)
         return True
 
     def _tick(self, now: float) -> None:
@@ -340,6 +342,7 @@ class Supervisor:
         """Start a child again that has ended: for the `count`th time in 10 minutes."""
         if child.log.descriptor >= 0:
             self._selector.unregister(child.log.descriptor)
+        status = child.life.status
         unwritten = child.bury(how)
         self._status.begin_life(child.name)
         self._report(child, [*child.life.events.read(), *unwritten])
@@ -348,6 +351,9 @@ class Supervisor:
             restarted = {"process": child.name, "incarnation": child.incarnation, "how": how}
             limits = {"count": count, "limit": self._policy.limit}
             self._control.send_durable({"type": "restarted", **restarted, **limits})
+        else:
+            child.life.status = status  # of the life before, as there is no other
+            self._control.send_durable({"type": "ended", "process": child.name, "status": status, "asked": False})
         self._update_state()
         self._status.write_soon()
 

@@ -104,7 +104,10 @@ class OptimizerService:
         self._wishes: dict[int, _Wish] = {}
 
     def apply(self, body: Body, sender: Member) -> Body:
-        """Do what a request asks, and return the answer. Raises InvalidSettings; KeyError and the like if malformed."""
+        """Do what a request asks, and return the answer. Raises InvalidSettings; KeyError and the like if malformed.
+
+        body: with whether rounds have `begun`.
+        """
         rank, trains = sender.rank, self._members.trains(sender.rank)
         if body.get("hold"):
             if trains:
@@ -130,13 +133,13 @@ class OptimizerService:
         for hyper in by_key.values():
             new.tune(hyper)
         if serial == 0:
-            if self._is_first(wish):
+            if self._is_first(wish, begun=body["begun"]):
                 self._aggregator.use(new, by_key)
             return
         self._refuse_other(self._wishes.get(serial), wish)
         if serial not in self._wishes:
-            self._keep(serial, wish)
             by_round = {int(key): int(round_) for key, round_ in body.get("by_round", [])}
+            self._keep(serial, wish)
             self._aggregator.history.add(serial, Successor(new, by_key, None if trains else by_round, wish.by))
 
     def _keep(self, serial: int, wish: _Wish) -> None:
@@ -150,13 +153,12 @@ class OptimizerService:
         self._wishes = {n: one for n, one in self._wishes.items() if n in used or n > history.taken or history.knows(n)}
         self._wishes[serial] = wish
 
-    def _is_first(self, wish: _Wish) -> bool:
+    def _is_first(self, wish: _Wish, *, begun: bool) -> bool:
         """Whether `wish` is the first optimizer or replaces it. Raises InvalidSettings for a conflict."""
         first = self._wishes.get(0)
         if first is not None and first.is_from(wish) and first.like(wish):
             return False
         if first is not None and not first.is_from(wish):
-            begun = self._aggregator.table.last_round > 0
             gives_way = first.name == wish.name and not begun and wish.trains != first.trains
             if not (gives_way and wish.trains):
                 if not gives_way:

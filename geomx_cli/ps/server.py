@@ -41,8 +41,9 @@ from geomx_cli.ps.services import RootServices, Services
 
 __all__ = ["ContributionService", "Server"]
 
-PARTING = 2.0
-"""Seconds in which members that have said goodbye to an earlier life say it again if they had no answer."""
+PARTING, SEARCH = 2.0, 30.0
+"""Seconds in which members that have said goodbye to an earlier life say it again if they had no answer; and, at the
+most, in which a server that they all have left finds its schedulers and global servers, which may have ended."""
 
 
 def _warn(events: EventLog, message: str) -> None:
@@ -173,6 +174,8 @@ class Server:
         self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._straggler_monitor.start()
+        if self._settings.incarnation and self._members.all_gone:  # killed while it said goodbye, or saved
+            self.node.loop.call_later(min(SEARCH, self.node.timeout / 2), self.node.loop.stop)
         try:
             self.node.run()
         finally:
@@ -208,6 +211,7 @@ class Server:
     def _on_renewed(self, link: Link) -> None:
         """The process at this link was restarted. What it lost comes again, and what it asked for is asked again."""
         self._aggregator.forget_requests(link)
+        self._services.forget_requests(link)
         self._delivery.on_renewed(link)
 
     def _on_reconnect(self, link: Link, lane: Lane) -> None:

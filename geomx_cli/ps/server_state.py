@@ -74,6 +74,8 @@ class ServerState:
                 sender = next((member for member in members if member.process == process), None)
                 apply(topic, body, sender or Member(process, role="server"))
             self._commands.replayed.clear()
+            if known is not None:
+                members.load(known.fields)  # a refused command is not among those, and a member may have set up by it
             for each in saved.values():
                 slice_records.read(each, aggregator.table, history.uses)
         except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:

@@ -1,8 +1,9 @@
 """The control requests that a server answers: cluster layout, placement, optimizer, codec, mode, barriers.
 
 A request that changes the server's state is a *command*. `Services.apply` changes the state, by the topic, body and
-sender alone, and answers nobody. So the same commands in the same order give the same state again. All else here says
-who may make a request, which servers have to know of it, and when it is answered.
+sender alone, and answers nobody. So the same commands in the same order give the same state again. What else decides,
+as rounds that have begun, it adds to the body. All else here says who may make a request, which servers have to know of
+it, and when it is answered.
 """
 
 import time
@@ -80,6 +81,7 @@ class Services:
         Raises InvalidSettings for a refused one, and KeyError and the like for a malformed one. These change nothing,
         except that a master whose optimizer is refused counts as set up.
         """
+        body = self._decided(topic, body)
         try:
             answer = self.apply_again(topic, body, sender)
             if self._changes(topic, body):
@@ -96,6 +98,10 @@ class Services:
         if answer is None:
             raise InvalidSettings(f"unknown request {topic!r}")
         return answer
+
+    def _decided(self, topic: str, body: Body) -> Body:
+        """The body of a command with what the state of the rounds decides: a replay has none of them yet."""
+        return {**body, "begun": self._aggregator.table.last_round > 0} if topic == "optimizer" else body
 
     def _changes(self, topic: str, body: Body) -> bool:
         """Whether a command has changed the state, as far as an earlier one has not done so."""
@@ -121,6 +127,12 @@ class Services:
 
     def close(self) -> None:
         """No request follows."""
+
+    def forget_requests(self, link: Link) -> None:
+        """The process at this link was restarted, so it asks for everything again."""
+        self._queue = [request for request in self._queue if request.link is not link]
+        for scope, waiting in self._at_barriers.items():
+            self._at_barriers[scope] = [item for item in waiting if item.request.link is not link]
 
     def release_barriers(self) -> None:
         """A member has left: answer those that wait at barriers that are complete without it."""
@@ -304,6 +316,11 @@ class RootServices(Services):
     def close(self) -> None:
         """See Services."""
         self._comparison.close()
+
+    def forget_requests(self, link: Link) -> None:
+        """See Services."""
+        super().forget_requests(link)
+        self._store.forget_requests(link)
 
     def _on_other(self, request: Request, sender: Member) -> None:
         request.answer(self.apply(request.topic, request.body, sender))

@@ -1,14 +1,19 @@
 """Schedulers and servers that die without a word are started again; nothing of them stays."""
 
+import errno
 import json
 import os
+import selectors
 import signal
 import stat
 import sys
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cluster import until
@@ -16,10 +21,11 @@ from lone_agent import MARK, Agent
 
 from geomx_cli.agent import processes, prune, state_folder
 from geomx_cli.agent.host_spec import AgentState, HostSpec, Task
-from geomx_cli.agent.incarnation import Child
+from geomx_cli.agent.incarnation import Child, Incarnation
 from geomx_cli.agent.lifecycle import Stage
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.stop import clean_up, stop
+from geomx_cli.agent.supervisor import Supervisor
 from geomx_cli.core.conventions import JobClock, number_before
 
 BEGIN = """
@@ -410,3 +416,44 @@ def test_workers_are_restarted_if_their_state_is_kept(tmp_path: Path) -> None:
     assert RestartPolicy(1).decide(bundled, Stage.RUNNING, memory=False) == 1
     (tmp_path / "ended").touch()
     assert RestartPolicy(1).decide(bundled, Stage.RUNNING, memory=False) == 0
+
+
+def test_one_that_serves_has_done_all_with_its_last_event(tmp_path: Path) -> None:
+    """Not before: it may still have to answer others, and a server to save its optimizer."""
+    child = dead(tmp_path)
+    events, policy = child.life.events, RestartPolicy(9)
+    events.path.parent.mkdir()
+    for said, excused in (("telemetry", False), ("state", False), ("finished", True)):
+        state = {"telemetry": "finished", "state": "saving"}.get(said, "")
+        with events.path.open("a") as file:
+            file.write(json.dumps({"event": said, "state": state}) + "\n")
+        events.read()
+        assert (policy.excuses(child), events.left) == (excused, True)
+        assert bool(policy.decide(child, Stage.RUNNING, memory=False))
+
+
+def test_one_that_cannot_be_started_again_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the signal; what it or the system said in its new log is read to the end."""
+
+    def start(self: Incarnation, *_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(Incarnation, "start", start)
+    child, said = dead(tmp_path), list[Any]()
+    selector = selectors.DefaultSelector()
+    agent: Any = SimpleNamespace(
+        _selector=selector, _status=Mock(), _report=Mock(), _write_state=Mock(), _policy=RestartPolicy(3),
+        _control=SimpleNamespace(send_durable=said.append), _clock=JobClock(),
+        _host_spec=SimpleNamespace(inherited=dict, working_dir="", host="here"),
+        _fail=lambda _, failure: said.append(failure.cause),
+    )  # fmt: skip
+    agent._begin = partial(Supervisor._begin, agent)
+    Supervisor._restart(agent, child, "was killed by SIGKILL", 1)
+    ended = {"type": "ended", "process": "one", "status": -signal.SIGKILL, "asked": False}
+    assert said == ["could not be started: Cannot allocate memory", ended]
+    assert child.life.status == -signal.SIGKILL
+    for key, _ in selector.select(0):
+        Supervisor._drain(agent, key.data)
+    assert child.log.descriptor == -1 and not selector.get_map()
+    selector.close()
+    child.close()

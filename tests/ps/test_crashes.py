@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from crashes import CrashTree, contribution
-from tree import Slice, Who
+from tree import Slice, Tree, Who
 
+from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.slices import SliceState
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
@@ -106,3 +108,26 @@ def test_in_asynchronous_jobs_each_contribution_counts_once(folder: Path, bound:
             if optimizer is PLAIN:
                 given = [contribution(who, n + 1, where, SIZE) for who in WORKERS for n in range(ROUNDS)]
                 np.testing.assert_allclose(newest.value, FIRST - np.sum(given, axis=0), atol=1e-4)
+
+
+class Saving(Tree):
+    """saved: versions of the root's value, as its state file has them."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        self.saved = list[int]()
+        super().__init__(*given, **more)
+
+    def _commit(self, rounds: Aggregator, entry: SliceState) -> None:
+        if rounds is self.roots[0].rounds:
+            self.saved.append(entry.version)
+
+
+def test_a_pull_gives_no_value_that_a_kill_would_take_back() -> None:
+    """Of a round that is too far ahead the value has the update before the party has the answer."""
+    tree = Saving([1, 1], partial(algorithm, "async 1")).use("sgd", learning_rate=1.0)
+    tree.init(np.zeros(8, np.float32))
+    for number in (1, 2):
+        tree.push((0, 0), number, np.ones(8, np.float32))
+    assert [one.round for one in tree.got((0, 0))] == [1]
+    tree.pull((1, 0), number=1)
+    assert tree.got((1, 0))[-1].version == tree.saved[-1] == 2

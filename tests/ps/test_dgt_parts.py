@@ -4,7 +4,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -587,58 +587,138 @@ def test_hostile_datagrams_change_nothing() -> None:
     receiver._socket._socket.close()
 
 
+class Wired:
+    """A sender and a root in one loop; requests and reports are calls.
+
+    held: requests whose first part waits for the window.
+    """
+
+    def __init__(self) -> None:
+        self.loop, self.held, self.wire = RealLoop(), set[int](), KeptLink()
+        about_link = {"name": "root", "endpoint": "ipc:///root", "sent": 0, "window": SimpleNamespace(rate=0.0)}
+        calls = {"queues": lambda header: header.request in self.held, "control": self._to_root}
+        for name, value in {**about_link, **calls}.items():
+            setattr(self.wire, name, value)
+        self.start_root()
+        self.node = SimpleNamespace(
+            settings=settings(), loop=self.loop, transport=self.root.node.transport, keys=None, process="A",
+            telemetry=SimpleNamespace(datagrams={"sent": 0, "withdrawn": 0}), rpc=SimpleNamespace(ask=self._ask),
+            fail=print, events=SimpleNamespace(write=print),
+        )  # fmt: skip
+        self.splitter = Splitter(self.node.settings, Kept())
+        self.sender = DatagramSender(self.node, self.wire)  # type: ignore[arg-type]
+
+    def start_root(self) -> None:
+        """Start the root, in another life than before."""
+        self.root = Bench()
+        self.root.node.loop, self.root.link.name = self.loop, "A"
+        self.root.link.control = lambda _, body: self.sender.on_report(body)  # type: ignore[method-assign]
+        self.root.parts = PartReceiver(self.root.node, self.root.inbox)
+        self.receiver = DatagramReceiver(self.root.node, self.root.parts)
+
+    def kill_root(self) -> None:
+        self.receiver._sessions.clear()
+        self.loop.unwatch(self.receiver._socket.fileno())
+        self.receiver._socket._socket.close()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        self.loop.run(lambda: condition() or time.monotonic() > end)
+        assert condition()
+
+    def send(self, key: int, array: np.ndarray, round_: int = 1) -> Parts:
+        """Send the blocks of a contribution, whose request has the number of the key."""
+        parts = self.splitter.split(header(round_, request=key), payload(array))
+        self.sender.send(self.first(key, round_), parts.blocks)
+        return parts
+
+    @staticmethod
+    def first(key: int, round_: int = 1) -> Header:
+        """The header of its first part."""
+        about = part_header(header(round_, request=key))
+        about.key = key
+        return about
+
+    def close(self) -> None:
+        self.loop.close()
+        for made in (self.receiver._socket, *self.sender._sockets):
+            made._socket.close()
+
+    def _to_root(self, topic: str, body: dict[str, Any]) -> None:
+        self.receiver.on_sent(SimpleNamespace(link=self.root.link, body=body))  # type: ignore[arg-type]
+
+    def _ask(self, link: Any, topic: str, body: dict[str, Any], answer: Callable[[Any], None], failed: Any) -> None:
+        request: Any = SimpleNamespace(link=self.root.link, body=body, answer=answer)
+        self.loop.submit(lambda: self.receiver.open(request))
+
+
 def test_a_sender_finds_the_path_and_sends_what_its_first_part_has_left_the_queue_of() -> None:
-    """In one loop with the receiver; requests and reports are calls."""
-    loop, root, wire = RealLoop(), Bench(), KeptLink()
-    root.node.loop = loop
-    root.parts = PartReceiver(root.node, root.inbox)
-    receiver = DatagramReceiver(root.node, root.parts)
-    held: set[int] = set()
-    about_link = {"name": "root", "endpoint": "ipc:///root", "sent": 0, "window": SimpleNamespace(rate=0.0)}
-    for name, value in {**about_link, "queues": lambda header: header.request in held}.items():
-        setattr(wire, name, value)
-    sender: DatagramSender
+    wired = Wired()
+    sender, root = wired.sender, wired.root
+    wired.until(lambda: sender.ready)
+    arrays = {3: gradient(1), 4: gradient(2)}
+    wired.held.add(3)  # the first part of key 3 waits for the window; key 4's datagrams pass it
+    parts = {key: wired.send(key, array) for key, array in arrays.items()}
+    root.send(wired.first(4), parts[4].important)
+    wired.until(lambda: bool(root.inbox.got))
+    assert root.inbox.got[0][1].tobytes() == arrays[4].tobytes()
+    assert not root.parts._members[root.link].slices.get((3, 2))  # type: ignore[call-overload]
+    assert len(sender.withdraw(3, 2)) == len(parts[3].blocks) and not sender.withdraw(4, 2)
+    assert root.parts.bytes["received"] == sum(len(block.data) for block in parts[4].blocks)
+    wired.close()
 
-    def to_root(topic: str, body: dict[str, Any]) -> None:
-        receiver.on_sent(SimpleNamespace(link=root.link, body=body))  # type: ignore[arg-type]
 
-    def to_sender(topic: str, body: dict[str, Any]) -> None:
-        sender.on_report(body)
+def test_datagrams_go_on_when_their_root_was_restarted() -> None:
+    """In a session with its new life. What was not sent waits, for a repeat or the next contribution."""
+    wired = Wired()
+    sender = wired.sender
+    wired.until(lambda: sender.ready)
+    wired.held.add(3)
+    unsent = wired.send(3, gradient(1)).blocks
+    wired.kill_root()
+    wired.start_root()
+    sender.reopen()
+    old = sender._salt
+    assert not sender.ready, "so contributions go whole"
+    sender.reopen()
+    sender._opened(old, {})  # answered late
+    wired.until(lambda: sender.ready)
+    assert tuple(sender.withdraw(3, 2)) == unsent
+    array, root = gradient(2), wired.root
+    root.send(wired.first(4, 500), wired.send(4, array, 500).important)
+    wired.until(lambda: bool(root.inbox.got))
+    assert root.inbox.got[0][1].tobytes() == array.tobytes()
+    assert not root.parts.bytes["missing"] and root.refused == []
+    wired.close()
 
-    def ask(link: Any, topic: str, body: dict[str, Any], answer: Callable[[Any], None], failed: Any) -> None:
-        receiver.open(SimpleNamespace(link=root.link, body=body, answer=answer))  # type: ignore[arg-type]
 
-    def later(*given: Any) -> None:
-        loop.submit(lambda: ask(*given))
+def test_blocks_that_come_before_the_first_part_count_in_any_round() -> None:
+    """A root that was restarted does not know in which one a slice is."""
+    bench, array = Bench(), gradient(1)
+    parts = bench.splitter.split(header(500), payload(array))
+    for block in parts.blocks:
+        bench.datagram(block, 500)
+    bench.send(part_header(header(500)), parts.important)
+    assert [(round_, got.tobytes()) for round_, got, _ in bench.inbox.got] == [(500, array.tobytes())]
 
-    wire.control = to_root  # type: ignore[attr-defined]
-    root.link.control = to_sender  # type: ignore[attr-defined]
-    root.link.name = "A"
-    node = SimpleNamespace(
-        settings=settings(), loop=loop, transport=root.node.transport, keys=None, process="A",
-        telemetry=SimpleNamespace(datagrams={"sent": 0, "withdrawn": 0}), rpc=SimpleNamespace(ask=later), fail=print,
-        events=SimpleNamespace(write=print),
-    )  # fmt: skip
-    sender = DatagramSender(node, wire)  # type: ignore[arg-type]
-    end = time.monotonic() + 20
-    loop.run(lambda: sender.ready or time.monotonic() > end)
-    assert sender.ready
-    splitter = Splitter(node.settings, Kept())
-    arrays = {1: gradient(1), 2: gradient(2)}
-    parts = {key: splitter.split(header(1, request=key), payload(array)) for key, array in arrays.items()}
-    held.add(1)  # the first part of key 3 waits for the window; key 4's datagrams pass it
-    for key in (1, 2):
-        about = part_header(header(1, request=key))
-        about.key = 2 + key
-        sender.send(about, parts[key].blocks)
-    other = part_header(header(1, request=2))
-    other.key = 4
-    root.send(other, parts[2].important)
-    loop.run(lambda: bool(root.inbox.got) or time.monotonic() > end)
-    assert root.inbox.got[0][1].tobytes() == arrays[2].tobytes()
-    assert not root.parts._members[root.link].slices.get((3, 2))
-    assert len(sender.withdraw(3, 2)) == len(parts[1].blocks) and not sender.withdraw(4, 2)
-    assert root.parts.bytes["received"] == sum(len(block.data) for block in parts[2].blocks)
-    loop.close()
-    for made in (receiver._socket, *sender._sockets):
-        made._socket.close()
+
+def test_each_end_hears_that_the_other_was_restarted() -> None:
+    """And a root that was restarted itself receives where it was planned to listen, though it does not listen yet."""
+    bench, link = Bench(), ToRoot()
+    bench.node.settings = replace(bench.node.settings, bind=("tcp://127.0.0.2:0",))
+    bench.node.rpc = SimpleNamespace(add_topics=len, ask=lambda *given: asked.append(given[1]))
+    bench.node.telemetry, bench.node.fail, asked = SimpleNamespace(datagrams={}), print, list[str]()
+    root, local = DgtServer(), DgtServer()
+    root.begin(bench.node, None, bench.inbox)  # type: ignore[arg-type]
+    assert root._datagrams is not None
+    assert root._datagrams._socket._socket.getsockname()[0] == "127.0.0.2"
+    root.on_request(SimpleNamespace(topic="datagrams_open", link=bench.link, body={"salt": bytes(16)}, answer=len))  # type: ignore[arg-type]
+    assert root._datagrams._sessions
+    root.on_renewed(bench.link)  # type: ignore[arg-type]
+    assert not root._datagrams._sessions
+    root._datagrams._socket._socket.close()
+    local.begin(bench.node, UpstreamClient(), bench.inbox)  # type: ignore[arg-type]
+    sender = local._sender(link)  # type: ignore[arg-type]
+    sender.ready = True
+    local.on_renewed(link)  # type: ignore[arg-type]
+    assert not sender.ready and asked == ["datagrams_open"] * 2

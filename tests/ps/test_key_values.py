@@ -19,6 +19,7 @@ class _Member:
 
     def __init__(self, values: KeyValueService, name: str) -> None:
         self._values = values
+        self.link = Mock()
         self._member = Member(name, workers=1 + (name == "B"))
         self.answers: list[dict[str, Any]] = []
 
@@ -26,7 +27,7 @@ class _Member:
         """The answer, or None if it comes later, to `answers`."""
         body = checked_request("store", {"op": op, "keys": list(keys), **fields})
         before = len(self.answers)
-        request = Request(Mock(), "store", body, lambda answer, _: self.answers.append(answer))
+        request = Request(self.link, "store", body, lambda answer, _: self.answers.append(answer))
         self._values.serve(request, self._member)
         return self.answers[before] if len(self.answers) > before else None
 
@@ -78,6 +79,17 @@ def test_waits(members: tuple[_Member, _Member], loop: Any) -> None:
     assert one.answers[1:] == [{"found": False, "values": []}]
     other.ask("set", "c", values=[b""])
     assert len(one.answers) == 2
+
+
+def test_what_a_dead_life_waited_for_is_forgotten(members: tuple[_Member, _Member], loop: Any) -> None:
+    """So it takes no room from its next life, which asks for it again."""
+    one, other = members
+    for member in members:
+        assert member.ask("wait", "a", seconds=1e8) is None
+    one._values.forget_requests(one.link)
+    assert loop.call_later.return_value.cancel.call_count == 1
+    other.ask("set", "a", values=[b""])
+    assert not one.answers and other.answers == [{}, {"found": True, "values": []}]
 
 
 def test_bounds(members: tuple[_Member, _Member], monkeypatch: pytest.MonkeyPatch) -> None:

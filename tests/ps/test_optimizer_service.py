@@ -122,8 +122,11 @@ class Root(Bench):
         self.number, self.value = 0, 0.0
 
     def ask(self, rank: int = 0, by: str = "A", **body: Any) -> dict[str, Any]:
+        begun = self.rounds.table.last_round > 0
         try:
-            return self.service.apply({"name": "sgd", "params": {}, "by": by, **body}, Member(by, rank=rank))
+            return self.service.apply(
+                {"name": "sgd", "params": {}, "by": by, "begun": begun, **body}, Member(by, rank=rank)
+            )
         finally:
             self.rounds.members_changed()  # as the server does after answering
 
@@ -165,12 +168,18 @@ def test_what_is_wrong_is_refused_and_changes_nothing(body: dict[str, Any], word
     assert root.rounds.optimizer is None and root.members.initializing() == [CENTRAL]
 
 
-@pytest.mark.parametrize("body", [{"schedule": ("poly",)}, {"multipliers": [4]}, {"params": 3}, {"serial": "x"}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"schedule": ("poly",)}, {"multipliers": [4]}, {"params": 3}, {"serial": "x"},
+        {"serial": 1, "by_round": [["x", 1]]},
+    ],
+)  # fmt: skip
 def test_what_is_malformed_is_refused(body: dict[str, Any]) -> None:
     root = Root()
     with pytest.raises((TypeError, ValueError)):
         root.ask(**body)
-    assert root.rounds.optimizer is None
+    assert root.rounds.optimizer is None and not root.service._wishes
 
 
 def test_all_who_ask_must_ask_alike() -> None:

@@ -20,6 +20,7 @@ from geomx_cli.core.options import defaults
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net import accepted_links
 from geomx_cli.ps.net.lanes import LANES, Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.transport import LEFT_OVER
@@ -327,6 +328,30 @@ def test_a_process_that_was_started_twice_gets_a_link_of_its_own(start: Callable
             until(lambda answers=answers: answers)
     assert [link.hello["incarnation"] for link in above.links] == [1, 0, 1]
     assert above.renewed == [above.links[0]]
+
+
+def test_links_of_one_process_are_bounded_over_all_its_lives(
+    start: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that makes more leaves others theirs; and what ended long ago is forgotten."""
+    monkeypatch.setattr(accepted_links, "MAX_OF_ONE", 2)
+    monkeypatch.setattr(accepted_links, "MAX_ENDED", 3)
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    above = start(ABOVE)
+    above.listen(endpoint)
+    for incarnation in range(3):
+        for dials in range(2):
+            before = above.node.transport.counters["malformed"]
+            end = start(BELOW, incarnation)
+            answers = end.ask(end.dial(endpoint), "who")
+            refused = incarnation and dials
+            until(lambda answers=answers, before=before: answers or above.node.transport.counters["malformed"] > before)
+            assert not (refused and answers)
+    other = start("A/worker:1")
+    answers = other.ask(other.dial(endpoint), "who")
+    until(lambda: answers)
+    assert [link.name for link in above.links] == [BELOW, BELOW, "A/worker:1"]
+    assert len(above.node.transport._accepted.ended) == 3
 
 
 @pytest.mark.parametrize("incarnation", [-1, 1001, 2**60, True, 1.0, "1", None])

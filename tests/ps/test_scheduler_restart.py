@@ -1,5 +1,6 @@
 """Schedulers that are killed and started again, and members that are, while jobs or stand-ins for them run."""
 
+import errno
 import json
 import signal
 import sys
@@ -15,11 +16,13 @@ from cluster import ROOT, Cluster, free_ports, until
 from rounds import PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in
 
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
+from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.options import defaults
 from geomx_cli.plan import Plan
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.scheduler import Scheduler
+from geomx_cli.ps.state_file import StateFile
 
 OPTIONS = {"parties": 2, "workers": 2}
 GATES = ("declare", "barrier", "leave", "close")
@@ -322,6 +325,26 @@ def test_a_scheduler_that_is_restarted_has_the_same_roster(plane: Plane, keeps: 
     until(lambda: all(each.ended for each in nodes.values()), 30)
     assert not any(each.node.error for each in nodes.values())
     assert all(len(told) == 1 and told[0].rank == ranks[name] for name, told in plane.rosters.items())
+
+
+@pytest.mark.parametrize("call", ["__init__", "commit"])
+def test_a_scheduler_without_room_keeps_nothing_and_says_so_once(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """So its agent does not start it again, as one that has forgotten who has left."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(StateFile, call, full)
+    nodes = complete(plane)
+    for name in ("A/worker:1", "A/worker:0", "A/server:0"):
+        nodes[name].node.loop.submit(nodes[name].node.goodbye)
+    until(lambda: all(each.ended for each in nodes.values()), 20)
+    assert not any(each.node.error for each in nodes.values())
+    (warning,) = [said for said in plane.said if "No space left" in said]
+    assert warning.startswith(str(plane._folder)) and "--restarts 0" in warning
+    assert [path.name for path in plane._folder.iterdir()] == [STATE_ENDED]
 
 
 def test_a_scheduler_that_is_restarted_misses_who_does_not_come_back(plane: Plane) -> None:

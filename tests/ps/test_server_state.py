@@ -6,12 +6,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from bench import Bench
+from bench import Bench, KeptLink
+from cluster import free_ports
 from tree import Tree
 
+from geomx_cli.contract.config import NodeSettings, PlaneSettings
+from geomx_cli.core import plugins
 from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.event_log import EventLog
+from geomx_cli.core.options import defaults
 from geomx_cli.ps.cluster.members import Member, Members
+from geomx_cli.ps.delivery.direct import Direct
+from geomx_cli.ps.server import Server
 from geomx_cli.ps.server_state import ServerState
 from geomx_cli.ps.state_file import Journal, StateFile
 from geomx_cli.runtime.algorithms.fsa import FsaServer
@@ -64,4 +71,33 @@ def test_state_that_cannot_be_read_is_refused_with_its_folder(tmp_path: Path) ->
     with pytest.raises(InvalidSettings, match=str(tmp_path)) as caught:
         state.restore(Members(), Bench().rounds, lambda *_: None)  # type: ignore[arg-type]
     assert isinstance(caught.value.__cause__, msgspec.MsgspecError)
+    state.close()
+
+
+def test_a_server_killed_when_all_had_said_goodbye_ends_though_its_scheduler_has(tmp_path: Path) -> None:
+    """In its next life, and without a failure: so it may save what it had not saved yet."""
+    members = Members()
+    members.add(Member("w", "", "", "worker", 0, state="gone", link=KeptLink()))  # type: ignore[arg-type]
+    state = ServerState(tmp_path, lambda _: None)
+    state.save_members(members)  # type: ignore[arg-type]
+    state.close()
+    (port,) = free_ports(1)
+    settings = NodeSettings(
+        "server", process="s", incarnation=1, state_dir=str(tmp_path), supervised=True, rank=0,
+        local=PlaneSettings("127.0.0.1", port, servers=1, workers=1),
+        options={**defaults(plugins.table()), "timeout": 1.0},
+    )  # fmt: skip
+    assert Server(settings, EventLog(None), FsaServer(), Direct()).run() is None
+
+
+def test_members_are_as_they_were_saved_and_not_as_the_saved_commands_leave_them(tmp_path: Path) -> None:
+    """A refused command is not saved, and yet its sender may have set up by it."""
+    members, state = Members(), ServerState(tmp_path, lambda _: None)
+    members.add(Member("w", is_set_up=True, link=KeptLink()))  # type: ignore[arg-type]
+    state.save_members(members)  # type: ignore[arg-type]
+    state.log("optimizer", {"hold": True}, Member("w"))
+    state.close()
+    found, state = Members(), ServerState(tmp_path, lambda _: None)
+    state.restore(found, Bench().rounds, lambda _, __, sender: setattr(sender, "is_set_up", False))  # type: ignore[arg-type]
+    assert [member.is_set_up for member in found] == [True]
     state.close()

@@ -4,14 +4,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from bench import Bench, KeptLink
+from bench import SIZE, Bench, KeptLink
 
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import InvalidSettings, PeerLost
 from geomx_cli.core.options import Value
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.cluster.bodies import Body
+from geomx_cli.ps.cluster.key_values import MAX_VALUE
 from geomx_cli.ps.cluster.members import CENTRAL, Member, ServerMembers
 from geomx_cli.ps.cluster.partition import Placements
 from geomx_cli.ps.cluster.rpc import Request
@@ -122,12 +124,32 @@ def test_a_refused_command_changes_nothing() -> None:
     root.apply(COMMANDS)
     before = root.state()
     for rank, topic, body in (
-        (0, "declare", {"tensors": [["a", 300, "float32", 1, -1]], "by": "0"}), (0, "compression", {"spec": "int8"}),
-        (1, "optimizer", {"name": "adam", "params": {}, "by": "1"}),
+        (0, "declare", {"tensors": [["new", 40, "float32", 1, -1], ["a", 300, "float32", 1, -1]], "by": "0"}),
+        (0, "compression", {"spec": "int8"}), (1, "optimizer", {"name": "adam", "params": {}, "by": "1"}),
+        (0, "store", {"op": "set", "keys": ["k", "l", "m"], "values": [b"2", b"3", bytes(MAX_VALUE + 1)]}),
+        (0, "store", {"op": "append", "keys": ["k", "l"], "values": [b"2"]}),
     ):  # fmt: skip
-        with pytest.raises(InvalidSettings):
+        with pytest.raises((InvalidSettings, ValueError)):
             root.apply([(rank, topic, body)])
     assert root.state() == before
+    later = (0, "declare", {"tensors": [["c", 50, "float32", 1, -1]], "by": "0"})
+    assert root.apply([later]) == Root().apply([*COMMANDS, later])[-1:], "also the numbers of later keys"
+
+
+def test_what_was_decided_by_rounds_is_decided_alike_in_the_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker asks for the optimizer of a master that does not train: before the first round it would replace it."""
+    monkeypatch.setattr(ServerMembers, "trains", lambda _, rank: rank > 0)
+    root = Root(tmp_path)
+    body = {"name": "sgd", "params": {"learning_rate": 0.5}}
+    root.apply([(0, "optimizer", {**body, "by": "0"})])
+    root.bench.init(np.zeros(SIZE, np.float32))
+    for rank in range(2):
+        root.bench.push(rank, 1, np.ones(SIZE, np.float32))
+    assert root.bench.rounds.table.last_round == 1
+    root.apply([(1, "optimizer", {**body, "by": "1"})])
+    assert root.bench.rounds.history.uses == Root(tmp_path).bench.rounds.history.uses == 1
 
 
 # Barriers.
@@ -137,7 +159,8 @@ def ask(services: Services, sender: Member, scope: str, number: int, answers: li
     def answered(body: Body, _: bool) -> None:
         answers.append((name, body.get("error", "")))
 
-    services._on_barrier(Request(None, "barrier", {"scope": scope, "number": number}, answered), sender)  # type: ignore[arg-type]
+    body = {"scope": scope, "number": number}
+    services._on_barrier(Request(sender.link, "barrier", body, answered), sender)  # type: ignore[arg-type]
 
 
 def test_a_request_for_a_barrier_is_answered_once_all_are_there_and_at_once_later() -> None:
@@ -154,6 +177,20 @@ def test_a_request_for_a_barrier_is_answered_once_all_are_there_and_at_once_late
     root.services.apply("leave", {}, second)
     root.services.release_barriers()
     assert answers[-1] == ("early", "") and list(root.services.at_barriers()) == []
+
+
+def test_requests_of_a_dead_life_are_forgotten() -> None:
+    """So it does not seem to wait at a barrier, which it has reached all the same."""
+    root = Root()
+    first, second = root.senders
+    answers = list[Any]()
+    ask(root.services, first, "all", 1, answers, "dead")
+    assert first.link is not None
+    root.services.forget_requests(first.link)
+    assert list(root.services.at_barriers()) == []
+    ask(root.services, second, "all", 1, answers, "b")
+    ask(root.services, first, "all", 1, answers, "again")
+    assert [name for name, _ in answers] == ["b", "again"]
 
 
 def local() -> tuple[LocalServices, list[Member], Any]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._esync_client import MAX_COUNT, MAX_SECONDS, MAX_WORKERS, Decision, StateServer
+from geomx_cli.runtime.algorithms.esync import EsyncServer
 
 # The answers of the reference's state server, in the order of the calls.
 THREE_WORKERS: list[tuple[str, tuple[float, ...], Any]] = [
@@ -230,11 +231,30 @@ def test_a_worker_that_left_keeps_nobody_waiting() -> None:
     state.entered(2.0, 0, 2)
     state.leave(1)  # before it has begun the round
     assert state.query(2.1, 0, 1, 0.1, 0.0) == Decision(ready=True, slowest=True)
-    for call in (lambda: apply(state, 2.5, 1, 1, 1.0, 2.0), lambda: state.entered(2.5, 2, 2)):
-        with pytest.raises(InvalidSettings, match=r"worker \d has left"):
-            call()
+    with pytest.raises(InvalidSettings, match="worker 1 has left"):
+        apply(state, 2.5, 1, 1, 1.0, 2.0)
     state.init(3, 0.25)
     assert not apply(state, 0.0, 2, 0, 30.0, 0.0)
+
+
+def test_a_worker_that_was_killed_after_it_left_comes_back() -> None:
+    """Its next life goes on from before that, so it enters its round again; and leaves again at the end."""
+    server = EsyncServer("global", 0.25, 1)
+
+    def ask(do: str, rank: int, **fields: float) -> dict[str, Any] | None:
+        return server.on_request("esync", {"do": do, "r": rank, "workers": 2, **fields}, True)
+
+    for rank in range(2):
+        ask("query", rank, k=1, c=1.0, age=0.0)
+        ask("enter", rank, t=2)
+    ask("leave", 1)
+    assert ask("enter", 1, t=2) == {}
+    assert not ask("query", 0, k=0, c=0.1, age=0.0)["ready"], "worker 1 is waited for"  # type: ignore[index]
+    assert ask("query", 1, k=1, c=1.0, age=0.0) == {"ready": True, "slowest": True, "epsilon": 0.25}
+    ask("leave", 1)
+    with pytest.raises(InvalidSettings, match="round 1"):
+        ask("enter", 1, t=1)
+    assert server._state._records[1].left
 
 
 def test_a_worker_that_waits_elsewhere_is_asked_for_when_another_one_ends_its_steps() -> None:

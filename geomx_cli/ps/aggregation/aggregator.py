@@ -244,6 +244,8 @@ class Aggregator:
             self._updater.update(entry, cohort, accumulator, total)
             # A root answers in _advance_cohort: the answer may have to wait for cohorts that are too far behind.
             cohort.deferred = True
+            if self.table.too_far_behind(entry, cohort):
+                self.commit(entry)  # the value may leave the server by a pull, before the round's answer
         elif self._forwarder.decide(entry, cohort, accumulator, total):
             self._finish(entry, cohort)
         return True
@@ -274,7 +276,7 @@ class Aggregator:
         """Answer all members that wait for the closed round; the value is its result or newer."""
         round_ = self.table.finish(entry, cohort)
         cohort.result = self._sender.result(entry, cohort, round_)
-        # Here and nowhere else a round's outcome leaves the server. A life that is killed before has told nobody.
+        # Here a round's outcome leaves the server. A life that is killed before has told nobody.
         self.commit(entry)
         for waiter in round_.waiting():
             self._sender.answer(entry, waiter, cohort.finished, cohort.result)

@@ -1,13 +1,14 @@
 """Small values under names, by which the workers of a job find each other, as torch.distributed's store."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.members import Member
 from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop, Timer
 
 __all__ = ["CHANGING", "KeyValueService", "KeyValues"]
@@ -52,7 +53,7 @@ class KeyValues:
 
     def apply(self, body: Body, sender: Member) -> Body:
         """Do what a request asks, and return the answer. Raises InvalidSettings for more than a member may store or
-        ask, and for a key that is listed twice: each would be copied as often.
+        ask, and for a key that is listed twice: each would be copied as often. Nothing has changed then.
         """
         if len(set(body["keys"])) < len(body["keys"]):
             raise InvalidSettings("a key is listed twice in one request", "name each key once")
@@ -79,8 +80,7 @@ class KeyValues:
         return {"found": bool(keys), "values": values}
 
     def _set(self, body: Body, by: str) -> Body:
-        for key, value in zip(body["keys"], body["values"], strict=True):
-            self._put(by, key, value)
+        self._put(by, dict(zip(body["keys"], body["values"], strict=True)))
         return {}
 
     def _add(self, body: Body, by: str) -> Body:
@@ -89,35 +89,38 @@ class KeyValues:
         if not _NUMBER.fullmatch(present):
             raise InvalidSettings(f"an addition to {key!r}, whose value is no integer of 64 bits", "use another key")
         number = int(present) + body["number"]
-        self._put(by, key, str(number).encode())
+        self._put(by, {key: str(number).encode()})
         return {"number": number}
 
     def _append(self, body: Body, by: str) -> Body:
-        for key, value in zip(body["keys"], body["values"], strict=True):
-            self._put(by, key, (self._value(key) or b"") + value)
+        given = zip(body["keys"], body["values"], strict=True)
+        self._put(by, {key: (self._value(key) or b"") + value for key, value in given})
         return {}
 
     def _compare(self, body: Body, by: str) -> Body:
         (key,), (expected, desired) = body["keys"], body["values"]
         found = self._value(key)
         if found == expected or (found is None and not expected):
-            self._put(by, key, desired)
+            self._put(by, {key: desired})
             return {"values": [desired]}
         return {"values": [expected if found is None else found]}
 
-    def _put(self, by: str, key: str, value: bytes) -> None:
-        if len(value) > MAX_VALUE:
-            what = f"a value of {len(value)} bytes under {key!r}: at most {MAX_VALUE}"
-            raise InvalidSettings(what, "use a collective operation, as broadcast")
-        before = self._values.get(key)
-        freed = _size(key, before[0]) if before is not None and before[1] == by else 0
-        held = self._held.get(by, 0) + _size(key, value) - freed
+    def _put(self, by: str, values: Mapping[str, bytes]) -> None:
+        """Store all of these, or none."""
+        held = self._held.get(by, 0)
+        for key, value in values.items():
+            if len(value) > MAX_VALUE:
+                what = f"a value of {len(value)} bytes under {key!r}: at most {MAX_VALUE}"
+                raise InvalidSettings(what, "use a collective operation, as broadcast")
+            before = self._values.get(key)
+            held += _size(key, value) - (_size(key, before[0]) if before is not None and before[1] == by else 0)
         if held > MAX_HELD:
             what = f"{by} stores more than {MAX_HELD} bytes of values"
             raise InvalidSettings(what, "delete those that nobody needs; tensors belong into collective operations")
-        self._remove(key)
-        self._values[key] = value, by
-        self._held[by] = self._held.get(by, 0) + _size(key, value)
+        for key, value in values.items():
+            self._remove(key)
+            self._values[key] = value, by
+            self._held[by] = self._held.get(by, 0) + _size(key, value)
 
     def _remove(self, key: str) -> bool:
         value = self._values.pop(key, None)
@@ -157,16 +160,20 @@ class KeyValueService:
         """
         keys, op = request.body["keys"], request.body["op"]
         if op not in ("get", "wait"):
-            try:
-                request.answer(self._apply(request.body, sender))
-            finally:
-                self._wake(keys)  # some may be stored although another one was refused
+            request.answer(self._apply(request.body, sender))
+            self._wake(keys)
             return
         answer = self._apply(request.body, sender)
         if answer["found"] or not request.body.get("seconds"):
             request.answer(answer, keep=False)  # a repeat reads them again
         else:
             self._wait(request, sender)
+
+    def forget_requests(self, link: Link) -> None:
+        """The process at this link was restarted, so it asks for everything again."""
+        for waiting in [waiting for waiting in self._waiting if waiting.request.link is link]:
+            waiting.timer.cancel()
+            self._waiting.remove(waiting)
 
     def _wait(self, request: Request, sender: Member) -> None:
         most = MAX_WAITING * sender.workers

@@ -6,7 +6,8 @@ placement when the tensor is declared. Key names play no part, so no pattern of 
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -144,6 +145,18 @@ class Partition:
             )
         return known
 
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Forget what is declared in this block if it raises an error."""
+        load, slices, count = self._load.copy(), self._slices.copy(), len(self._placed)
+        try:
+            yield
+        except BaseException:
+            self._load, self._slices = load, slices
+            for name in list(self._placed)[count:]:
+                del self._placed[name]
+            raise
+
     def assign(self, sizes: Sequence[int]) -> list[int]:
         """Assign each size in turn to the least loaded server (lowest rank among equals)."""
         chosen = []
@@ -266,16 +279,17 @@ class Placements:
     def place(self, body: Body, sender: Member) -> Body:
         """At the root: place the tensors of a declaration; returns the answer. Raises InvalidSettings for one that was
         declared otherwise or is listed twice, for a shard of which the sender's party has no worker, and for more
-        slices than an answer may have.
+        slices than an answer may have; nothing has changed then.
         """
-        tensors, by = self.tensors_of(body, sender), body["by"]
+        tensors, by, partition = self.tensors_of(body, sender), body["by"], self._own_partition()
         placements, count = list[Placement](), 0
-        for tensor in tensors:
-            placements.append(self._own_partition().declare(tensor, by, sender.process if sender.process != by else ""))
-            count += len(placements[-1].slices)
-            if count > MAX_ANSWERED:
-                what = f"the keys of one declaration have more than {MAX_ANSWERED} slices"
-                raise InvalidSettings(what, "initialise fewer keys at once, or set a larger slice size")
+        with partition.all_or_none():
+            for tensor in tensors:
+                placements.append(partition.declare(tensor, by, sender.process if sender.process != by else ""))
+                count += len(placements[-1].slices)
+                if count > MAX_ANSWERED:
+                    what = f"the keys of one declaration have more than {MAX_ANSWERED} slices"
+                    raise InvalidSettings(what, "initialise fewer keys at once, or set a larger slice size")
         return self._keep(placements)
 
     def assign(self, body: Body, sender: Member) -> Body:

@@ -8,9 +8,11 @@ keep a connection for those that have not (runtime/presence.py): so the loss of 
 
 A member that is restarted joins again, and gets the same roster. The scheduler keeps the roster and who has left in a
 file, if it has a folder that outlives it. Restarted before the roster, it has nothing to keep: all ask again to join.
+With no room left recovery ends with one warning, and the job goes on.
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.contract.security import Identity
-from geomx_cli.core.conventions import party_of
+from geomx_cli.core.conventions import STATE_ENDED, party_of
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import RosterComplete, StateChanged
@@ -40,6 +42,7 @@ __all__ = ["PRESENCE", "Scheduler"]
 PRESENCE = "presence"
 """The plane in hellos of agents, which speak in the name of a process that may dial at the same time."""
 PENDING_INTERVAL = 2.0
+_FILE = "scheduler"
 MAX_RANK = 65_535
 MAX_ENDPOINTS = 64
 ENDPOINT = re.compile(r"tcp://[^\s/]{1,255}:[1-9]\d{0,4}|ipc://[^\0]{1,107}")
@@ -65,6 +68,7 @@ class Scheduler:
         self._hosts: dict[Link, _Host] = {}  # by the connection that its agent keeps
         self._unheard: Timer | None = None
         self._complete = False
+        self._keeps = bool(settings.state_dir)
         self._saved: StateFile | None = None  # once it is needed, as it imports numpy
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
@@ -347,11 +351,13 @@ class Scheduler:
             self.node.goodbye()
 
     def _open(self) -> None:
-        folder = self.node.settings.state_dir
-        if folder and self._saved is None:
+        if self._keeps and self._saved is None:
             from geomx_cli.ps.state_file import StateFile
 
-            self._saved = StateFile(Path(folder) / "scheduler")
+            try:
+                self._saved = StateFile(Path(self.node.settings.state_dir, _FILE))
+            except OSError as error:
+                self._end_recovery(error)
 
     def _save(self) -> None:
         """Keep what must not be forgotten, before anybody is told of it."""
@@ -360,7 +366,22 @@ class Scheduler:
         try:
             self._saved.commit("members", self._members.save(), {})
         except OSError as error:
-            self.node.transport.warn(f"the roster could not be kept for a restart: {error.strerror}")
+            self._end_recovery(error)
+
+    def _end_recovery(self, error: OSError) -> None:
+        """What is there no longer fits what members were told, so it goes."""
+        self._keeps = False
+        if self._saved is not None:
+            self._saved.close()
+            self._saved = None
+        folder = Path(self.node.settings.state_dir)
+        with suppress(OSError):
+            (folder / _FILE).unlink(missing_ok=True)
+            (folder / STATE_ENDED).touch()
+        self.node.transport.warn(
+            f"{folder} has no more room ({error.strerror}): if this scheduler is killed from now on, the job ends. Make"
+            " room there, or use --restarts 0"
+        )
 
     def _restore(self) -> None:
         """Take over the roster of the earlier life, if it had one."""

@@ -142,8 +142,8 @@ class DatagramSender:
         self._block = int(settings.number("dgt_block"))
         self._loss = settings.number("dgt_loss")
         self._random = random.Random(f"{settings.options['seed']} {node.process} {link.name}")
-        self._salt = os.urandom(SALT)
-        self._sockets: list[SenderSocket] = []
+        self._salt = b""
+        self._sockets: list[SenderSocket] = []  # none until the server has opened the session
         self._sealer: Sealer | None = None
         self._path = 0  # bytes of the longest datagram that has arrived
         self._pace = Pace(0.0)
@@ -155,7 +155,26 @@ class DatagramSender:
         self._busy = self._ticking = False
         self._silent_since = time.monotonic()  # the first datagram since the last report; 0 for none
         self._warned = False
-        node.rpc.ask(link, "datagrams_open", {"salt": self._salt}, self._opened, node.fail)
+        node.loop.every(PROBE, self._probe)
+        self._open()
+
+    def reopen(self) -> None:
+        """The server was restarted, and knows nothing of the session. Blocks that were not sent wait: for their
+        contribution, if it is repeated whole, or for the next one.
+        """
+        self.ready, self._path, self._pace = False, 0, Pace(self._pace.rate)
+        self._queue.clear()
+        self._unsent = self._sealer = None
+        for made in self._sockets:
+            made.close()
+        self._sockets = []
+        self._open()
+
+    def _open(self) -> None:
+        """Begin a session with the present life of the server."""
+        self._salt = os.urandom(SALT)
+        opened = partial(self._opened, self._salt)
+        self._node.rpc.ask(self._link, "datagrams_open", {"salt": self._salt}, opened, self._node.fail)
 
     def send(self, header: Header, blocks: Iterable[Block]) -> None:
         """Send blocks of a contribution once its first part, with this header, has left the link's queue."""
@@ -194,7 +213,9 @@ class DatagramSender:
             self.ready, self._warned = True, False
             self._pace.rate = max(self._pace.rate, self._link.window.rate)
 
-    def _opened(self, body: Body) -> None:
+    def _opened(self, salt: bytes, body: Body) -> None:
+        if salt != self._salt:  # asked for before the server was restarted
+            return
         node, link = self._node, self._link
         key = session_key(node.keys, node.process, link.name, self._salt + body["salt"], sends=True)
         self._sealer = Sealer(key, int(body["session"]))
@@ -206,11 +227,13 @@ class DatagramSender:
             what = f"no datagrams can be sent to {link.name} at {host}: {error.strerror}"
             node.events.write(WarningRaised(message=f"{what}; all blocks are sent reliably"))
             return
+        self._silent_since = time.monotonic()
         self._probe()
 
     def _probe(self) -> None:
         """Find out whether datagrams arrive, long ones and such as every path takes."""
-        self._node.loop.call_later(PROBE, self._probe)
+        if not self._sockets:
+            return
         silence = time.monotonic() - self._silent_since if self._silent_since else 0.0
         unheard = silence > UNHEARD
         if self.ready and silence < UNHEARD / 2:  # the last datagrams may be lost, and nothing follows them
@@ -247,7 +270,7 @@ class DatagramSender:
 
     def _pass(self) -> None:
         """Send an empty datagram on each channel: if nothing else follows, it shows which of those before were lost."""
-        for channel in range(1, self._channels + 1) if not self._ticking else ():
+        for channel in range(1, self._channels + 1) if self._sockets and not self._ticking else ():
             self._emit(channel, [Fragment()], 0)
 
     def _send_some(self, finished: list[tuple[int, int, int]]) -> bool:
@@ -345,7 +368,8 @@ class DatagramReceiver:
     def __init__(self, node: Node, parts: PartReceiver) -> None:
         self._node = node
         self._parts = parts
-        endpoint = next((end for end in node.listens if end.startswith("tcp:")), "tcp://127.0.0.1:0")
+        listens = node.listens or node.settings.bind  # a server that was restarted listens once it has joined
+        endpoint = next((end for end in listens if end.startswith("tcp:")), "tcp://127.0.0.1:0")
         host, port = split(endpoint)
         self._socket = ReceiverSocket(host, int(port))
         self._sessions: dict[int, _Session] = {}
@@ -360,10 +384,14 @@ class DatagramReceiver:
             raise BadMessage(f"{len(salt)} bytes of salt")
         own = os.urandom(SALT)
         key = session_key(self._node.keys, link.name, self._node.process, salt + own, sends=False)
-        self._sessions = {number: one for number, one in self._sessions.items() if one.link is not link}
+        self.forget(link)
         number = next(self._numbers)
         self._sessions[number] = _Session(link, Opener(key))
         request.answer({"session": number, "port": self._socket.port, "salt": own})
+
+    def forget(self, link: Link) -> None:
+        """The process at this link was restarted: its session has ended."""
+        self._sessions = {number: one for number, one in self._sessions.items() if one.link is not link}
 
     def on_sent(self, request: Request) -> None:
         """A member has sent all blocks of some contributions. Raises BadMessage."""

@@ -225,9 +225,13 @@ class DgtServer(Direct):
         return self._parts.receive(link, header, payload)
 
     def on_renewed(self, link: Link) -> None:
-        """Parts of the earlier life are forgotten. The aggregator knows which contributions it has."""
+        """Parts and datagrams of the earlier life are forgotten. The aggregator knows which contributions it has."""
         self._parts.forget(link)
         self._losses.pop(link, None)
+        if self._datagrams is not None:
+            self._datagrams.forget(link)
+        if link in self._senders:
+            self._senders[link].reopen()
 
     def on_request(self, request: Request) -> bool:
         """Set up datagrams for a member; take what a member has sent, or a root received."""

@@ -168,7 +168,8 @@ class PartReceiver:
             return
         self.bytes["received"] += size
         member, where = self._member(link), (fragment.key, fragment.part)
-        incoming = member.slices.get(where) or _Incoming(member)
+        # A slice of which no part has come may be in any round: its server was restarted, or got it whole until now.
+        incoming = member.slices.get(where) or _Incoming(member, handed_in=max(0, fragment.round - 1))
         assembly = incoming.open.get(fragment.round)
         if assembly is not None:
             assembly.add_bytes(fragment.offset, fragment.data)

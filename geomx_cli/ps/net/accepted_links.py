@@ -1,5 +1,6 @@
 """The links to the peers that dial this process, found by what their hellos say."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,11 @@ from geomx_cli.ps.net.wire import (
 
 __all__ = ["AcceptedLinks", "MAX_LINKS"]
 
-MAX_LINKS = 4096
+MAX_LINKS, MAX_OF_ONE = 4096, 256
+"""Links that are made at all, and those to processes of one name, in all its lives: each link stays, as it has counted
+bytes. A process that is restarted keeps its own."""
+MAX_ENDED = 4 * MAX_LINKS
+"""Identities that are remembered: a message of an older one is refused as one before the hello."""
 
 
 class _Peer(NamedTuple):
@@ -63,7 +68,7 @@ class AcceptedLinks:
     on_renewed: called for a link whose peer has been restarted, with the lane that shows it.
     on_closed: called when the connection of a link's control lane has ended.
     by_identity: link and lane of each connection, by its routing identity.
-    ended: the identities of processes that have been restarted since.
+    ended: the identities of processes that have been restarted since, the newest MAX_ENDED of them last.
     """
 
     def __init__(
@@ -79,9 +84,10 @@ class AcceptedLinks:
         self._on_link = on_link
         self._on_renewed = on_renewed
         self._on_closed = on_closed
+        self._made = Counter[str]()  # links, by process
         self._links: dict[_Peer, dict[str, Link]] = {}  # by life, all of the peer's newest incarnation
         self.by_identity: dict[bytes, tuple[Link, Lane]] = {}
-        self.ended: set[bytes] = set()
+        self.ended: dict[bytes, None] = {}
         self._by_descriptor: dict[int, tuple[Link, Lane]] = {}
 
     def accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
@@ -91,13 +97,14 @@ class AcceptedLinks:
         if len(identity) != IDENTITY:  # libzmq gives a replaced connection another one, of 5 bytes
             raise BadMessage("a hello on a connection that has been replaced")
         link = self._known(hello)
-        if link is None and sum(map(len, self._links.values())) >= MAX_LINKS:
+        if link is None and self._is_full(hello.peer):
             raise BadMessage("too many links")
         if link is None:
             link = Link(self._transport, hello.peer.process, hello.party != self._party)
             link.hello, link.incarnation = hello.body, hello.incarnation
             link.lanes.attach(hello.lane, router, identity)
             self._on_link(link, _is_near(sender))
+            self._made[hello.peer.process] += 1
             self._links.setdefault(hello.peer, {})[hello.life] = link
             self.by_identity[identity] = link, hello.lane
             return link
@@ -109,6 +116,10 @@ class AcceptedLinks:
         if restarted:
             self._on_renewed(link)
         return link
+
+    def _is_full(self, peer: _Peer) -> bool:
+        """Whether no further link is made, at all or to this peer."""
+        return self._made.total() >= MAX_LINKS or self._made[peer.process] >= MAX_OF_ONE
 
     def _known(self, hello: _Hello) -> Link | None:
         """The link that this hello belongs to. Raises BadMessage for one of an earlier incarnation."""
@@ -125,7 +136,9 @@ class AcceptedLinks:
         lives = self._links[hello.peer].values()
         old = {identity for identity, (other, _) in self.by_identity.items() if other in lives}
         self.by_identity = {item: place for item, place in self.by_identity.items() if item not in old}
-        self.ended |= old
+        self.ended |= dict.fromkeys(old)
+        for identity in list(self.ended)[:-MAX_ENDED]:
+            del self.ended[identity]
         self._links[hello.peer] = {hello.life: link}
         link.hello |= {"life": hello.life, "incarnation": hello.incarnation}
         link.renew(hello.incarnation, hello.lane)

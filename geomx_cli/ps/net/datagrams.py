@@ -197,6 +197,10 @@ class SenderSocket:
                 return self.send(datagrams)
         return True
 
+    def close(self) -> None:
+        """Send nothing more: what is sent is lost."""
+        self._socket.close()
+
     @staticmethod
     def batch(length: int) -> int:
         """How many datagrams of this length may be sent at once."""

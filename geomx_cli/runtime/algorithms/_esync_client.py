@@ -196,8 +196,8 @@ class StateServer:
 
     In all methods r is a worker's rank; k the steps it has completed in this round; c its capability, the seconds that
     its last step took (0 if not measured); te (in `home`) the time when that step ended, or, with k = 0, when it began
-    the round; t a round, counted from 1. InvalidSettings is raised before `init`, for an unknown rank or one that has
-    left, and for a number out of range; nothing has changed then. Not thread-safe.
+    the round; t a round, counted from 1. InvalidSettings is raised before `init`, for an unknown rank or, but in
+    `entered`, one that has left, and for a number out of range; nothing has changed then. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -253,11 +253,12 @@ class StateServer:
         return not alone and all(record.waits and now - since >= record.step_time for record in present)
 
     def entered(self, now: float, r: int, t: int) -> None:
-        """Record that worker r begins round t; the first such report begins the round for all.
+        """Record that worker r begins round t; the first such report begins the round for all. One that has left comes
+        back: it was killed, and goes on from before it left.
 
         Raises InvalidSettings for a past round: returning to it would keep the others from ever ending theirs.
         """
-        worker = self._present(r)
+        worker = self._find(r)
         check_whole("t, the round,", t, 1, MAX_COUNT)
         if t < self._round:
             raise InvalidSettings(
@@ -269,6 +270,9 @@ class StateServer:
             for record in self._records:
                 record.steps, record.ready = 0, False
         worker.round, worker.ended = t, now
+        if worker.left:
+            worker.left = False
+            self._slowest = self._search()
 
     def leave(self, r: int) -> None:
         """Remove worker r, which has ended or was lost, so that nobody waits for its steps. Idempotent."""
