@@ -44,7 +44,7 @@ _ALGORITHMS = {
     "fsa": "--algo fsa", "hfa": "--algo hfa --k1 5 --k2 3", "diloco": "--algo diloco --k1 10",
     "mixed": "--algo mixed", "esync": "--algo esync",
 }  # fmt: skip
-# Each pair of an algorithm and a codec, of an algorithm and a topology, and of a codec and a topology, is in some row.
+# Most pairs of an algorithm, a codec and a topology are in some row.
 _ROWS = [
     ("fsa", "", "spread"), ("fsa", "fp16", "central"), ("fsa", "bsc:0.02", "spread"), ("fsa", "int8", "flat"),
     ("fsa", "bsc:0.02", "flat"), ("fsa", "", "central"), ("hfa", "", "central"), ("hfa", "fp16", "spread"),

@@ -1,5 +1,4 @@
-"""The base class of optimizers: it updates a slice block by block. The rules (SGD, Adam, ...) are in `optimizers.py`
-and `dcasgd.py`.
+"""The base class of optimizers: it updates a slice block by block. The rules (SGD, Adam, ...) are in `optimizers.py`.
 
 An optimizer keeps nothing of a slice itself. Its arrays belong to the slice, or to the worker that updates one vector:
 
