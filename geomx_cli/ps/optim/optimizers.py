@@ -2,9 +2,9 @@
 
 An optimizer is sent as its name and a flat mapping of hyper-parameters. Names, defaults and formulas are those of
 `mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains identically whether
-servers or workers update; `adamw` and `torch-sgd` are those of `torch.optim`. In the formulas w is the weight, g the gradient times `rescale_grad`, lr and wd the learning rate and
-weight decay times the multipliers, and t counts the updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`,
-0 or less means no limit.
+servers or workers update; `adamw` and `torch-sgd` are those of `torch.optim`. In the formulas w is the weight, g the
+gradient times `rescale_grad`, lr and wd the learning rate and weight decay times the multipliers, and t counts the
+updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
 """
 
 import math
