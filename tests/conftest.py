@@ -14,7 +14,7 @@ from typing import Any
 import forks
 import hypothesis
 import pytest
-from cluster import Cluster
+from cluster import ROOT, Cluster
 from desk import Desk
 from sshd import Person, Sshd
 
@@ -138,6 +138,17 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def recovery() -> Any:
+    """The benchmark that kills processes."""
+    spec = importlib.util.spec_from_file_location("recovery", ROOT / "benchmarks/recovery.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["recovery"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -1,26 +1,12 @@
 """Processes of whole jobs are killed: the models have the bits of undisturbed jobs, and nothing is left."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import ROOT
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def recovery() -> Any:
-    """The benchmark that kills processes."""
-    spec = importlib.util.spec_from_file_location("recovery", ROOT / "benchmarks/recovery.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["recovery"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
