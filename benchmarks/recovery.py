@@ -157,12 +157,13 @@ class Disturbed:
 
     def _kill_agent(self, kind: str) -> list[Killing]:
         """Kill an agent, alone or with all processes of its host."""
-        host, state = self.random.choice(sorted(self._states().items()))
-        if not _runs(state["agent"][0]):
+        host, state = self.random.choice(sorted(self._states().items()) or [("", None)])
+        if state is None or not _runs(state["agent"][0]):
             return []
         pids = [state["agent"][0]]
         if kind == "host":
-            pids = [state["keeper"][0], *pids, *(pid for pid, *_ in state["processes"].values())]
+            _, *guards = json.loads((self.folder / "hosts" / host / "agent.lock").read_text())
+            pids = [pid for pid, *_ in (*guards, *state["processes"].values())]
         now = time.time()
         _signal(filter(_runs, pids), signal.SIGKILL)
         return [Killing(now, f"{host}/{kind}", kind)]

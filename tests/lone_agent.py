@@ -13,7 +13,8 @@ import pytest
 from cluster import ROOT
 
 from geomx_cli.agent import processes, state_folder
-from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
+from geomx_cli.agent.agent_state import AgentState
+from geomx_cli.agent.host_spec import FileDigest, HostSpec, Task
 from geomx_cli.hosts.local import LocalConnector
 
 __all__ = ["MARK", "Agent"]

@@ -1,4 +1,4 @@
-"""An agent's spec (`agent.json`) and its record of started processes (`agent-state.json`)."""
+"""An agent's spec (`agent.json`)."""
 
 import hashlib
 import json
@@ -6,15 +6,13 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from geomx_cli.agent.processes import ProcessId, boot_id
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.files import write_atomic
 
-__all__ = ["AgentState", "FileDigest", "HostSpec", "Task"]
+__all__ = ["FileDigest", "HostSpec", "Task"]
 
 
 @dataclass(frozen=True)
@@ -176,60 +174,3 @@ class HostSpec:
                 folder.rmdir()
             except OSError:  # removed or still used by another agent on this machine
                 pass
-
-
-@dataclass(frozen=True)
-class AgentState:
-    """What is to be known of an agent after it was killed: to terminate its processes, or to start them again.
-
-    agent: itself.
-    keeper: starts the next one if it is killed (succession.py); None without restarts.
-    processes: the newest life of each, by name.
-    boot: see processes.boot_id.
-    life: the number of this agent; it counts those that were killed.
-    successions: when agents have followed killed ones, in seconds since boot.
-    runs: the processes have started, and nobody has asked for their end.
-    incarnations: of each process, by name.
-    ended: exit statuses of those that have ended, or were asked to.
-    asked: names of the latter.
-    """
-
-    agent: ProcessId
-    processes: Mapping[str, ProcessId]
-    boot: str
-    life: int = 0
-    successions: tuple[float, ...] = ()
-    runs: bool = False
-    incarnations: Mapping[str, int] = field(default_factory=dict)
-    ended: Mapping[str, int] = field(default_factory=dict)
-    asked: tuple[str, ...] = ()
-    keeper: ProcessId | None = None
-
-    @property
-    def guards(self) -> list[ProcessId]:
-        """The agent and its keeper."""
-        return [self.agent, *([self.keeper] if self.keeper is not None else [])]
-
-    def retire(self, directory: Path) -> None:
-        """No agent is to follow, for who is about to kill this one. Does nothing on a full disk."""
-        with suppress(OSError):
-            replace(self, runs=False).write(directory)
-
-    def write(self, directory: Path) -> None:
-        """Replace agent-state.json atomically."""
-        write_atomic(directory / "agent-state.json", json.dumps(asdict(self)).encode())
-
-    @classmethod
-    def read(cls, directory: Path) -> "AgentState | None":
-        """Read agent-state.json; None if it is missing, malformed or from before the last boot."""
-        try:
-            fields = json.loads((directory / "agent-state.json").read_bytes())
-            if fields["boot"] != boot_id():
-                return None
-            fields["processes"] = {name: ProcessId(*who) for name, who in fields["processes"].items()}
-            fields["agent"] = ProcessId(*fields["agent"])
-            fields["keeper"] = ProcessId(*fields["keeper"]) if fields["keeper"] else None
-            fields["successions"], fields["asked"] = tuple(fields["successions"]), tuple(fields["asked"])
-            return cls(**fields)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None

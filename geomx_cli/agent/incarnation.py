@@ -17,8 +17,8 @@ from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.outputs import folder_of, told_of
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.conventions import STATE_ENDED, JobClock, number_before
-from geomx_cli.core.errors import Missed
-from geomx_cli.core.files import make_folders
+from geomx_cli.core.errors import CheckFailed, Missed
+from geomx_cli.core.files import make_folders, open_record
 from geomx_cli.core.jsonlines import UNWRITTEN, append_object, decode, read_objects
 from geomx_cli.core.root_cause import Failure, describe_status, ending_of, exception_line
 from geomx_cli.core.units import counted
@@ -304,7 +304,7 @@ class EventTail:
 
     def skip(self) -> None:
         """Begin with the newest events of a log that another agent has read, those of the last 256 KiB."""
-        with suppress(OSError), self.path.open("rb") as file:
+        with suppress(OSError, CheckFailed), open_record(self.path) as file:
             size = os.fstat(file.fileno()).st_size
             self._offset = max(0, size - _NEWEST)
             if self._offset:

@@ -7,6 +7,8 @@ import termios
 from contextlib import suppress
 from pathlib import Path
 
+from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.files import open_record
 from geomx_cli.core.jsonlines import UNWRITTEN
 
 __all__ = ["OutputLog"]
@@ -75,6 +77,12 @@ class OutputLog:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+        if self._file < 0:  # another agent has written it
+            with suppress(OSError, CheckFailed):
+                with open_record(self.path) as log:
+                    log.seek(max(0, os.fstat(log.fileno()).st_size - 1))
+                    self._ends_line = log.read() in (b"", b"\n")
+                self._open_file()
         at_line = self._ends_line if not self._held else self._held.endswith(b"\n")
         self._recent = note.encode() + b"\n"
         self._append(b"\n" * (not at_line) + self._recent)

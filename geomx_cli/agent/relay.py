@@ -7,12 +7,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from geomx_cli.agent import succession
-from geomx_cli.agent.host_spec import AgentState, HostSpec
-from geomx_cli.core.errors import CheckFailed
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.jsonlines import encode
 
 __all__ = ["attach", "run"]
@@ -31,10 +29,7 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
     """
     host_spec = HostSpec.read(directory)
     host_spec.check_files()
-    lock = succession.lock(directory, _LIMIT)
-    if lock is None:
-        raise CheckFailed(f"an agent runs already for {directory}", "geomx stop ends it")
-    agent = _start(directory, host_spec, lock, None)
+    agent = succession.start(directory, host_spec)
     if not agent:
         print(_last_words(directory), file=sys.stderr)
         return 1
@@ -45,34 +40,18 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _start(directory: Path, host_spec: HostSpec, lock: int, before: AgentState | None) -> int:
-    """Start an agent, with a keeper if it is to be followed when it is killed. Return the pid of who ends last, once
-    the agent listens; 0 if it has ended before.
-    """
-    reading, writing = os.pipe()
-    last = os.fork()
-    if last == 0:
-        os.close(reading)
-        _detach(directory, host_spec, writing, before)
-    os.close(writing)
-    os.close(lock)
-    listens = os.read(reading, 1)
-    os.close(reading)
-    if not listens:
-        os.waitpid(last, 0)
-    return last if listens else 0
-
-
 def attach(directory: Path, arguments: Sequence[str]) -> int:
-    """Relay to the running agent of `directory`; if it and its keeper were killed, start the next one.
+    """Relay to the running agent of `directory`, or to the next one if it was killed.
 
-    If it has ended normally, also while this connects, print its undelivered messages. Without an agent, return 1,
-    print a message to stderr and {"type": "absent"} to stdout, which distinguishes this case from a broken connection.
+    If it has ended normally, also while this connects, print its undelivered messages. If there is none, and none
+    follows, return 1, print a message to stderr and {"type": "absent"} to stdout, which distinguishes this case from a
+    broken connection.
     """
     given = bytearray()
     limit = time.monotonic() + _LIMIT
     while True:
-        waits = _lives(directory) and time.monotonic() < limit  # before: its report follows the end of its socket
+        lives = succession.ensure(directory)  # before: its report comes after its socket is gone
+        waits = lives and time.monotonic() < limit
         with socket.socket(socket.AF_UNIX) as stream:
             try:
                 stream.connect(HostSpec.read(directory).socket)
@@ -80,27 +59,16 @@ def attach(directory: Path, arguments: Sequence[str]) -> int:
             except OSError:
                 if _report_end(directory):
                     return 0
-                if not waits:
+                if not lives:
                     _write(encode({"type": "absent"}))
-                    print(f"no agent runs for {directory}", file=sys.stderr)
+                if not waits:
+                    what = "the agent does not answer" if lives else "no agent runs"
+                    print(f"{what} for {directory}", file=sys.stderr)
                     return 1
             else:
                 if _relay(stream, given) or not waits:
                     return 0
         time.sleep(_PAUSE)
-
-
-def _lives(directory: Path) -> bool:
-    """Whether there is an agent or a keeper, if need be a new one."""
-    lock = succession.lock(directory)
-    if lock is None:
-        return True
-    host_spec = HostSpec.read(directory)
-    before = succession.successor_of(directory, host_spec)
-    if before is None:
-        os.close(lock)
-        return False
-    return _start(directory, host_spec, lock, before) > 0
 
 
 def _report_end(directory: Path) -> bool:
@@ -110,53 +78,6 @@ def _report_end(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _detach(directory: Path, host_spec: HostSpec, ready: int, before: AgentState | None) -> None:
-    """Become the agent, or its keeper. Never returns. `ready`: gets one byte once the first agent listens."""
-    status = 1
-    try:
-        os.setsid()
-        _redirect(directory / "agent.log")
-        if not host_spec.restarts:
-            _become_agent(directory, host_spec, ready, before)
-        status = succession.keep(directory, host_spec, partial(_become_agent, directory, host_spec), ready, before)
-    finally:
-        os._exit(status)
-
-
-def _become_agent(directory: Path, host_spec: HostSpec, ready: int, before: AgentState | None) -> None:
-    """Never returns. `ready`: as above, or -1."""
-    status = 1
-    try:
-        from geomx_cli.agent.supervisor import Supervisor
-
-        supervisor = Supervisor(directory, host_spec, before)
-        if ready >= 0:
-            os.write(ready, b"1")
-            os.close(ready)
-        status = supervisor.run()
-    except BaseException as error:
-        from geomx_cli.core.errors import GeomxError
-
-        if not isinstance(error, OSError | GeomxError):
-            sys.excepthook(type(error), error, error.__traceback__)
-        print(f"error: {error}", file=sys.stderr)
-    finally:
-        with suppress(OSError):  # a full disk
-            sys.stderr.flush()
-        os._exit(status)
-
-
-def _redirect(log: Path) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(descriptor, target)
-    os.close(nothing)
-    os.close(output)
 
 
 def _last_words(directory: Path) -> str:

@@ -4,17 +4,21 @@ It lies in memory, or on a disk of this host; it is removed with the processes.
 """
 
 import hashlib
+import json
 import os
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from geomx_cli.agent.diagnosis import LOCAL, file_system
-from geomx_cli.core.files import is_own_folder
+from geomx_cli.core.files import is_own_folder, write_atomic
 
-__all__ = ["choose", "create", "found", "remove"]
+__all__ = ["choose", "continues", "create", "environment", "forbid", "found", "keep_environment", "remove"]
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 64 << 20  # bytes
+_CONTINUES, _ENVIRONMENT = "continues", "environment.json"
 _NAME = 80  # characters of a job's id and of a host's name in that of the folder
 
 
@@ -28,6 +32,7 @@ def create(directory: Path, job: str) -> tuple[Path | None, str]:
     if place is not None:
         try:
             place.mkdir(0o700)
+            (place / _CONTINUES).touch(0o600)
         except OSError as error:
             return None, f"{place} cannot be created: {error.strerror}"
     return place, problem
@@ -42,6 +47,33 @@ def choose(directory: Path, job: str) -> tuple[Path | None, str]:
     if not problems[0]:
         return memory, ""
     return (directory / "state", "") if not problems[1] else (None, " and ".join(problems))
+
+
+def continues(directory: Path) -> Path | None:
+    """Return the folder from which the processes go on if the agent is killed; None after `forbid`."""
+    return next((place for place in found(directory) if (place / _CONTINUES).exists()), None)
+
+
+def forbid(directory: Path) -> None:
+    """No agent is to follow this one: the job ends, or what a next one has to know cannot be written. Works on a full
+    disk.
+    """
+    for place in found(directory):
+        (place / _CONTINUES).unlink(missing_ok=True)
+
+
+def keep_environment(folder: Path, variables: Mapping[str, str]) -> None:
+    """Save the variables that processes inherit, which a next agent may not have. Does nothing on a full disk."""
+    with suppress(OSError):
+        write_atomic(folder / _ENVIRONMENT, json.dumps(variables).encode(), 0o600)
+
+
+def environment(folder: Path) -> dict[str, str] | None:
+    """Return the variables that were saved; None without any."""
+    try:
+        return {str(name): str(value) for name, value in json.loads((folder / _ENVIRONMENT).read_bytes()).items()}
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def found(directory: Path) -> list[Path]:

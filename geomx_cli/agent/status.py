@@ -174,16 +174,11 @@ class StatusFile:
         self._next = 0.0
         self.usage = HostUsageMeter(clock)
 
-    def recall(self) -> float:
-        """Go on from the file that a killed agent has left. Return when it was written, by `clock`; 0.0 without one."""
-        try:
-            content = json.loads(self._path.read_bytes())
-            newest = {name: dict(content["processes"][name]["newest"]) for name in self._newest}
-            written = float(content["time"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0.0
-        self._newest = newest
-        return written
+    def recall(self) -> None:
+        """Go on from the file that a killed agent has left, if it can be read."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(self._path.read_bytes())["processes"]
+            self._newest = {name: dict(found[name]["newest"]) for name in self._newest}
 
     def record_event(self, process: str, event: Mapping[str, Any]) -> None:
         """Record an event of a process."""

@@ -2,15 +2,18 @@
 
 import argparse
 import json
+import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.agent import processes, state_folder
-from geomx_cli.agent.host_spec import AgentState, HostSpec
+from geomx_cli.agent import agent_lock, processes, state_folder
+from geomx_cli.agent.agent_state import AgentState
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.errors import CheckFailed
@@ -18,7 +21,7 @@ from geomx_cli.core.jsonlines import encode
 
 __all__ = ["clean_up", "clean_up_main", "main", "remains", "stop"]
 
-_DISAPPEAR = 10.0  # seconds; on a loaded machine a killed process may take long to disappear
+DISAPPEAR = 10.0  # seconds; on a loaded machine a killed process may take long to disappear
 _WHO = "geomx stop"
 _MARGIN = 4.0  # in addition to the patience, for the agent to kill, clean up and exit
 _ENDING = 1.0  # for processes connected to the agent to exit after it
@@ -55,8 +58,8 @@ def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first
     serving = {task.name for task in host_spec.tasks if task.serves} if host_spec and workers_first else set()
     first = [name for name in names if name not in serving]
     before = {name for name, who in started.items() if processes.exists(who)}
-    agent = state.agent if state else next(iter(_agents(directory)), None)
-    agent = agent if agent and processes.exists(agent) else None
+    guards = _guards(directory)
+    agent = state.agent if state is not None and processes.exists(state.agent) else next(reversed(guards), None)
     only = first if party or workers_first else None
     if agent is not None and processes.state(agent) != "T":
         asked = _ask(host_spec.socket if host_spec else "", agent, only if party else None, grace, hold=workers_first)
@@ -79,7 +82,7 @@ def stop(directory: Path, *, party: str = "", grace: float = 30.0, workers_first
     return {
         "agent": _agent_fate(state, agent, rest, left),
         "processes": fates,
-        "others": len(rest - set(started.values()) - set(state.guards if state else ())),
+        "others": len(rest - set(started.values()) - set(guards)),
         "left": left,
         "note": _note(directory, host_spec is None, state is None),
     }
@@ -167,15 +170,26 @@ def clean_up(directory: Path, names: Collection[str] | None = None) -> list[int]
 
     No-op if nothing was started.
     """
-    if names is None and (state := AgentState.read(directory)) is not None:
-        state.retire(directory)
-    left = processes.kill_all(remains(directory, names), _DISAPPEAR)
-    host_spec = host_spec_of(directory)
-    if names is None:
-        state_folder.remove(directory)
-        if host_spec is not None:
-            host_spec.remove_secrets()
-    return sorted({who.pid for who in left})
+    if names is not None:
+        return _pids(processes.kill_all(remains(directory, names), DISAPPEAR))
+    state_folder.forbid(directory)
+    deadline, lock = time.monotonic() + DISAPPEAR, None
+    while True:  # whoever starts an agent at this moment holds the lock
+        left = processes.kill_all(remains(directory), max(0.0, deadline - time.monotonic()))
+        with suppress(OSError):  # the directory is gone, or has no locks
+            lock = agent_lock.lock(directory)
+        if lock is not None or not _guards(directory) or time.monotonic() >= deadline:
+            break
+    state_folder.remove(directory)
+    if (host_spec := host_spec_of(directory)) is not None:
+        host_spec.remove_secrets()
+    if lock is not None:
+        os.close(lock)
+    return _pids(left)
+
+
+def _pids(whom: Collection[ProcessId]) -> list[int]:
+    return sorted({who.pid for who in whom})
 
 
 def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[], list[ProcessId]]:
@@ -191,20 +205,21 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
         state = AgentState.read(directory)  # each time: an agent that was killed may have been followed by another
         started = {} if state is None else state.processes
         known = [who for name, who in started.items() if names is None or name in names]
-        if names is None and state is not None:
-            known += state.guards
         alive = [who for who in known if processes.exists(who)]
         found = {*alive, *processes.session_members(who.pid for who in alive), *processes.marked(*marks)}
-        if names is None:  # a new agent may not have written its state yet
-            found |= {*_agents(directory)}
+        if names is None:
+            found |= {*_guards(directory)}
         return sorted(found)
 
     return find
 
 
-def _agents(directory: Path) -> Collection[ProcessId]:
-    """Return the agents that run there, by their command lines."""
-    return processes.with_arguments("-m", "geomx_cli.agent", "run", str(directory))
+def _guards(directory: Path) -> list[ProcessId]:
+    """Return the relay that has started the agent, its keeper and itself, if they run; the agent last."""
+    state = AgentState.read(directory)
+    known = [state.agent] if state is not None and processes.exists(state.agent) else []
+    by_command = processes.with_arguments("-m", "geomx_cli.agent", "run", str(directory))
+    return list(dict.fromkeys([*by_command, *agent_lock.holders(directory), *known]))
 
 
 def host_spec_of(directory: Path) -> HostSpec | None:

@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.agent import outputs, processes, state_folder, succession
+from geomx_cli.agent import outputs, processes, state_folder
+from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
-from geomx_cli.agent.host_spec import AgentState, HostSpec
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.incarnation import Child
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, Stage
 from geomx_cli.agent.output_log import OutputLog
@@ -21,7 +22,7 @@ from geomx_cli.agent.presence import NOTICE, PresenceProcesses
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
-from geomx_cli.agent.stop import remains
+from geomx_cli.agent.stop import DISAPPEAR, remains
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.errors import CheckFailed
@@ -32,7 +33,6 @@ __all__ = ["Supervisor"]
 
 _TICK = 0.25  # interval between reads of the event logs
 _LOOK = 1.0  # interval between checks of process states
-_UNSENT = 1.0  # seconds before its last status in which a killed agent may have left events unsent
 _FAILING = 2.0  # for the others to exit on their own after a failure, before SIGTERM
 
 
@@ -46,19 +46,18 @@ class Supervisor:
     end of the grace, SIGKILL go to whole process groups and to all other descendants of the agent (lifecycle.py). If
     the agent itself is killed, the kernel kills its children, and the next agent goes on (succession.py).
 
-    before: what a killed agent has left, whose processes begin their next lives; None for the first agent.
+    last: of a killed agent, with the numbers of the lives that begin now; None for the first agent.
     """
 
-    def __init__(self, directory: Path, host_spec: HostSpec, before: AgentState | None = None) -> None:
+    def __init__(self, directory: Path, host_spec: HostSpec, last: AgentState | None = None) -> None:
         self._directory = directory
         self._host_spec = host_spec
         self._clock = JobClock(host_spec.clock_ahead)
         self._children = [Child(task, host_spec, self._clock) for task in host_spec.tasks]
         self._selector = selectors.DefaultSelector()
-        self._before = before
-        self._keeper = processes.identify(os.getppid()) if host_spec.restarts else None
-        self._life = before.life + 1 if before is not None else 0
-        self._successions = succession.successions(before) if before is not None else ()
+        self._last = last
+        self._life = last.life if last is not None else 0
+        self._inherited = host_spec.inherited()
         self._control = Control(host_spec.socket, self._selector, self._life)
         self._next_look = 0.0
         self._asked_by = ""  # the requester, if a user stopped the job
@@ -77,10 +76,9 @@ class Supervisor:
         processes.adopt_orphans()
         self._catch_signals()
         try:
-            if self._before is None:
-                self._write_state()
-            else:
-                self._succeed(self._before)
+            self._write_state()
+            if self._last is not None:
+                self._continue_from(self._last)
             while not self._lifecycle.over:
                 for key, mask in self._selector.select(_TICK):
                     self._handle(key.fileobj, key.data, mask)
@@ -170,7 +168,7 @@ class Supervisor:
     def _start(self) -> None:
         self._lifecycle.enter_running()
         self._prepare_restarts()
-        self._update_state()
+        self._write_state()
         for child in self._children:
             if child.asked:  # stopped before its start
                 continue
@@ -193,44 +191,41 @@ class Supervisor:
             return
         for child in restarted:
             child.state_dir = folder / child.task.file_name
+        state_folder.keep_environment(folder, self._inherited)
 
-    def _succeed(self, before: AgentState) -> None:
+    def _continue_from(self, last: AgentState) -> None:
         """Go on for an agent that was killed: the processes that had not ended begin their next lives.
 
-        Raises CheckFailed if the job's end was asked for meanwhile.
+        Raises CheckFailed if the dead ones do not go, or the job's end was asked for meanwhile.
         """
-        newest = AgentState.read(self._directory)
-        if newest is None or not newest.runs:
-            raise CheckFailed("somebody ends the job of an agent that was killed", "nothing is left to do")
+        if left := processes.kill_all(remains(self._directory, [child.name for child in self._children]), DISAPPEAR):
+            pids = ", ".join(str(who.pid) for who in left)
+            raise CheckFailed(f"processes of the agent that was killed are left: {pids}", "end them by hand")
+        folder = state_folder.continues(self._directory)
+        if folder is None:
+            raise CheckFailed("the job's end was asked for after its agent was killed", "nothing is left to do")
         self._control.lost = True  # the control machine has its lease to connect
-        processes.kill_all(remains(self._directory, [child.name for child in self._children]), KILL)
-        known = self._status.recall() - _UNSENT
-        for child in self._children:
-            child.incarnation = before.incarnations.get(child.name, 0)
-            child.life.events.skip()
-            events = child.life.events.read()
-            self._report(child, (event for event in events if _time_of(event) > known))
+        self._inherited = state_folder.environment(folder) or self._inherited
+        self._status.recall()
         self._lifecycle.enter_running()
-        folders = state_folder.found(self._directory)
-        open_ = [child for child in self._children if child.name not in before.ended]
-        for child in self._children:
-            self._control.send_durable({"type": "started", "process": child.name})
-            if child.name in before.ended:
-                child.life.status = before.ended[child.name]
-                child.asked = child.name in before.asked
-            else:
-                child.state_dir = folders[0] / child.task.file_name
-        count = len(self._successions)
-        what = f"its agent was killed and started again ({count} of {self._policy.limit}), with"
-        message = f"{what} {counted(len(open_), 'process')}"
+        dead = [child for child in self._children if last.is_open(child.name)]
+        message = f"its agent was killed and started again, with {counted(len(dead), 'process')}"
         self._control.send_durable({"type": "warning", "message": message})
-        for child in open_:
-            self._restart(child, "ended with its agent", count)
+        for child in self._children:
+            child.asked = child.name in last.asked
+            child.life.status = last.ended.get(child.name, -signal.SIGKILL)
+            child.life.events.skip()
+            self._report(child, child.life.events.read())
+            self._control.send_durable({"type": "started", "process": child.name})
+        for child in dead:
+            child.state_dir = folder / child.task.file_name
+            child.incarnation = last.incarnations[child.name] - 1
+            self._conclude(child, "ended with its agent")
 
     def _begin(self, child: Child) -> bool:
         """Start a child, and return whether that was possible; if not, it has failed."""
         try:
-            child.start(self._host_spec.inherited(), self._host_spec.working_dir)
+            child.start(self._inherited, self._host_spec.working_dir)
         except OSError as error:
             what = f"could not be started: {error.strerror}" + (f": {error.filename}" if error.filename else "")
             failure = Failure(child.name, self._host_spec.host, what, self._clock.time(), ending="unstarted")
@@ -319,11 +314,15 @@ class Supervisor:
         child.log.drain_rest()
         unwritten = child.life.events.unwritten(child.log.recent)
         self._report(child, [*child.life.events.read(), *unwritten])
+        self._conclude(child)
+
+    def _conclude(self, child: Child, how: str = "") -> None:
+        """Start a child that has ended again, or report its end. how: it ended, if not as its status says."""
         memory = self._memory.ran_out()
         if self._policy.excuses(child):
             child.life.status = 0
         if count := self._policy.decide(child, self._lifecycle.stage, memory=memory):
-            self._restart(child, describe_status(child.life.status or 0, memory=memory), count)
+            self._restart(child, how or describe_status(child.life.status or 0, memory=memory), count)
             return
         saved = outputs.record(child.task, child.life.events.path, self._clock.time())
         self._report(child, [*child.life.events.read(), *([saved] if saved is not None else [])])
@@ -407,31 +406,31 @@ class Supervisor:
         )  # fmt: skip
 
     def _on_stage(self) -> None:
-        """A stop is on record before it begins: no agent follows one that was killed meanwhile."""
         self._status.write_soon()
         if self._lifecycle.stage is Stage.FAILING:
-            self._update_state()
+            state_folder.forbid(self._directory)
 
     def _update_state(self) -> None:
-        with suppress(OSError):  # on a full disk the next agent, if there is to be one, knows less
+        try:
             self._write_state()
+        except OSError:  # a full disk: the next agent would use numbers of lives again
+            state_folder.forbid(self._directory)
 
     def _write_state(self) -> None:
         me = processes.identify(os.getpid())
         assert me is not None
-        ended = {child.name: child.life.status for child in self._children if child.life.status is not None}
-        asked = [child.name for child in self._children if child.asked]
+        children = self._children
+        started = {child.name: child.life.identity for child in children if child.life.identity is not None}
         AgentState(
-            me, {child.name: child.life.identity for child in self._children if child.life.identity is not None},
-            processes.boot_id(), self._life, self._successions, self._lifecycle.stage is Stage.RUNNING,
-            {child.name: child.incarnation for child in self._children},
-            {**dict.fromkeys(asked, -signal.SIGKILL), **ended}, tuple(asked), self._keeper,
-        ).write(self._directory)  # fmt: skip
-
-
-def _time_of(event: dict[str, Any]) -> float:
-    """When an event was written; 0.0 for one of a script that does not say so."""
-    return float(when) if isinstance(when := event.get("time"), int | float) else 0.0
+            agent=me,
+            processes={**(self._last.processes if self._last is not None else {}), **started},
+            boot=processes.boot_id(),
+            life=self._life,
+            successions=self._last.successions if self._last is not None else (),
+            incarnations={child.name: child.incarnation for child in children},
+            ended={child.name: child.life.status for child in children if child.life.status is not None},
+            asked=tuple(child.name for child in children if child.asked),
+        ).write(self._directory)
 
 
 def _reap_adopted() -> None:

@@ -23,8 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from geomx_cli.agent import processes
-from geomx_cli.agent.host_spec import AgentState, HostSpec
+from geomx_cli.agent import processes, state_folder
+from geomx_cli.agent.agent_state import AgentState
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.agent.streams import fingerprint
 from geomx_cli.core.errors import CheckFailed
@@ -67,7 +68,8 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     try:
         while True:
             state = AgentState.read(directory)  # checked first, so that final output is printed
-            over = not given.follow or state is None or not any(map(processes.exists, state.guards))
+            goes_on = state is not None and (processes.exists(state.agent) or state_folder.continues(directory))
+            over = not given.follow or not goes_on
             for tail in tails:
                 tail.print_new(last=over)
             if usage is not None:

@@ -18,7 +18,8 @@ from lone_agent import MARK, Agent
 
 from geomx_cli import hosts
 from geomx_cli.agent import processes
-from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec
+from geomx_cli.agent.agent_state import AgentState
+from geomx_cli.agent.host_spec import FileDigest, HostSpec
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.stop import clean_up
 from geomx_cli.core.errors import TimedOut

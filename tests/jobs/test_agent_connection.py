@@ -18,7 +18,8 @@ from sshd import Person, Sshd, make_key
 
 from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
-from geomx_cli.agent.host_spec import AgentState, HostSpec, Task
+from geomx_cli.agent.agent_state import AgentState
+from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.core.errors import CheckFailed, Interrupted, InvalidSettings, TimedOut
 from geomx_cli.hosts import Channel, Connector, File
 from geomx_cli.hosts.local import LocalConnector

@@ -20,7 +20,7 @@ from desk import GEOMX, Desk, Launch
 from sshd import Person, Sshd
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.host_spec import AgentState
+from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.commands.jobs import _print, _shortened
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.hosts.interface import Completed
@@ -38,9 +38,9 @@ NAMES = [
 WAIT = {"*": "wait"}
 
 
-def detached(desk: Desk, **story: str) -> Launch:
+def detached(desk: Desk, *options: str, **story: str) -> Launch:
     """A detached job that runs until there is a file "go" in its directory."""
-    launch = desk.launch("--detach", story={**WAIT, **story})
+    launch = desk.launch("--detach", *options, story={**WAIT, **story})
     assert launch.finish() == 0, launch.errors
     return launch.wait_until_running()
 
@@ -197,7 +197,7 @@ def test_watch_ends_with_the_job(desk: Desk) -> None:
 
 
 def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
-    launch = detached(desk)
+    launch = detached(desk, "--restarts", "0")
     status_file = launch.directory / "hosts" / "A" / "status.json"
     # Status reports a killed agent as failed, a stopped one as silent; neither writes its file again.
     os.kill(launch.pid("agent central"), signal.SIGSTOP)
@@ -459,7 +459,7 @@ def test_attach_to_agents_that_have_just_ended(
 
 
 def test_attach_to_an_agent_that_was_just_killed(desk: Desk) -> None:
-    launch = detached(desk)
+    launch = detached(desk, "--restarts", "0")
     state = AgentState.read(launch.directory / "hosts" / "A")
     assert state is not None
     os.kill(state.agent.pid, signal.SIGKILL)

@@ -25,7 +25,10 @@ def test_the_model_has_the_bits_of_an_undisturbed_job(recovery: Any, name: str, 
     told = re.findall(r"(\S+) was killed by SIGKILL; started again", disturbed.output)
     told += re.findall(r"host (\S+): its agent was killed and started again", disturbed.output)
     killed = [kill.process.removesuffix(f"/{kill.kind}") for kill in disturbed.kills]
-    assert sorted(told) == sorted(killed), disturbed.output
+    if roles == "agent":  # one that is killed before launch has heard of it is not told
+        assert told and set(told) <= set(killed), disturbed.output
+    else:
+        assert sorted(told) == sorted(killed), disturbed.output
     shared = Path("/dev/shm")
     mine = [path.name for path in shared.glob("geomx-*") if any(job in path.name for job in jobs_in(disturbed.output))]
     assert mine == []

@@ -106,8 +106,8 @@ def test_silent_process_that_others_blame_is_the_cause(start: Start) -> None:
     launch.assert_clean()
 
 
-def test_killed_agent_is_named_and_its_processes_are_ended(start: Start) -> None:
-    launch = start({**FOREVER, "A/worker:0": "family"})
+def test_killed_agent_is_named_and_its_processes_are_ended(desk: Desk) -> None:
+    launch = desk.launch("--json", "--restarts", "0", story={**FOREVER, "A/worker:0": "family"})
     launch.wait_until_running()
     os.kill(launch.pid("agent A"), signal.SIGKILL)
     assert launch.finish() == 1

@@ -9,10 +9,10 @@ from idx import write_data
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("options", [["--algo", "fsa", "--compress", "fp16"], ["--algo", "diloco", "--inner-steps", "4"]])
-def test_the_network_has_the_bits_of_an_undisturbed_job(recovery: Any, options: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["--algo fsa --compress fp16", "--algo diloco --inner-steps 4"])
+def test_the_network_has_the_bits_of_an_undisturbed_job(recovery: Any, options: str, tmp_path: Path) -> None:
     data = write_data(tmp_path / "idx", 4 * 160, 64)
-    words = [*options, "--framework", "torch", "--network", "cnn", "--data-dir", str(data), "--batch-size", "8"]
+    words = [*options.split(), "--framework", "torch", "--network", "cnn", "--data-dir", str(data), "--batch-size", "8"]
 
     def play(name: str, kills: int) -> Any:
         return recovery.Disturbed(tmp_path / name, words, "server|scheduler|worker|agent", Random(name)).play(kills)

@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import Empty
 from typing import Any
@@ -55,6 +56,7 @@ _FAILING = 2.0  # seconds for processes to end by themselves after a failure, be
 _SAVING = 3.0  # seconds until those that take longer to end are named
 _ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting for it
 _NAMED = 4
+_HEARD = 4096  # newest events of a process
 _PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
 
 
@@ -92,6 +94,8 @@ class Watch:
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._pass_on: JsonObject = {}  # stop request issued by another process
+        self._stop_message: JsonObject = {}  # the newest one that all agents have been sent
+        self._heard: dict[str, deque[int]] = {}  # numbers of events, by process
         self._grace = float(plan.spec.options["grace"])
         self._failing = set[str]()  # workers that handle the job's failure, until they report their end or end
         self._holding = False  # schedulers and servers wait for the end of all workers
@@ -170,6 +174,8 @@ class Watch:
                 self._view.warn(f"warning: host {host}: {text}")
             case Hello(status, late):
                 self._apply_snapshot(host, status, late)
+                if self._stop_message and status["stage"] in ("waiting", "running"):  # it follows one that was killed
+                    self._pool.connections[host].send(self._stop_message)
             case Started(process):
                 self._started.add(process)
             case Restarted(process, _, how, count, limit):
@@ -192,7 +198,7 @@ class Watch:
             event = events.parse(fields)
         except ValueError:  # a script may write anything to its event log
             return
-        if event is None:
+        if event is None or not self._is_new(process, event.number):
             return
         # Events that are sent again, as after attach, have the age of their first sending.
         when = min(time.monotonic() - age, event.time + self._clocks.get(host, math.inf))
@@ -205,6 +211,14 @@ class Watch:
             self._failing.discard(process)
         if isinstance(event, WarningRaised):
             self._warn(process, event.message, time.monotonic() - when, common=event.common)
+
+    def _is_new(self, process: str, number: int) -> bool:
+        """Whether an event is heard for the first time: an agent that follows a killed one tells the newest again."""
+        heard = self._heard.setdefault(process, deque(maxlen=_HEARD))
+        if number and number in heard:
+            return False
+        heard.append(number)
+        return True
 
     def _handle_local(self, host: str, message: InboxMessage) -> None:
         match message:
@@ -233,7 +247,8 @@ class Watch:
             if (failure := self._monitor.check(host, awake, stopping)) is not None:
                 self._give_up(failure)
         if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
-            self._pool.broadcast({**self._pass_on, "hold": self._holding})
+            self._stop_message = {**self._pass_on, "hold": self._holding}
+            self._pool.broadcast(self._stop_message)
             self._pass_on = {}
         if stopping is not None:
             self._check_workers(stopping)
@@ -305,7 +320,8 @@ class Watch:
     def _stop(self, delay: float, who: str = "", *, hold: bool = False) -> None:
         if self._stopping_since is None:
             self._stopping_since, self._holding = time.monotonic(), hold
-        self._pool.broadcast({"type": "stop", "delay": delay, "who": who, "hold": self._holding})
+        self._stop_message = {"type": "stop", "delay": delay, "who": who, "hold": self._holding}
+        self._pool.broadcast(self._stop_message)
 
     def _check_workers(self, stopping: float) -> None:
         """Let schedulers and servers end once no worker needs them, and name workers that take long to end."""
@@ -345,4 +361,5 @@ class Watch:
             self._view.warn("stopping (press Ctrl-C again to kill at once)")
             self._stop(0, by, hold=True)
         else:
-            self._pool.broadcast({"type": "kill"})
+            self._stop_message = {"type": "kill"}
+            self._pool.broadcast(self._stop_message)
