@@ -1,4 +1,6 @@
-"""The connection to one agent. It reconnects when it breaks; messages are delivered exactly once."""
+"""The connection to one agent. It reconnects when it breaks. Messages of an agent are delivered exactly once; the next
+agent, after one was killed, tells the newest events again.
+"""
 
 import signal
 import threading

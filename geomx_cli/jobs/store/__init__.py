@@ -4,6 +4,8 @@
     state.json                the job's state as known to the control machine (job_state.py)
     hosts/HOST/agent.json     the host's part of the plan
     hosts/HOST/agent-state.json, agent.log      the processes its agent has started, and its log
+    hosts/HOST/agent.lock     held by the agent and its keeper, which it names
+    hosts/HOST/agent-end.jsonl      messages of an agent that has ended, if no control machine has had them
     events/, logs/            one file per process
     outputs/PROCESS/          what it has saved in GEOMX_OUTPUT_DIR
     keys/                     mode 0700, one file of mode 0600 per process; removed at the end
