@@ -60,7 +60,7 @@ def test_a_model_that_cannot_be_written_leaves_the_earlier_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "LIMIT", 0.0)
-    monkeypatch.setattr(outputs, "elsewhere", lambda folder: [folder / "elsewhere"])
+    monkeypatch.setattr(outputs, "fallback_folders", lambda folder: [folder / "elsewhere"])
     for name, fails in (("open", full), ("fsync", refuse)):
         with monkeypatch.context() as patch, pytest.raises(TrainingFailed, match="No space left"):
             patch.setattr(os, name, fails)
@@ -70,7 +70,7 @@ def test_a_model_that_cannot_be_written_leaves_the_earlier_one(
 
 def test_the_last_save_tries_again_and_then_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_PAUSE", 0.01)
-    monkeypatch.setattr(outputs, "elsewhere", lambda _: [tmp_path / "full too", tmp_path / "other"])
+    monkeypatch.setattr(outputs, "fallback_folders", lambda _: [tmp_path / "full too", tmp_path / "other"])
     tried: list[Path] = []
     warnings: list[str] = []
 
