@@ -22,6 +22,7 @@ from geomx_cli.plan import Plan
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.scheduler import Scheduler
+from geomx_cli.ps.net.sockets import Sockets
 from geomx_cli.ps.state_file import StateFile
 
 OPTIONS = {"parties": 2, "workers": 2}
@@ -282,6 +283,17 @@ def test_a_member_that_is_restarted_gets_the_same_roster(plane: Plane, planned: 
         nodes[name].node.loop.submit(nodes[name].node.goodbye)
     until(lambda: all(each.ended for each in nodes.values()), 20)
     assert not any(each.node.error for each in nodes.values())
+
+
+def test_a_member_whose_connection_has_the_descriptor_of_a_dead_one_joins(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hello of the dead life that is read after its end seems to come from the next one's connection."""
+    monkeypatch.setattr(Sockets, "awaits_hello", lambda *_: False)
+    nodes = complete(plane)
+    nodes["A/server:0"].kill()
+    plane.member("A/server:0", 1, 0)
+    until(lambda: len(plane.rosters["A/server:0"]) == 2, 20)
 
 
 def test_a_member_that_is_restarted_before_the_roster_joins_once(plane: Plane) -> None:

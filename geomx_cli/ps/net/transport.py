@@ -296,7 +296,10 @@ class Transport:
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
                 hello = sender is not None and header.kind == Kind.CONTROL and header.topic == "hello"
-                if hello and sender is not None and not self._sockets.awaits_hello(sender.get(zmq.SRCFD)):
+                # One of an unknown identity is the first, even if the connection's descriptor says otherwise: it may
+                # have been that of another, which had ended before its own hello was read.
+                repeated = hello and sender is not None and not self._sockets.awaits_hello(sender.get(zmq.SRCFD))
+                if repeated and link is not None:
                     header.topic = AGAIN
                 if link is None and sender is not None and not hello and self.who["incarnation"]:
                     self.counters[LEFT_OVER] += 1  # the peer has not noticed yet that it has to say hello
