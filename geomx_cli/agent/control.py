@@ -127,15 +127,15 @@ class Control:
 
     def send(self, message: Message) -> None:
         """Queue a message; dropped if no control machine is connected."""
-        self._queue(encode(message))
+        self.queue(encode(message))
 
     def send_durable(self, message: Message) -> None:
         """Queue a message for guaranteed delivery to this or a later control machine."""
-        self._queue(self.outbox.add(message))
+        self.queue(self.outbox.add(message))
 
     def resend(self) -> None:
         """Queue all unacknowledged messages again."""
-        self._queue(self.outbox.unseen())
+        self.queue(self.outbox.unseen())
 
     def close(self, limit: float) -> None:
         """Flush queued output for at most `limit` seconds and close all sockets."""
@@ -189,7 +189,8 @@ class Control:
             self._drop(before)
         self.lost = False
 
-    def _queue(self, data: bytes) -> None:
+    def queue(self, data: bytes) -> None:
+        """Queue encoded messages; dropped if no control machine is connected."""
         if self._machine is not None:
             self._machine.outgoing += data
             self._flush(self._machine)

@@ -143,6 +143,8 @@ def _keep(directory: Path, host_spec: HostSpec, lock: int, ready: int, following
         time.sleep(_PAUSE)
         following = _following(directory, host_spec)
         if following is None:
+            if (directory / "agent-end.jsonl").exists():  # it was killed at its very end
+                state_folder.remove(directory)
             return 1
 
 

@@ -76,8 +76,9 @@ class Supervisor:
         processes.adopt_orphans()
         self._catch_signals()
         try:
-            self._write_state()
-            if self._last is not None:
+            if self._last is None:
+                self._write_state()
+            else:
                 self._continue_from(self._last)
             while not self._lifecycle.over:
                 for key, mask in self._selector.select(_TICK):
@@ -91,12 +92,14 @@ class Supervisor:
             self._presence.close()
             left = self._sweep()
             self._host_spec.remove_secrets()
-            state_folder.remove(self._directory)
             self._status.write(self._content("over", left))
             ended = {"left": left, "why": self._lifecycle.why, "asked": self._asked_by}
-            self._control.send_durable({"type": "done", **ended})
+            done = self._control.outbox.add({"type": "done", **ended})
+            # Until its end is on record, an agent that is killed is followed by another, which ends.
             with suppress(OSError):  # full disk; a connected control machine still gets "done"
                 (self._directory / "agent-end.jsonl").write_bytes(self._control.outbox.unseen())
+            state_folder.remove(self._directory)
+            self._control.queue(done)
             self._control.close(TERMINATE)
         return 1 if left else 0
 
@@ -213,14 +216,18 @@ class Supervisor:
         self._control.send_durable({"type": "warning", "message": message})
         for child in self._children:
             child.asked = child.name in last.asked
-            child.life.status = last.ended.get(child.name, -signal.SIGKILL)
+            child.incarnation = last.incarnations.get(child.name, 0)
+            if child not in dead:
+                child.life.status = last.ended.get(child.name, -signal.SIGKILL)
             child.life.events.skip()
             self._report(child, child.life.events.read())
             self._control.send_durable({"type": "started", "process": child.name})
-        for child in dead:
+        for child in dead:  # one by one: what is written of the others stays as it was
             child.state_dir = folder / child.task.file_name
-            child.incarnation = last.incarnations[child.name] - 1
+            child.incarnation -= 1  # the number that its next life gets again
+            child.life.status = -signal.SIGKILL
             self._conclude(child, "ended with its agent")
+        self._update_state()
 
     def _begin(self, child: Child) -> bool:
         """Start a child, and return whether that was possible; if not, it has failed."""

@@ -117,6 +117,8 @@ def test_killed_agent_is_followed_by_another(victims: str, agents: Any, tmp_path
     assert (folder / "server" / "lives").read_text() == "0 1 "
     os.kill(pid_of(agent), signal.SIGKILL)
     serving(agent, 2)
+    state = AgentState.read(tmp_path)
+    assert state is not None and (state.life, state.incarnations, state.ended) == (1, {"server": 2}, {})
     agent.send(type="stop")
     said = agent.until("done")
     assert not [message for message in said if message["type"] == "failure"]
@@ -150,6 +152,50 @@ def test_a_later_agent_ends_too_if_nobody_connects_within_the_lease(agents: Any)
     agent.assert_clean()
     log = (agent.directory / "agent.log").read_text()
     assert "the control machine disconnected and did not reconnect for 3 s" in log
+
+
+DIES_AT = """
+import os, signal, sys
+from geomx_cli.agent import __main__, state_folder
+from geomx_cli.agent.status import StatusFile
+from geomx_cli.agent.supervisor import Supervisor
+def before(owner, name, when=lambda *_: True):
+    usual = getattr(owner, name)
+    def method(*given, **named):
+        if not os.path.exists("died") and when(*given):
+            open("died", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return usual(*given, **named)
+    setattr(owner, name, method)
+os.chdir(sys.argv[3])
+match sys.argv[1]:
+    case "before it sweeps": before(Supervisor, "_sweep")
+    case "before it says so": before(StatusFile, "write", lambda _, content: content["stage"] == "over")
+    case "before it removes the states": before(state_folder, "remove", lambda _: os.path.exists("agent-end.jsonl"))
+sys.exit(__main__.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("when", ["before it sweeps", "before it says so", "before it removes the states"])
+def test_an_agent_that_is_killed_at_its_end_has_ended_well(
+    when: str, agents: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Agent, "program", ("-c", DIES_AT, when))
+    agent = agents(lease=60, restarts=3, server=BEGIN + TELLS + "say(event='finished', time=time.time())")
+    agent.send(type="start")
+    said: list[dict[str, Any]] = []
+    while not said or said[-1]["type"] != "done":
+        assert agent.process.stdout is not None
+        line = agent.process.stdout.readline()
+        if line:
+            said.append(json.loads(line))
+        else:
+            agent.attach(seen=max((message.get("n", 0) for message in said), default=0))
+    assert (agent.directory / "died").exists()
+    assert said[-1]["why"] == "" and said[-1]["left"] == []
+    assert not [message for message in said if message["type"] in ("failure", "absent")]
+    agent.assert_clean()
 
 
 @pytest.mark.processes
