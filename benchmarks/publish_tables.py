@@ -295,7 +295,7 @@ TABLES: Sequence[Table] = (
         ["", "peak MB of a worker", "to MXNet's", "ms a step"], memory, "One run each.", 1,
     ),
     Table(
-        "kills", "recovery.md", [PYTHON + "recovery.py --kills 200 --seed 2"],
+        "kills", "recovery.md", [PYTHON + "recovery.py --kills 120 --seed 3"],
         ["", "kills", "median: s", "95 %: s", "most: s"], kills,
         "Seconds until the next round ends, beyond the longest usual time between two rounds.", 20,
     ),
