@@ -89,6 +89,14 @@ def test_killed_server_starts_again_where_it_was(agents: Any, tmp_path: Path) ->
     agent.assert_clean()
 
 
+def assert_none_follows(agent: Agent) -> None:
+    """Nobody starts another agent, and nothing is left after it is cleaned up."""
+    agent.attach()
+    agent.until("absent")
+    assert clean_up(agent.directory) == []
+    agent.assert_clean()
+
+
 def guards(agent: Agent) -> dict[str, int]:
     """The pids of the agent and its keeper."""
     keeper, own = json.loads((agent.directory / "agent.lock").read_text())[1:]
@@ -135,10 +143,7 @@ def test_agents_that_are_killed_again_and_again_are_followed_within_limits(agent
         agent.attach(seen=number_before(life - 1) + 99)
         serving(agent, life)
     os.kill(guards(agent)["agent"], signal.SIGKILL)
-    agent.attach()
-    agent.until("absent")
-    assert clean_up(agent.directory) == []
-    agent.assert_clean()
+    assert_none_follows(agent)
 
 
 @pytest.mark.processes
@@ -212,10 +217,7 @@ def test_no_agent_follows(when: str, agents: Any) -> None:
         agent.send(type="stop", who="somebody")
         agent.until("stopping")
     os.kill(guards(agent)["agent"], signal.SIGKILL)
-    agent.attach()
-    agent.until("absent")
-    assert clean_up(agent.directory) == []
-    agent.assert_clean()
+    assert_none_follows(agent)
 
 
 @pytest.mark.processes

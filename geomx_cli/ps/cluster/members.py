@@ -194,7 +194,7 @@ class ServerMembers(Members):
         return self.member(link).rank
 
     def leave(self, member: Member) -> None:
-        """This member owes no more contributions, and so do not the other servers of its party."""
+        """Neither this member nor another server of its party contributes any more."""
         member.state = "gone" if member.state == "gone" else "left"
         self._require()
 
