@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.store import Store
     from geomx_cli.runtime.frontends.torch.trainers import hf as hf  # noqa: PLC0414  # see __getattr__
     from geomx_cli.runtime.frontends.torch.trainers import lightning as lightning  # noqa: PLC0414
+    from geomx_cli.runtime.frontends.torch.training_state import TorchState
 
 __all__ = [
     "DiLoCo", "GeomxError", "InvalidSettings", "LocalSGD", "Training", "finish", "global_rank", "init", "is_master",
-    "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "wrap",
+    "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "state", "wrap",
 ]  # fmt: skip
 
 _Optimizer = TypeVar("_Optimizer")  # or a list or tuple of some
@@ -107,6 +108,40 @@ def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optim
     """
     _store().wrap(model, optimizer, buffers)
     return optimizer
+
+
+def state(**given: Any) -> "TorchState":
+    """Return the state of this worker's training, which saves itself; a killed worker goes on from it.
+
+    Call it after `wrap`, and iterate over epochs and batches through it. Between two batches it saves what a round has
+    changed, and otherwise every two seconds. geomx starts a killed worker again (`--restarts`). Then the script runs
+    from its begin, and `state` loads all objects, numbers and random state of torch, GPUs, numpy and Python. The loops
+    go on at the same batch, and training ends with the bits of an undisturbed job where its kernels are deterministic.
+    Without `state`, a worker that dies after its first step ends the job.
+
+    Args:
+        given: Objects that have state_dict and load_state_dict, among them each wrapped model and optimizer: also
+            schedulers, a GradScaler, averaged models. And numbers, which become attributes of the state.
+
+    Returns:
+        epochs(count): the numbers of the epochs from `state.epoch` on.
+        batches(loader): the batches of a pass over a loader, from the place on at which the worker was killed. A
+        DataLoader of a map-style data set returns there without loading anything; a loader with a state_dict does it
+        itself; anything else is read again.
+        save(): saves now, for loops that do without `batches`: once between two steps that exchange.
+        resumed: whether this worker was killed and goes on. epoch, and each given number: what it is now.
+
+    Raises:
+        InvalidSettings: A wrapped model or optimizer is missing, or an object has a value that cannot be saved.
+        GeomxError: The job has failed.
+
+    Examples:
+        >>> state = geomx.state(model=model, optimizer=optimizer, scheduler=scheduler, best=0.0)
+        >>> for epoch in state.epochs(10):
+        ...     for images, labels in state.batches(loader):
+        ...         ...
+    """
+    return _store().state(given)
 
 
 def no_sync() -> AbstractContextManager[None]:

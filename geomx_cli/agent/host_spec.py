@@ -63,10 +63,10 @@ class Task:
     @property
     def resumes(self) -> bool:
         """Whether it goes on, when it is started again, from what its earlier life has saved: a scheduler, a server,
-        and a worker that runs no script, unless it belongs to a process group of its party.
+        and a worker, unless it belongs to a process group of its party. A script that does not save says so
+        (Child.lacks_state).
         """
-        is_bundled = self.argv[-1] == "geomx_cli.runtime" and "GEOMX_GROUP_SIZE" not in self.env
-        return self.role.endswith(("server", "scheduler")) or (self.role == "worker" and is_bundled)
+        return self.serves or (self.role == "worker" and "GEOMX_GROUP_SIZE" not in self.env)
 
     @property
     def file_name(self) -> str:

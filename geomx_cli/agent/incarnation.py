@@ -79,7 +79,7 @@ class Child:
 
     @property
     def lacks_state(self) -> bool:
-        """Whether it has no folder for its state, or has said that there was no room in it."""
+        """Whether it has no folder for its state, or has said that it saves none, or that there was no room."""
         return self.state_dir is None or (self.state_dir / STATE_ENDED).exists()
 
     def bury(self, how: str) -> list[dict[str, Any]]:

@@ -151,6 +151,7 @@ class Client:
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
     and provides the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
     global rank 0. late_source: the `source` of `init` after a master that does not train has ended.
+    before_contribution: called once, before the first exchange.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -174,7 +175,8 @@ class Client:
         self.ranks_are_global = info.flat or settings.text("rank_scope") == "global"
         self.is_master = info.global_rank == 0 if self.ranks_are_global else settings.master
         self.late_source = None if info.master_trains else 0
-        self._left = False
+        self.before_contribution: Callable[[], object] = lambda: None
+        self._left = self._contributes = False
 
     # Tensors.
 
@@ -252,6 +254,9 @@ class Client:
         tensor.check_open()
         latest = tensor.latest
         abstains_from_rows = src is None and out is None and latest is not None and not latest.holds
+        if not self._contributes:
+            self.before_contribution()
+            self._contributes = True
         tensor.round += 1
         operation = Operation(
             Kind.EXCHANGE, tensor.placement, src, out, tensor.round, 0.0 if src is None else weight, priority,
@@ -368,8 +373,9 @@ class Client:
         """Go on from the `state` of this worker's earlier life, once the same tensors are declared and initialised, and
         before the first exchange.
         """
-        for name, numbers in state.fields["tensors"].items():
-            self._tensor(name).go_on(*numbers)
+        for name, (round_, *numbers) in state.fields["tensors"].items():
+            if round_ or name in self.tensors:  # keys that only compare what workers compute come later
+                self._tensor(name).go_on(round_, *numbers)
         self.control.barriers.update(state.fields["barriers"])
         operations = self._worker.operations
 

@@ -75,8 +75,9 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
         script.run(argv, signals)
         return
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.bundled import job, parting
+    from geomx_cli.runtime.bundled import job
     from geomx_cli.runtime.script import reports
+    from geomx_cli.runtime.training import parting
 
     if parting.has_begun(settings):
         parting.end(settings, events)

@@ -26,7 +26,7 @@ from geomx_cli.ps.operation_queue import OperationQueue
 from geomx_cli.ps.state_file import StateFile
 from geomx_cli.runtime.bundled import job, recovery
 from geomx_cli.runtime.bundled.loop import Loop
-from geomx_cli.runtime.bundled.recovery import WorkerState
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 EQUAL = ("parameters", "rounds", "samples", "stopped", "accuracy")
 

@@ -20,7 +20,6 @@ from geomx_cli.runtime.bundled import checkpoint, networks
 from geomx_cli.runtime.bundled.evaluation import Evaluation
 from geomx_cli.runtime.bundled.loop import Loop
 from geomx_cli.runtime.bundled.record import Score
-from geomx_cli.runtime.bundled.recovery import WorkerState
 from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.data.samples import Samples, shard, text_shard
 from geomx_cli.runtime.script.store import Store, row_size
@@ -28,6 +27,7 @@ from geomx_cli.runtime.training.model import ModelAdapter, Network
 from geomx_cli.runtime.training.stop_vote import STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
 from geomx_cli.runtime.training.worker_algorithm import Algorithm, State, WorkerAlgorithm
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 __all__ = ["main"]
 

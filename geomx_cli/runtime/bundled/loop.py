@@ -12,7 +12,6 @@ from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionC
 from geomx_cli.runtime.bundled.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.bundled.evaluation import Evaluation, EvaluationSchedule
 from geomx_cli.runtime.bundled.record import Record, Score
-from geomx_cli.runtime.bundled.recovery import WorkerState
 from geomx_cli.runtime.data.samples import Batch, Prefetch, Samples
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.stop_vote import StopVote
@@ -25,6 +24,7 @@ from geomx_cli.runtime.training.worker_algorithm import (
     Stopwatch,
     WorkerAlgorithm,
 )  # fmt: skip
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.script.base_store import ScriptStore
     from geomx_cli.runtime.training.architecture import Shape
     from geomx_cli.runtime.training.model import Network
+    from geomx_cli.runtime.training.worker_state import WorkerState
 
 __all__ = ["Frontend", "ScriptFrontend", "ScriptSession", "find", "loaded", "of_module", "prepare_imports"]
 
@@ -40,9 +41,14 @@ class ScriptFrontend(Frontend, Protocol):
 
 
 class ScriptSession(Protocol):
-    """The script's membership of the job. store: set by the front end when it has created one."""
+    """The script's membership of the job.
+
+    store: set by the front end when it has created one.
+    recovery: what an earlier life of this worker has saved; None before `connect`.
+    """
 
     store: "ScriptStore | None"
+    recovery: "WorkerState | None"
 
     @property
     def num_all_workers(self) -> int:

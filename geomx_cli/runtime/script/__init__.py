@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.presence import RoundTelemetry
     from geomx_cli.runtime.script.base_store import ScriptStore
     from geomx_cli.runtime.signals import Signals
+    from geomx_cli.runtime.training.worker_state import WorkerState
 
 __all__ = ["Session", "run", "session"]
 
@@ -42,6 +43,7 @@ class Session:
     attached: whether the script is joining the job, or may, having imported a framework with our store.
     store: the store that the front end has created for the script, None before.
     contribution: see ProcessFinished; set by `finish`.
+    recovery: what an earlier life of this worker has saved; None before it joins.
     """
 
     def __init__(self) -> None:
@@ -54,6 +56,7 @@ class Session:
         self._telemetry: RoundTelemetry | None = None
         self._exit: tuple[object, int] = (None, 0)
         self.contribution: Contribution = ""
+        self.recovery: WorkerState | None = None
 
     def attach(self) -> None:
         """Register the exit handlers. Idempotent."""
@@ -83,11 +86,13 @@ class Session:
                 raise self._cause(self.store.failure)
         from geomx_cli.runtime.script import reports
         from geomx_cli.runtime.script.ending import contribution_of
+        from geomx_cli.runtime.training import parting
 
         reports.close()  # before the last telemetry, which has their last loss
         if client is not None:
             self.contribution = contribution_of(client, trained=reports.trained())
             client.leave()
+            parting.begin(client.settings)
             client.close()
         elif self._telemetry is not None:
             self._telemetry.stop()
@@ -170,13 +175,20 @@ class Session:
         return client
 
     def _join(self, settings: "Settings") -> "Client | None":
-        from geomx_cli.core.events import StateChanged
+        from geomx_cli.core.events import ProcessFinished, StateChanged
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
         from geomx_cli.runtime.script import reports
         from geomx_cli.runtime.script.ending import FailureNotice
+        from geomx_cli.runtime.training import parting
+        from geomx_cli.runtime.training.worker_state import WorkerState
 
         warn_of_variables(self._log(), settings)
+        if parting.has_begun(settings):  # and the script had come to its end
+            parting.end(settings, self._log())
+            self._log().write(ProcessFinished())
+            raise SystemExit(0)
+        self.recovery = WorkerState(Path(settings.state_dir) if settings.state_dir else None, self.warn)
         if settings.local is not None:
             self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
         else:
@@ -185,6 +197,7 @@ class Session:
             self._telemetry = RoundTelemetry(self._log(), self._calls)
         self._joined = True
         if self._client is not None:
+            self._client.before_contribution = self.recovery.before_contribution
             FailureNotice(self._client, self.note_failure, lambda: self._aborted)
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))

@@ -99,6 +99,15 @@ class PushedHyper:
         """Set hyper-parameters that apply from each key's next push on."""
         self._params |= {name: float(value) for name, value in params.items() if not isinstance(value, bool)}
 
+    def state(self) -> dict[str, Any]:
+        """Return what is kept between pushes, as values."""
+        return {name: getattr(self, name) for name in ("serial", "_params", "_initial", "_sent")}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
     def news(self, name: str, own: Mapping[str, float] | None = None) -> Hyper:
         """Return what to send with this key's next push. own: hyper-parameters of this key only, as "lr_mult"."""
         sent, now = self._sent.get(name, self._initial), self._params | dict(own or {})

@@ -21,7 +21,10 @@ from geomx_cli.core.events import MAX_COUNT, Reported, WarningRaised
 if TYPE_CHECKING:
     from geomx_cli.core.event_log import EventLog
 
-__all__ = ["Reporter", "begin", "close", "count_of", "is_share", "number_of", "report", "checked_share", "trained"]
+__all__ = [
+    "Reporter", "begin", "close", "count_of", "is_share", "load", "number_of", "report", "checked_share", "state",
+    "trained",
+]  # fmt: skip
 
 # Checks and conversions of the values that a script reports.
 
@@ -156,6 +159,24 @@ class Reporter:
             if self._thread is None and not early:
                 self._thread = threading.Thread(target=self._run, name="geomx-reports", daemon=True)
                 self._thread.start()
+
+    def state(self) -> dict[str, int | bool | float]:
+        """Return the numbers of steps and samples so far, and the seconds."""
+        with self._lock:
+            since = 0.0 if self._began is None else time.monotonic() - self._began
+            return {
+                "steps": self._steps, "has_steps": self._has_steps, "samples": self._samples, "trained": self.trained,
+                "seconds": since,
+            }  # fmt: skip
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Count on from a `state`."""
+        with self._lock:
+            self._steps, self._has_steps = state["steps"], state["has_steps"]
+            self._samples, self.trained = state["samples"], state["trained"]
+            self._began = time.monotonic() - state["seconds"]
+            self._counted = (state["seconds"], self._samples)
+            self._rates = deque([self._counted])
 
     def close(self) -> None:
         """Write what is queued, within CLOSING seconds, and end the thread."""
@@ -300,6 +321,7 @@ def _kind(entry: _Entry) -> tuple[str | bool, ...]:
 _reporter = Reporter()
 os.register_at_fork(after_in_child=_reporter.disable)
 begin, close = _reporter.begin, _reporter.close
+state, load = _reporter.state, _reporter.load
 
 
 def trained() -> bool:

@@ -15,6 +15,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.futures import after
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.runtime.frontends.torch.tensors import local
+from geomx_cli.runtime.training.worker_algorithm import State
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
@@ -69,6 +70,7 @@ class BatchCheck:
         self._advice = advice
         self._gather = gather
         self._digest = blake2b(digest_size=DIGEST)
+        self._before = b""  # the digest of the rounds before
         self._counts, self._has_any = True, False
 
     @property
@@ -94,8 +96,21 @@ class BatchCheck:
             return
         self._left -= 1
         self._counts, self._has_any = self._counts and self._has_any, False
+        self._begin_after(self._digest.digest())
         if not self._left:
-            self._share(self._digest.digest() if self._counts else bytes(DIGEST))
+            self._share(self._before if self._counts else bytes(DIGEST))
+
+    def _begin_after(self, before: bytes) -> None:
+        self._before, self._digest = before, blake2b(before, digest_size=DIGEST)
+
+    def state(self) -> State:
+        """Return what is kept between rounds."""
+        return State({"left": self._left, "counts": self._counts, "before": self._before.hex()})
+
+    def load(self, state: State) -> None:
+        """Continue from a `state`."""
+        self._left, self._counts = state.values["left"], state.values["counts"]
+        self._begin_after(bytes.fromhex(state.values["before"]))
 
     def finish(self) -> None:
         """This worker has no further rounds: the others need not wait for its digest."""

@@ -19,7 +19,7 @@ from geomx_cli.runtime.data import reader, samples
 
 __all__ = [
     "ShardSampler", "TensorDataset", "batches_in_epoch", "follow_loaders", "load", "load_text", "number_of_batch",
-    "shard",
+    "shard", "steps_taken",
 ]  # fmt: skip
 
 
@@ -80,6 +80,11 @@ class _Steps:
 _steps = functools.cache(_Steps)
 
 
+def steps_taken() -> int:
+    """Return the number of steps of all optimizers in this process since the first call."""
+    return _steps().count
+
+
 class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # torch is not installed where mypy runs
     """A worker's indices, others in each epoch: with `shuffle` all workers draw one permutation and each takes its
     part. Equally many for all; fewer than one for each worker are left out of an epoch.
@@ -93,7 +98,7 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
         self._size = length(dataset)
         self._rank, self._count = rank, count
         self._shuffle, self._seed = shuffle, seed
-        self._epoch = 0
+        self._epoch = self._offset = 0  # of the last pass: its epoch, and samples of this that were used before it
         self._begun = math.inf  # the number of steps after which the next epoch begins
         _steps()
         if len(self) == 0:
@@ -102,23 +107,41 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, for a script that resumes, or one that counts epochs itself."""
-        self._epoch, self._begun = epoch, math.inf
+        self._epoch, self._offset, self._begun = epoch, 0, math.inf
+
+    def place(self, drawn: int, *, within: bool) -> dict[str, int]:
+        """Return the place after so many samples of this worker in a pass: the epoch, and how many of its samples all
+        workers have used. within: the pass has begun.
+        """
+        if not within and _steps().count > self._begun:
+            return {"epoch": self._epoch + 1, "offset": 0}
+        return {"epoch": self._epoch, "offset": self._offset + drawn * self._count}
+
+    def go_on(self, place: dict[str, int]) -> None:
+        """Begin the next pass at a `place`, of any number of workers, which have used the first samples of the epoch's
+        order.
+        """
+        self._epoch, self._offset, self._begun = place["epoch"], place["offset"], math.inf
 
     def __len__(self) -> int:
         return self._size // self._count
 
     def __iter__(self) -> Iterator[int]:
-        begun = _steps().count
-        epoch = self._epoch + (begun > self._begun)
+        begun, epoch, offset = _steps().count, self._epoch, self._offset
+        if begun > self._begun:
+            epoch, offset = epoch + 1, 0
         generator = torch.Generator("cpu")
         generator.manual_seed(self._seed * 1_000_003 + epoch)
         order = torch.arange(self._size, device="cpu")
         if self._shuffle:
             order = torch.randperm(self._size, generator=generator, device="cpu")
-        part = order[self._rank : len(self) * self._count : self._count].tolist()
+        part = order[offset + self._rank : len(self) * self._count : self._count].tolist()
         for index in part:
-            self._epoch, self._begun = epoch, begun
+            # Of a pass that goes on within an epoch steps were taken before.
+            self._epoch, self._offset, self._begun = epoch, offset, -1 if offset else begun
             yield index
+        if offset and not part:  # nothing was left
+            self._epoch, self._offset, self._begun = epoch, offset, -1
 
 
 _latest: "weakref.ReferenceType[Any] | None" = None

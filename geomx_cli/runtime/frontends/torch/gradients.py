@@ -29,6 +29,8 @@ class GradientSynchroniser(Synchroniser):
     check: gets the first gradients of each round.
     """
 
+    kept = (*Synchroniser.kept, "_is_newest")
+
     def __init__(
         self, reduction: "Reduction", state: ModelState, optimizer: Any, statistics: Sequence[Any], check: BatchCheck
     ) -> None:

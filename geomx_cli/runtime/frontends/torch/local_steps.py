@@ -19,7 +19,13 @@ from geomx_cli.runtime.frontends.torch.script_model import ScriptModel, last_gra
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensors import local
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
-from geomx_cli.runtime.training.worker_algorithm import DrainableWorkerAlgorithm, PacedWorkerAlgorithm, Stopwatch
+from geomx_cli.runtime.training.worker_algorithm import (
+    DrainableWorkerAlgorithm,
+    PacedWorkerAlgorithm,
+    State,
+    Stopwatch,
+)
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -36,11 +42,13 @@ class LocalRounds:
     """Drives an algorithm's worker part as the bundled loop does. For the training thread.
 
     count: rounds begun. ended: after `finishing`. The job's failures are raised from all methods.
+    recovery: of this worker; if it continues, `load` follows.
     """
 
     def __init__(
-        self, client: "Client", state: ModelState, part: "WorkerAlgorithm", warn: Callable[[str], None]
-    ) -> None:
+        self, client: "Client", state: ModelState, part: "WorkerAlgorithm", warn: Callable[[str], None],
+        recovery: WorkerState,
+    ) -> None:  # fmt: skip
         if not isinstance(part, DrainableWorkerAlgorithm):
             what = f"the algorithm {client.settings.text('algo')} cannot train in a script"
             raise InvalidSettings(what, "its worker part has to derive from DrainableWorkerAlgorithm")
@@ -53,7 +61,29 @@ class LocalRounds:
         self._watch = Stopwatch()
         self._exchanging = False
         self._finite = _FiniteCheck(warn, state)
-        self._part.start()
+        self._recovery = recovery
+        if isinstance(part, PacedWorkerAlgorithm):
+            part.before_round = lambda steps: recovery.contribute(part.rounds, steps)
+        if not recovery.continues:
+            self._part.start()
+
+    @property
+    def exchanging(self) -> bool:
+        """See Synchroniser."""
+        return self._exchanging
+
+    def state(self) -> State:
+        """See Synchroniser."""
+        state = State({"count": self.count})
+        state.add("algorithm", self._part.state())
+        return state
+
+    def load(self, state: State) -> None:
+        """See Synchroniser; in place of the part's `start`."""
+        self.count = state.values["count"]
+        self._part.load(state.part("algorithm"))
+        if isinstance(self._part, PacedWorkerAlgorithm):
+            self._part.continue_round(self._recovery.contributed(self._part.rounds))
 
     def advance(self, samples: int) -> None:
         """The optimizer has taken a step, with so many samples. A round that is due ends here."""
@@ -154,6 +184,15 @@ class SampleCount:
             self._samples += len(first)
             self._counted = True
 
+    @property
+    def pending(self) -> tuple[int, bool]:
+        """The number since the last `pop`, and whether there was any yet."""
+        return self._samples, self._counted
+
+    @pending.setter
+    def pending(self, pending: tuple[int, bool]) -> None:
+        self._samples, self._counted = pending
+
     def pop(self) -> int:
         """The number since the last call, at least 1. Raises InvalidSettings if there was none yet."""
         if not self._counted:
@@ -200,12 +239,13 @@ class LocalSynchroniser(Synchroniser):
     scaler: that GradScaler, None before the first step with one.
     """
 
+    kept = (*Synchroniser.kept, "taken", "in_step")
     taken = 0
     scaler: Any = None
 
     def __init__(
         self, reduction: "Reduction", state: ModelState, model: ScriptModel, algorithm: Callable[["Client"], Any],
-        module: Any, optimizer: Any, statistics: Sequence[Any], check: BatchCheck,
+        module: Any, optimizer: Any, statistics: Sequence[Any], check: BatchCheck, recovery: WorkerState,
     ) -> None:  # fmt: skip
         """algorithm: makes the worker part, for the model, which only members have."""
         operations = reduction.operations
@@ -216,7 +256,7 @@ class LocalSynchroniser(Synchroniser):
         self._tensors = [[parameter] for parameter in state.trained.values()] + [list(statistics)]
         self._local: LocalRounds | None = None
         if (client := reduction.client) is not None:
-            self._local = LocalRounds(client, state, algorithm(client), reduction.warn)
+            self._local = LocalRounds(client, state, algorithm(client), reduction.warn, recovery)
         self._samples = SampleCount(module) if reduction.settings.text("weight") == "samples" else None
         optimizer.register_step_post_hook(self._after_step)
         if not reduction.in_party:  # else skipped steps are skipped by the whole party
@@ -224,6 +264,29 @@ class LocalSynchroniser(Synchroniser):
             _watch_scalers()
             follow_loaders(torch.utils.data.dataloader._BaseDataLoaderIter)
             _SYNCHRONISERS[optimizer] = self
+
+    @property
+    def exchanging(self) -> bool:
+        """See Synchroniser."""
+        return self._local is not None and self._local.exchanging
+
+    def state(self) -> State:
+        """See Synchroniser."""
+        state = super().state()
+        if self._local is not None:
+            state.add("local", self._local.state())
+        if self._samples is not None:
+            state.values["samples"] = self._samples.pending
+        return state
+
+    def load(self, state: State) -> None:
+        """See Synchroniser."""
+        super().load(state)
+        if self._local is not None:
+            self._local.load(state.part("local"))
+        if self._samples is not None:
+            self._samples.pending = tuple(state.values["samples"])
+        self._model.written.clear()
 
     def skip(self) -> None:
         """A GradScaler has skipped the step, as gradients of this worker are not finite. In others it may have been

@@ -17,12 +17,14 @@ from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensors import EXCHANGED, check_gradient
 from geomx_cli.runtime.script.remote_optimizer import PushedHyper
 from geomx_cli.runtime.training.stop_vote import STOP, StopVote
+from geomx_cli.runtime.training.worker_algorithm import State
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.runtime.frontends.torch.reduction import Reduction
+    from geomx_cli.runtime.training.worker_state import WorkerState
 
 __all__ = ["ServerSynchroniser", "ServersOptimizer"]
 
@@ -53,6 +55,8 @@ class ServerSynchroniser(Synchroniser):
     The script's optimizer finds no gradients meanwhile, so its own step changes nothing, nor its state. The job's
     failures are raised from `optimizer.step`.
     """
+
+    kept = (*Synchroniser.kept, "_workers")
 
     def __init__(self, reduction: "Reduction", state: ModelState, optimizer: Any, check: BatchCheck) -> None:
         super().__init__(reduction, state, optimizer, check)
@@ -148,6 +152,24 @@ class ServerSynchroniser(Synchroniser):
             slot.exchange = None
             slot.parameter.copy_(slot.values)
 
+    def state(self) -> State:
+        """See Synchroniser; with the servers' weights of those that the model has in another dtype."""
+        state = super().state()
+        state.values["hyper"] = self._hyper.state()
+        state.arrays |= {slot.key: slot.elements for slot in self._slots if slot.values.dtype != slot.parameter.dtype}
+        return state
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def load(self, state: State) -> None:
+        """See Synchroniser."""
+        super().load(state)
+        self._hyper.load(state.values["hyper"])
+        for slot in self._slots:
+            if slot.key in state.arrays:
+                slot.elements[:] = state.arrays[slot.key]
+            else:
+                slot.values.copy_(slot.parameter.detach())
+
     def finishing(self) -> Iterator["Future[None]"]:
         """See Synchroniser: abstain from the rounds of the party's other workers."""
         self._check.finish()
@@ -236,9 +258,9 @@ class ServersOptimizer:
     def __init__(self) -> None:
         self._kind: dict[str, Any] = {}
 
-    def set(self, client: "Client", optimizer: Any) -> None:
-        """Have the servers run an optimizer like this. Raises InvalidSettings as `server_optimizer`, and if they run
-        another kind already.
+    def set(self, client: "Client", optimizer: Any, recovery: "WorkerState") -> None:
+        """Have the servers run an optimizer like this, unless an earlier life of this worker has. Raises InvalidSettings
+        as `server_optimizer`, and if they run another kind already.
         """
         name, params = server_optimizer(optimizer)
         kind = {"name": name, **{key: value for key, value in params.items() if isinstance(value, bool)}}
@@ -246,8 +268,9 @@ class ServersOptimizer:
             what = f"a second optimizer of another kind with --algo {client.settings.text('algo')}: the global servers"
             hint = "use the same class and the same nesterov for all, or an algorithm whose workers run the optimizer"
             raise InvalidSettings(f"{what} run one, here {_of_kind(self._kind)}, and not {_of_kind(kind)}", hint)
-        if not self._kind and client.global_rank == 0:
+        if not self._kind and client.global_rank == 0 and not recovery.is_set_up:
             client.control.set_optimizer(name, params)
+            recovery.set_up()
         self._kind = kind
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,10 +24,12 @@ from geomx_cli.runtime.frontends.torch.reduction import Reduction
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, ServerSynchroniser
 from geomx_cli.runtime.frontends.torch.tensors import BUFFERS
+from geomx_cli.runtime.frontends.torch.training_state import TorchState
 from geomx_cli.runtime.script.base_store import option_of
 from geomx_cli.runtime.script.remote_optimizer import MomentumCheck
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from geomx_cli.contract.config import NodeSettings
@@ -67,6 +69,11 @@ class Store:
     def option(self, name: str) -> Value:
         """See BaseStore."""
         return option_of(self._reduction.settings, name)
+
+    @property
+    def _recovery(self) -> WorkerState:
+        assert self._session.recovery is not None  # it has joined
+        return self._session.recovery
 
     @property
     def _algorithm(self) -> plugins.Algorithm:
@@ -117,6 +124,32 @@ class Store:
         settings = Compared(self._reduction.compare, "all/", self.num_all_workers, {}, own.in_step, scale, epoch)
         first = self.party_ranks.start if self.party_ranks else 0
         return (settings, Compared(self._reduction.compare, f"{first}/{state.prefix}", here, tensors))[: 1 + (here > 1)]
+
+    @property
+    def wrapped(self) -> "Sequence[Synchroniser]":
+        """What `wrap` has attached to each optimizer, in the order of the calls."""
+        return self._wrapped
+
+    @property
+    def trained(self) -> list[Any]:
+        """The parameters that all wrapped optimizers train."""
+        return [tensor for state in self._states for tensor in state.trained.values()]
+
+    def state(self, given: Mapping[str, Any]) -> TorchState:
+        """See geomx_cli.torch.state."""
+        return TorchState(self, self._recovery, self._reduction.client, given)
+
+    def check_complete(self, objects: Sequence[Any]) -> None:
+        """Raise InvalidSettings unless each wrapped model, or one that contains it, and optimizer is among objects."""
+        optimizers = {id(_innermost(each)) for each in objects}
+        held = {id(tensor) for each in objects if hasattr(each, "parameters") for tensor in each.parameters()}
+        for state in self._states:
+            if missing := [name for name, tensor in state.trained.items() if id(tensor) not in held]:
+                what = f"geomx.state has no object with the parameter {missing[0]} of a wrapped model"
+                raise InvalidSettings(what, "add the model, as in geomx.state(model=model, optimizer=optimizer)")
+            if id(state.optimizer) not in optimizers:
+                what = f"geomx.state has no {type(state.optimizer).__name__} that was wrapped"
+                raise InvalidSettings(what, "add the optimizer, as in geomx.state(model=model, optimizer=optimizer)")
 
     def is_wrapped(self, optimizer: Any) -> bool:
         """Whether `wrap` got this optimizer."""
@@ -229,11 +262,12 @@ class Store:
         by_gradients = about.exchanges == "gradients"
         reduction.check(optimizer, buffers, about.name, by_gradients=by_gradients and not about.asynchronous)
         chosen = _Chosen.of(reduction.settings, state, buffers)
+        recovery = self._recovery
         client, check = reduction.client, self._batch_check()
         if client is not None:
             if about.asynchronous:
-                self._on_servers.set(client, optimizer)
-            chosen.set_servers_up(client, optimizer)
+                self._on_servers.set(client, optimizer, recovery)
+            chosen.set_servers_up(client, optimizer, recovery)
         state.copy_initial(*reduction.broadcasts())
         if client is not None:
             chosen.declare(reduction.own_keys(), state)
@@ -246,7 +280,7 @@ class Store:
             return GradientSynchroniser(reduction, state, optimizer, statistics, check)
         weights = ScriptModel(state, chosen.statistics)
         part = partial(chosen.worker_part, weights)
-        return LocalSynchroniser(reduction, state, weights, part, model, optimizer, statistics, check)
+        return LocalSynchroniser(reduction, state, weights, part, model, optimizer, statistics, check, recovery)
 
 
 def _innermost(optimizer: Any) -> Any:
@@ -297,15 +331,16 @@ class _Chosen:
         """The algorithm's worker part, of one that exchanges weights."""
         return self.algorithm.worker(client, model, self.config)
 
-    def set_servers_up(self, client: "Client", optimizer: Any) -> None:
+    def set_servers_up(self, client: "Client", optimizer: Any, recovery: WorkerState) -> None:
         """Give them the algorithm's own optimizer, and check the script's."""
         if self._by_gradients:
             momentum = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
             MomentumCheck(client).use_optimizer(momentum, on_servers=self.about.asynchronous)
             return
         outer = self.algorithm.server_optimizer(self.config)
-        if outer is not None and client.global_rank == 0:
+        if outer is not None and client.global_rank == 0 and not recovery.is_set_up:
             client.control.set_optimizer(*outer)
+            recovery.set_up()
 
     def declare(self, broadcast: "Broadcast", state: ModelState) -> None:
         """Declare the keys beside those of trained tensors."""

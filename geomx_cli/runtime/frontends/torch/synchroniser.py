@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.backward_pass import check_no_pass
+from geomx_cli.runtime.training.worker_algorithm import State
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends.torch.checks import BatchCheck
@@ -75,8 +76,10 @@ class Synchroniser(ABC):
         same.
     in_step: see Compared.
     carrier: None where each step is taken with the gradients that this worker has computed.
+    kept: names of the attributes that `state` saves.
     """
 
+    kept: tuple[str, ...] = ("rounds", "has_local")
     rounds = 0
     accumulating = False
     has_local = False
@@ -180,6 +183,30 @@ class Synchroniser(ABC):
         do meanwhile.
         """
         return
+
+    # Between two batches of the script.
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether the exchange of a round is pending for which this worker does not wait."""
+        return False
+
+    def settle(self) -> None:
+        """Wait for what is late."""
+        for _ in self._carrier.settling() if self._carrier is not None else ():
+            pass
+
+    def state(self) -> State:
+        """Return what is kept while none is `exchanging`, besides the model and the optimizer."""
+        state = State({name: getattr(self, name) for name in self.kept})
+        state.add("check", self._check.state())
+        return state
+
+    def load(self, state: State) -> None:
+        """Continue from a `state`, once the model and the optimizer have theirs."""
+        for name in self.kept:
+            setattr(self, name, state.values[name])
+        self._check.load(state.part("check"))
 
     # The end.
 

@@ -1,9 +1,12 @@
-"""What a bundled worker saves, so that its next life goes on from where this one was killed.
+"""What a worker saves, so that its next life goes on from where this one was killed.
 
 One rule makes the next life exact: a worker saves what a round has changed before it contributes to the next one. So
 the servers are at most one round ahead of what is saved. The next life computes that round again, to the same bytes,
 and the servers answer with its result once more. What follows from time, as the number of steps of an ESync round, is
 saved before the contribution. Between rounds a worker saves every two seconds, so that no more computing is lost.
+
+A script saves only if it says what (runtime/script/training_state.py). Until a worker contributes to a round, its next
+life may begin anew; from then on it goes on from what is saved, or not at all.
 
 With no room left recovery ends with one warning, and the job goes on.
 """
@@ -45,6 +48,7 @@ class WorkerState:
         self._found: Saved | None = None
         self._contributed: tuple[int, int] | None = None
         self._rounds: int | None = None
+        self._is_recorded = False  # training is
         self._saved = 0.0
         if directory is not None:
             self._open(directory)
@@ -77,12 +81,32 @@ class WorkerState:
         """
         found, self._found = self._found, None
         assert found is not None
+        self._is_recorded = True
         try:
             state = State(found.fields, found.arrays)
             client = state.part(_CLIENT)
             load(state.part(_TRAINING), Saved(client.values, client.arrays))
         except (KeyError, TypeError, ValueError) as error:
             raise self._unreadable(error) from error
+
+    @property
+    def saves(self) -> bool:
+        """Whether `save` has an effect."""
+        return self._file is not None
+
+    def before_contribution(self) -> None:
+        """Before this worker's first contribution: without a record of its training no life follows this one.
+
+        Raises InvalidSettings if there is one which this life has not restored.
+        """
+        if self.continues:
+            what = "this worker was started again, and trains without what it has saved before"
+            raise InvalidSettings(what, "call geomx.state before the first step, each time that the script runs")
+        if self._file is not None and not self._is_recorded:
+            assert self._directory is not None
+            self.close()
+            with suppress(OSError):
+                (self._directory / STATE_ENDED).touch()
 
     def set_up(self) -> None:
         """The servers have the job's optimizer. Another request for it, once rounds have begun, might begin it anew."""
@@ -110,6 +134,7 @@ class WorkerState:
         state.add(_TRAINING, training)
         state.add(_CLIENT, State(client.fields, client.arrays))
         self._commit(_TRAINING, state)
+        self._is_recorded = True
         self._rounds, self._saved = rounds, time.monotonic()
 
     def close(self) -> None:

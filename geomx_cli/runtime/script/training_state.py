@@ -1,0 +1,221 @@
+"""A script's training, so that it outlives its process: objects, numbers, random state, and the place in the data.
+
+The script iterates over epochs and batches through it. Between two batches it saves what has changed, so that the next
+life of a killed worker goes on at the same batch, and ends with the same bits (training/worker_state.py says why).
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime.script import reports
+from geomx_cli.runtime.training.worker_algorithm import State
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.state_file import Saved
+    from geomx_cli.runtime.training.worker_state import WorkerState
+
+__all__ = ["Batches", "Place", "TrainingState"]
+
+_Batch = TypeVar("_Batch")
+_RESERVED = ("batches", "epochs", "resumed", "save")
+_NUMBERS = (bool, int, float)
+
+
+class Place(ABC):
+    """The place in one pass over a loader."""
+
+    @abstractmethod
+    def begin(self) -> Iterator[Any]:
+        """Begin the pass, or go on at the place that `load` has set."""
+
+    @abstractmethod
+    def advance(self) -> None:
+        """The script has got another batch."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return the place after the last batch that the script has got."""
+
+    @abstractmethod
+    def load(self, state: State, batches: int) -> None:
+        """Go on behind so many batches, at the place of a `state`. Call before `begin`."""
+
+
+class TrainingState(ABC):
+    """See geomx_cli.torch.state and geomx_cli.mxnet.state. For the training thread.
+
+    Every given number is an attribute, which the script may set. `epoch` counts the epochs that are over.
+
+    resumed: whether this worker goes on from what an earlier life has saved.
+    """
+
+    resumed: bool = False
+
+    def __init__(self, recovery: "WorkerState", client: "Client | None", given: Mapping[str, Any]) -> None:
+        for name in given:
+            if name in _RESERVED or name.startswith("_"):
+                raise InvalidSettings(f"state(...) cannot call anything {name!r}", "choose another name")
+        numbers = {name: value for name, value in given.items() if isinstance(value, _NUMBERS)}
+        self._set("_numbers", {"epoch": 0, **numbers})
+        self._set("_objects", {name: each for name, each in given.items() if name not in numbers})
+        self._recovery = recovery
+        self._client = client
+        self._loop = self._batches = 0  # the pass over a loader in this epoch, and batches that the script got in it
+        self._passes = 0  # begun in this epoch by this life
+        self._place: Place | None = None
+        self._found: State | None = None  # the place that an earlier life has saved
+        self._check()
+        if recovery.continues:
+            recovery.restore(self._restore)
+            self.resumed = True
+            where = f"epoch {self.epoch}, batch {self._batches}"
+            print(f"geomx: this worker goes on at {where}, round {self._rounds}", file=sys.stderr, flush=True)
+        else:
+            self.save()
+
+    def __getattr__(self, name: str) -> Any:
+        numbers = self.__dict__.get("_numbers", {})
+        if name not in numbers:
+            raise AttributeError(f"this state has no number {name!r}; state({name}=0) gives it one")
+        return numbers[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name == "resumed":
+            self._set(name, value)
+        elif name not in self._numbers:
+            raise AttributeError(f"this state has no number {name!r}; state({name}=0) gives it one")
+        elif not isinstance(value, _NUMBERS):
+            raise TypeError(f"{name} is a number, not {type(value).__name__}")
+        else:
+            self._numbers[name] = value
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs from `epoch` on, below `count`."""
+        while self.epoch < count:
+            self._passes = 0
+            yield self.epoch
+            self.epoch += 1
+            self._loop = self._batches = 0
+
+    def batches(self, loader: Iterable[_Batch]) -> "Batches[_Batch]":
+        """Return the batches of a pass over `loader`, from the place on at which an earlier life was killed.
+
+        A pass that was over then has no more batches. The state is saved before a batch, once that is due.
+        """
+        return Batches(self, loader)
+
+    def save(self) -> None:
+        """Save now. Loops that do not use `batches` call it between two steps, at least once in each round."""
+        self._settle()
+        if self._client is not None and self._recovery.saves:
+            self._client.await_rounds()  # some algorithms do not wait for all results
+            self._recovery.save(self._rounds, self._state(), self._client.state())
+
+    def _iterate(self, loader: Any) -> Iterator[Any]:
+        number, self._passes = self._passes, self._passes + 1
+        if number < self._loop:
+            return
+        place, self._place = self._place_in(loader), None
+        if self._found is not None and self._found.values:
+            place.load(self._found, self._batches)
+        found, self._found, self._place = self._found, None, place
+        batches: Iterator[Any] | None = None
+        if found is not None and self._batches:
+            batches = place.begin()
+        if found is not None:
+            self._begin_again()
+        while True:
+            self._save_if_due()
+            batches = place.begin() if batches is None else batches
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            self._before_batch()
+            yield batch
+            place.advance()
+            self._batches += 1
+        self._place = None
+        self._loop, self._batches = number + 1, 0
+
+    def _save_if_due(self) -> None:
+        if not self._is_exchanging and self._recovery.is_due(self._rounds):
+            self.save()
+
+    def _state(self) -> State:
+        state = State({
+            "numbers": dict(self._numbers), "loop": self._loop, "batches": self._batches, "reports": reports.state(),
+        })  # fmt: skip
+        state.add("place", State() if self._place is None else self._place.state())
+        state.add("script", self._of_script(self._objects))
+        return state
+
+    def _restore(self, state: State, client: "Saved") -> None:
+        if self._client is not None:
+            self._client.load(client)
+        self._numbers.update(state.values["numbers"])
+        self._loop, self._batches = state.values["loop"], state.values["batches"]
+        self._found = state.part("place")
+        reports.load(state.values["reports"])
+        self._load_script(self._objects, state.part("script"))
+
+    # Of the framework.
+
+    @property
+    @abstractmethod
+    def _rounds(self) -> int:
+        """Rounds that this worker has begun."""
+
+    @property
+    @abstractmethod
+    def _is_exchanging(self) -> bool:
+        """Whether a round is under way for whose result the script does not wait."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise InvalidSettings for objects that cannot be saved, and if one is missing that is trained."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Wait for what is late."""
+
+    @abstractmethod
+    def _place_in(self, loader: Any) -> Place:
+        """Return a place at the begin of a loader."""
+
+    @abstractmethod
+    def _before_batch(self) -> None:
+        """The script gets the next batch."""
+
+    @abstractmethod
+    def _of_script(self, objects: Mapping[str, Any]) -> State:
+        """Return the state of all objects, of the synchronisation and of random numbers."""
+
+    @abstractmethod
+    def _load_script(self, objects: Mapping[str, Any], state: State) -> None:
+        """Continue from `_of_script`."""
+
+    @abstractmethod
+    def _begin_again(self) -> None:
+        """Set random numbers as they were saved: the script has drawn some since, to come here."""
+
+
+class Batches(Generic[_Batch]):
+    """What `TrainingState.batches` returns: iterate once."""
+
+    def __init__(self, state: TrainingState, loader: Iterable[_Batch]) -> None:
+        self._state, self._loader = state, loader
+
+    def __len__(self) -> int:
+        """That of the loader. Raises TypeError if it has none."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[_Batch]:
+        return self._state._iterate(self._loader)
