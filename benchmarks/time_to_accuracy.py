@@ -38,7 +38,7 @@ from geomx_cli.core.events import RoundCompleted
 from geomx_cli.core.options import Value, decode
 from geomx_cli.runtime.bundled.checkpoint import Checkpoint
 
-CHECKPOINT_EVERY = 5
+SAVE_EVERY = 5
 NOTHING = Mark(math.inf, 0, 0, math.inf, 0.0)
 SITES = ("C", "A", "B")
 SLOW_LAST = "8"
@@ -68,7 +68,7 @@ class Bench:
         """A job, not started. `bound`: overrides the row's."""
         common = {
             "parties": 2, "workers": 2, "epochs": self.arguments.epochs, "eval_every": 0,
-            "checkpoint_every": CHECKPOINT_EVERY, **self._task.options,
+            "save_every": SAVE_EVERY, **self._task.options,
         }  # fmt: skip
         row = ROWS[name]
         options = {**common, **self.options(name), **options}
@@ -91,7 +91,7 @@ class Bench:
         found = []
         for seed in range(1, self.arguments.seeds + 1):
             with tempfile.TemporaryDirectory(prefix="gxt") as directory:
-                given = {"algo": name, "topology": "spread", **options, "seed": seed, "checkpoint_every": 1_000_000}
+                given = {"algo": name, "topology": "spread", **options, "seed": seed, "save_every": 1_000_000}
                 job = self.job(name, directory, given)
                 job.run(self.arguments.limit)
                 *_, last = self._judge.marks(job, ())
@@ -263,7 +263,7 @@ def bounds(bench: Bench) -> list[dict[str, Any]]:
             job.run(PACE_SECONDS)
             found = [Checkpoint.read(path) for path in job.checkpoints()]
         if len(found) < 2:
-            raise CheckFailed(f"MXNet took less than {2 * CHECKPOINT_EVERY} steps in {PACE_SECONDS:g} s")
+            raise CheckFailed(f"MXNet took less than {2 * SAVE_EVERY} steps in {PACE_SECONDS:g} s")
         first, *_, last = found
         pace = (last.seconds - first.seconds) / (last.steps - first.steps)
         rows.append({"bound": bound, "seconds_per_step": pace})

@@ -37,7 +37,7 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
     )
     model.warm_up(config.batch_size)
     _begin(mx, store, model, config)
-    checkpoints = Checkpoints(job_dir, config.checkpoint_every, print)
+    checkpoints = Checkpoints(job_dir, config.save_every, print)
     started, steps, samples = time.monotonic(), 0, 0
 
     def keep() -> None:

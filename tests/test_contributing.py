@@ -67,7 +67,7 @@ def test_the_algorithm(cluster: Cluster, install: Install, where: str) -> None:
         "algo": "damped", "damping": 0.5, "optimizer_on": where, "network": "linear",
         "data": "tiny:data", "split": "dirichlet:0.2", "seed": 15, "batch_size": last_rounds.BATCH,
         "epochs": last_rounds.EPOCHS, "optimizer": "sgd", "lr": 2 * last_rounds.RATE,
-        "momentum": last_rounds.MOMENTUM, "checkpoint_every": 1, "parties": 2, "workers": 1,
+        "momentum": last_rounds.MOMENTUM, "save_every": 1, "parties": 2, "workers": 1,
     }  # fmt: skip
     folders = (path, ROOT / "tests/scripts", ROOT / "tests/without_mxnet")
     cluster.environment = {"SAMPLES": "90"}

@@ -16,6 +16,7 @@ _VERBS = {
     "tail": ("tail", "main"),
     "files": ("streams", "main"),
     "prune": ("prune", "main"),
+    "checkpoints": ("checkpoints", "main"),
 }
 
 

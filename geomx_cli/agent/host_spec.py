@@ -86,6 +86,7 @@ class HostSpec:
     silence: seconds that a process may be stopped.
     grace: seconds that processes may take to end once the job is stopped or has failed.
     restarts: times that a killed process, if it resumes, may be restarted within 10 minutes.
+    resume: the checkpoint (checkpoints.py) from which the processes go on; "" for none.
     clock_ahead: see JobClock.
     files: digests, by path, of the files copied to the host for this job.
     """
@@ -102,6 +103,7 @@ class HostSpec:
     silence: float = 300.0
     grace: float = 30.0
     restarts: int = 0
+    resume: str = ""
     clock_ahead: float = 0.0
     files: Mapping[str, FileDigest] = field(default_factory=dict)
 

@@ -47,7 +47,7 @@ class Child:
         self.task = task
         self.name = task.name
         self.failed = self.asked = self.lacked_room = False
-        self.incarnation = 0
+        self.incarnation = self._first = 0
         self.state_dir: Path | None = None
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
         events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
@@ -82,6 +82,10 @@ class Child:
         """Whether it has no folder for its state, or has said that it saves none, or that there was no room."""
         return self.state_dir is None or (self.state_dir / STATE_ENDED).exists()
 
+    def begin_after(self, incarnation: int) -> None:
+        """Begin with the life after this one, of another job."""
+        self.incarnation = self._first = incarnation + 1
+
     def bury(self, how: str) -> list[dict[str, Any]]:
         """End what a life that has ended has left, and prepare the next one, which `start` begins. Its log and its
         event log go on. Return the event that says so, if the event log has no room for it.
@@ -114,7 +118,8 @@ class Child:
         ending, how = ending_of(status, memory=memory), describe_status(status, memory=memory)
         if told and status < 0:  # it had reported its failure before
             ending, how = "reported", "failed"
-        how += f" after {counted(self.incarnation, 'restart')}" if self.incarnation else ""
+        restarts = self.incarnation - self._first
+        how += f" after {counted(restarts, 'restart')}" if restarts else ""
         hint, peer = str(told.get("hint") or ""), str(told.get("peer") or "")
         output = "" if peer else "\n".join((message, *tail))
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()

@@ -75,6 +75,15 @@ def state(who: ProcessId) -> str:
     return status.state if status and status.started == who.started else ""
 
 
+def is_stopped(who: ProcessId) -> bool:
+    """Whether all threads of a process are stopped, or it has ended. A thread in a system call stops at its end."""
+    for thread in Path(f"/proc/{who.pid}/task").glob("*"):
+        with suppress(OSError, IndexError):
+            if (thread / "stat").read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
+
+
 def run_time(who: ProcessId) -> float:
     """Return the seconds of processor time of its threads, without those of libzmq, which only answer."""
     used = 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from geomx_cli.agent import outputs, processes, state_folder
 from geomx_cli.agent.agent_state import AgentState
+from geomx_cli.agent.checkpoints import Checkpoint, Checkpoints
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.host_spec import HostSpec
@@ -66,6 +67,7 @@ class Supervisor:
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
         self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, host_spec.grace)
         self._partial_stop = PartialStop()
+        self._checkpoints = Checkpoints(directory, self._children)
         self._policy = RestartPolicy(host_spec.restarts)
         self._memory = OomWatcher()
         self._presence = PresenceProcesses(host_spec)
@@ -91,6 +93,8 @@ class Supervisor:
             self._status.usage.close()
             self._presence.close()
             left = self._sweep()
+            if all(child.life.status == 0 and not child.asked for child in self._children):
+                self._checkpoints.remove()
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
             ended = {"left": left, "why": self._lifecycle.why, "asked": self._asked_by}
@@ -146,6 +150,13 @@ class Supervisor:
                 self._lifecycle.holding = False
             case "failing":
                 self._lifecycle.postpone()
+            case "freeze":
+                ends = "" if self._lifecycle.stage is Stage.RUNNING else "its processes begin or end"
+                self._control.send({"type": "frozen", "problem": ends or self._checkpoints.freeze()})
+            case "keep" if self._checkpoints.frozen:
+                self._checkpoints.keep(int(message["number"]))
+            case "thaw":
+                self._checkpoints.thaw()
             case "kill":
                 self._lifecycle.stop("was asked to stop at once", 0)
                 self._lifecycle.kill()
@@ -194,6 +205,8 @@ class Supervisor:
             return
         for child in restarted:
             child.state_dir = folder / child.task.file_name
+            if self._host_spec.resume:
+                Checkpoint.read(Path(self._host_spec.resume)).restore(child)
         state_folder.keep_environment(folder, self._inherited)
 
     def _continue_from(self, last: AgentState) -> None:
@@ -250,7 +263,9 @@ class Supervisor:
                 self._report(child, child.life.events.read())
             if child.log.problem:
                 self._drain(child.log)
-        if now >= self._next_look:
+        if (problem := self._checkpoints.check(now)) is not None:
+            self._control.send({"type": "kept", "problem": problem})
+        if now >= self._next_look and not self._checkpoints.frozen:
             self._next_look = now + _LOOK
             for child in self._children:
                 if (failure := child.check_stall()) is not None:

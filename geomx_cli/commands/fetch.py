@@ -32,7 +32,7 @@ __all__ = ["fetch"]
 def fetch(name: str, folder: Path, json: bool) -> None:
     """Fetch the files that a job's processes have saved, such as the model, from all hosts of the job.
 
-    The bundled job saves model.safetensors, optimizer.safetensors and manifest.json, and with --checkpoint-every
+    The bundled job saves model.safetensors, optimizer.safetensors and manifest.json, and with --save-every
     checkpoints. A script saves files to the folder $GEOMX_OUTPUT_DIR. geomx writes the files to DIR/JOB/outputs/PROCESS
     and verifies them by SHA-256. It skips files that are already there, and continues interrupted transfers.
 
@@ -67,7 +67,7 @@ def fetch(name: str, folder: Path, json: bool) -> None:
         texts = [f"host {one['host']}: {one['problem']}" for one in found["problems"]]
         raise DoneInPart(f"not all was fetched: {some_of(texts, MOST_REPORTED)}", "fetch again to continue")
     if not found["files"]:
-        hint = "the bundled job saves its model at its end, and with --checkpoint-every before"
+        hint = "the bundled job saves its model at its end, and with --save-every before"
         hint += "; a script saves to the folder $GEOMX_OUTPUT_DIR"
         yet = "" if job.state is not None and job.state.over else " yet"
         raise CheckFailed(f"job {job.id} has saved nothing{yet}", hint)

@@ -13,6 +13,7 @@ from geomx_cli.commands._exports import Exports, export_options
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
 from geomx_cli.commands._job import Duration, job_spec, report, with_rank_scope
 from geomx_cli.commands._options import add_options, doubtful, of_other_deliveries, unused, values
+from geomx_cli.commands._resume import resumed
 from geomx_cli.core.env_names import unknown_variables, without_effect_at_launch
 from geomx_cli.core.errors import UsageError
 from geomx_cli.core.plugins import table
@@ -50,6 +51,12 @@ __all__ = ["launch"]
     type=click.Path(path_type=Path, file_okay=False),
     help="A new or empty directory for the job's logs and events; by default a folder in ~/.local/state/geomx/jobs.",
 )
+@click.option(
+    "--resume",
+    metavar="JOB",
+    help="Go on from the newest checkpoint of a job that has ended, by id or directory: the same script, options and "
+    "machines, in a new job.",
+)
 @export_options
 @script_argument()
 def launch(
@@ -65,6 +72,7 @@ def launch(
     lease: float | None,
     sync: tuple[Path, ...],
     job_dir: Path | None,
+    resume: str | None,
     exports: Exports,
     **parameters: Any,
 ) -> int:
@@ -118,7 +126,11 @@ def launch(
     from geomx_cli.jobs.view.waiting import waiting
 
     with waiting("reading the inventory and the script"):
-        inventory, options = machines(hosts, local, values(table(), parameters))
+        before = None if resume is None else resumed(resume, script, values(table(), parameters))
+        if before is None:
+            inventory, options = machines(hosts, local, values(table(), parameters))
+        else:
+            script, inventory, options = before.script, before.inventory, before.options
     ignored = without_effect_at_launch(os.environ, {host.name: host.env for host in inventory.hosts})
     _warn(f"{where}{sentence}" for sentence, where in ignored.items())
     algorithm, topology = str(options["algo"]), inventory.topology
@@ -132,7 +144,8 @@ def launch(
         check_script(script, inventory)
     if not dry_run and not script:
         check_user_modules(options, inventory)
-    inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)
+    if before is None:
+        inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)
     warning = script_sources.warning_of(script, options, inventory)
     _warn(filter(None, [ignored_interpreter(script, inventory), warning]))
     directory = str(job_dir.absolute()) if job_dir else ""
@@ -149,6 +162,7 @@ def launch(
         warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
         observer=exports,
+        resume=before.job if before is not None else None,
     )
     return report(launching.launch(inventory, spec, launch_options), json=json)
 

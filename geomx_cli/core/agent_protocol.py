@@ -18,7 +18,9 @@ __all__ = [
     "Done",
     "Ended",
     "Failed",
+    "Frozen",
     "Hello",
+    "Kept",
     "HostUsage",
     "Message",
     "Logged",
@@ -133,6 +135,18 @@ class Stopping(Message, tag="stopping", frozen=True):
 
     who: str
     grace: float
+
+
+class Frozen(Message, tag="frozen", frozen=True):
+    """The host's processes are stopped for a checkpoint. problem: why they are not, "" if they are."""
+
+    problem: str
+
+
+class Kept(Message, tag="kept", frozen=True):
+    """The host's part of a checkpoint is whole, and its processes go on. problem: why it is not, "" if it is."""
+
+    problem: str
 
 
 class Done(Message, tag="done", frozen=True):

@@ -157,6 +157,13 @@ OPTIONS: tuple[Option, ...] = (
         " stopped by Ctrl-C, SIGTERM, geomx stop or an expired lease.", minimum=0, maximum=86400,
     ),
     _net(
+        "checkpoint_every", "duration", 600.0, "GEOMX_CHECKPOINT_EVERY",
+        "Time between two checkpoints of the job, from which geomx launch --resume goes on. 0: none. Each host keeps"
+        " its newest two in hosts/HOST/checkpoints of the job's directory. They need --restarts, and scripts that call"
+        " geomx.state.",
+        minimum=0, word="never",
+    ),
+    _net(
         "restarts", "int", 3, "GEOMX_RESTARTS",
         "How often a killed scheduler, server or worker of the bundled training, or a host's agent, may be restarted"
         " within 10 minutes, before its death ends the job. 0: the first death ends the job, and nothing is kept for a"
@@ -281,7 +288,7 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0,
     ),
     _train(
-        "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
+        "save_every", "int", 0, "GEOMX_SAVE_EVERY",
         "Steps between two checkpoints of the weights. Global rank 0 writes them to checkpoints/ in its output folder,"
         " each at the end of a round. It writes another one at the end of the job. geomx fetch fetches them.",
         minimum=0, word="never",

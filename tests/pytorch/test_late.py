@@ -18,14 +18,14 @@ from workers import Workers
 def test_what_scripts_see_has_the_same_bits(workers: Workers) -> None:
     found = []
     for p3 in (True, False):
-        workers.start_planned("late.py", wan="8mbit,20ms", p3=p3)
+        workers.start_planned("late.py", wan="8mbit,60ms", p3=p3)
         workers.finish()
         found.append([workers.saved(rank) for rank in range(2)])
     for ours, plain in zip(*found, strict=True):
         late = {name for name in ours if name.endswith(": late")}
         in_time = {name for name in late if not ours[name]}
         assert {"sgd, clipped: late", "layers, first: late"} <= in_time and "layers, last: late" not in in_time
-        assert all(name.startswith(("sgd, clipped", "unused", "layers")) for name in in_time)
+        assert len(late - in_time) > len(late) // 2  # what a busy machine looks at late has come meanwhile
         assert len(late) == 18 and not any(plain[name] for name in late)
         names = ours.keys() - late
         assert len(names) > 12 and [name for name in names if not np.array_equal(ours[name], plain[name])] == []

@@ -53,7 +53,7 @@ def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:
 def test_checkpoints(cluster: Cluster, tmp_path: Path, algorithm: str, files: list[int]) -> None:
     """Saved every few steps at the end of a round, and at the end; the last one has the final weights."""
     logs = {name: {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": name} for name in WORKERS}
-    env = {"GEOMX_CHECKPOINT_EVERY": "2", "GEOMX_ALGO": algorithm, "GEOMX_INNER_STEPS": "3"}
+    env = {"GEOMX_SAVE_EVERY": "2", "GEOMX_ALGO": algorithm, "GEOMX_INNER_STEPS": "3"}
     start(cluster, tmp_path, worker_env=logs, env=env)
     cluster.finish()
     found = [Checkpoint.read(tmp_path / "checkpoints" / f"step-{steps}.npz") for steps in files]

@@ -36,7 +36,7 @@ def launch(desk: Desk) -> Run:
     def begin(algo: str, *arguments: str, samples: int = 90) -> Rehearsal:
         data = ["--data", "tiny:data", "--network", "linear", "--split", "dirichlet:0.2"]
         rates = ["--optimizer", "sgd", "--lr", str(RATE), "--momentum", str(MOMENTUM)]
-        more = ["--checkpoint-every", "1", "--batch-size", str(BATCH), "--epochs", str(EPOCHS)]
+        more = ["--save-every", "1", "--batch-size", str(BATCH), "--epochs", str(EPOCHS)]
         variables = {"PYTHONPATH": ":".join(map(str, FOLDERS)), "SAMPLES": str(samples)}
         words = ["--local", "--job-dir", "job", "--algo", *algo.split(), *data, *rates, *more, *arguments]
         return Rehearsal(desk, *words, **variables)

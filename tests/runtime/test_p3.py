@@ -28,7 +28,7 @@ def test_all_weights_have_the_same_bits(desk: Desk, data: Path, way: str) -> Non
     found = []
     for p3 in ("--p3", "--no-p3"):
         words = ["--parties", "2", "--workers", "1", "--wan", "20ms", "--epochs", "2", "--batch-size", "8"]
-        words += ["--eval-every", "2", "--checkpoint-every", "3", "--network", "cnn", "--data-dir", str(data), p3]
+        words += ["--eval-every", "2", "--save-every", "3", "--network", "cnn", "--data-dir", str(data), p3]
         job = Rehearsal(desk, "--local", "--job-dir", f"job{p3}", *words, *WAYS[way], imported="mxnet")
         job.finish()
         finished = job.finished()

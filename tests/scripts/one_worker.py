@@ -61,7 +61,7 @@ def main():
         variables = {
             "GEOMX_DATA_DIR": source, "GEOMX_BATCH_SIZE": str(BATCH), "GEOMX_EPOCHS": str(EPOCHS),
             "GEOMX_LR": str(RATE), "GEOMX_MOMENTUM": str(MOMENTUM), "GEOMX_JOB_DIR": str(folder),
-            "GEOMX_CHECKPOINT_EVERY": "1000", "GEOMX_EVAL_EVERY": "0",
+            "GEOMX_SAVE_EVERY": "1000", "GEOMX_EVAL_EVERY": "0",
         }  # fmt: skip
         variables |= dict(item.split("=") for item in more.split(","))
         np.savez(Path(results, f"{name}.npz"), **by_geomx(folder, variables))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from geomx_cli import hosts, preflight
@@ -21,6 +22,7 @@ from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_connection import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import Tee, rank_zero
+from geomx_cli.jobs.actions.checkpoint_round import newest_checkpoint
 from geomx_cli.jobs.actions.data import provide
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
@@ -44,10 +46,12 @@ __all__ = ["LaunchOptions", "host_specs", "key_files", "launch", "prepared", "wo
 
 
 def host_specs(
-    plan: Plan, inventory: Inventory, working_dirs: Mapping[str, str], lease: float
-) -> dict[str, HostSpec]:
+    plan: Plan, inventory: Inventory, working_dirs: Mapping[str, str], lease: float,
+    checkpoints: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, HostSpec]:  # fmt: skip
     """Return each host's part of the plan, which was made of `inventory`. `working_dirs`: working directory of the
-    processes per host; `lease`: seconds that they continue without the control machine, 0 for unlimited.
+    processes per host; `lease`: seconds that they continue without the control machine, 0 for unlimited;
+    `checkpoints`: from which they go on, by host.
     """
     clear = ("PORT", *env_names.of_options())
     return {
@@ -62,6 +66,7 @@ def host_specs(
             silence=float(plan.spec.options["silence"]),
             grace=float(plan.spec.options["grace"]),
             restarts=int(plan.spec.options["restarts"]),
+            resume=checkpoints.get(host, ""),
             clock_ahead=inventory.host(host).clock_ahead,
             clear=clear,
             tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),
@@ -94,6 +99,7 @@ class LaunchOptions:
     warned: warnings already shown, which are not repeated when processes write them.
     view: in place of the table, or of lines where there is no terminal.
     tee: show the output of the worker of global rank 0.
+    resume: the job from whose newest checkpoint this one goes on.
     """
 
     detach: bool = False
@@ -104,6 +110,7 @@ class LaunchOptions:
     observer: Observer | None = None
     view: View | None = None
     tee: bool = False
+    resume: KnownJob | None = None
 
 
 def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Conclusion:
@@ -152,7 +159,8 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             directory.write_plan(planned, inventory)
             _announce(planned, view, tee=options.tee)
             dirs = working_dirs(inventory, planned)
-            pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease), view.warn)
+            checkpoints = _checkpoints(options.resume, view)
+            pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease, checkpoints), view.warn)
             tee = _tee(view, directory, planned, stack) if options.tee else None
             watch = Watch(
                 planned, pool, progress, view, observer=observer, on_listening=until_listening.close,
@@ -171,6 +179,17 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     outcome.problems += allocation.problems
     end = record_conclusion(planned, outcome, progress.totals(), time.monotonic() - began)
     return end.with_late_interrupt(pool.interrupted, spec.job)
+
+
+def _checkpoints(before: KnownJob | None, view: View) -> dict[str, str]:
+    """Return the newest checkpoint of the job from which this one goes on, by host."""
+    if before is None:
+        return {}
+    with view.waiting(f"looking for the newest checkpoint of job {before.id}"):
+        number, folders = newest_checkpoint(before, view.note)
+    taken = time.strftime("%d %b %H:%M:%S", time.localtime(number))
+    view.note(f"going on from the checkpoint of {taken} of job {before.id}")
+    return folders
 
 
 def _announce(planned: Plan, view: View, *, tee: bool) -> None:

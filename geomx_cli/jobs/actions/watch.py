@@ -15,7 +15,9 @@ from geomx_cli.core.agent_protocol import (
     Done,
     Ended,
     Failed,
+    Frozen,
     Hello,
+    Kept,
     Logged,
     Replaced,
     Restarted,
@@ -41,6 +43,7 @@ from geomx_cli.jobs.actions.agent_connection import (
     Suspend,
 )
 from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.checkpoint_round import CheckpointRound
 from geomx_cli.jobs.actions.stop import STOP_LIMIT, AgentMonitor, Linger, lost
 from geomx_cli.jobs.view.follow import Observer, View
 from geomx_cli.jobs.view.progress import Progress
@@ -102,6 +105,8 @@ class Watch:
         self._awaits_end = False  # the user knows of processes that have not ended yet
         self._linger = Linger(float(plan.spec.options["silence"]))
         self._last_turn = self._awake_since = time.monotonic()
+        every = float(plan.spec.options["checkpoint_every"]) if plan.spec.options["restarts"] else 0.0
+        self._checkpoint = CheckpointRound(pool, every, lambda text: view.warn(f"warning: {text}"))
         self._outcome = Outcome()
 
     def run_until_started(self) -> Outcome | None:
@@ -122,6 +127,7 @@ class Watch:
             party = rows[failure.process].process.party
             self._outcome.interrupted, self._outcome.stopped_by = True, f"geomx stop --party {party}"
         self._outcome.failure = failure
+        self._outcome.checkpoint = self._checkpoint.newest
         return self._outcome
 
     def _first_cause(self) -> Failure | None:
@@ -190,6 +196,8 @@ class Watch:
                 if asked:
                     self._on_stopped_elsewhere(asked, self._grace)
                 self._finish_host(host, why, left)
+            case Frozen() | Kept():
+                self._checkpoint.on_message(host, known)
             case Replaced():
                 self._release_job("another geomx is attached to the job now")
 
@@ -252,6 +260,7 @@ class Watch:
             self._pass_on = {}
         if stopping is not None:
             self._check_workers(stopping)
+        self._checkpoint.check(self._running, is_up=stopping is None and self._is_up())
         if self._stopping_since is None and awake > _ABSENT:
             self._check_absentee()
         if self._stopping_since is None and self._linger.is_over(self._progress, now, awake):
@@ -359,7 +368,7 @@ class Watch:
         if not self._outcome.interrupted:
             self._outcome.stopped_by, self._outcome.interrupted, self._progress.interrupted = by, True, True
             self._view.warn("stopping (press Ctrl-C again to kill at once)")
-            self._stop(0, by, hold=True)
+            self._checkpoint.before(lambda: self._stop(0, by, hold=True), self._running)
         else:
             self._stop_message = {"type": "kill"}
             self._pool.broadcast(self._stop_message)

@@ -28,6 +28,7 @@ class Outcome:
     left: why a job that still runs was released.
     lingering: processes that did not end after the training.
     problems: what may still run, or was not released.
+    checkpoint: when the newest one was taken, in Unix seconds; None for none.
     """
 
     failure: Failure | None = None
@@ -36,6 +37,7 @@ class Outcome:
     left: str = ""
     lingering: Sequence[str] = ()
     problems: list[str] = field(default_factory=list)
+    checkpoint: int | None = None
 
     @property
     def status(self) -> str:
@@ -82,7 +84,8 @@ def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
             message = f"job {plan.job} was stopped{by}, but: {'; '.join(outcome.problems)}"
             hint = f"what still runs there ends when the lease expires, or by geomx stop {plan.job}, which says so"
             return Interrupted(message, hint)
-        return Interrupted(f"job {plan.job} was stopped{by}")
+        hint = f"geomx launch --resume {plan.job} goes on from its checkpoint" if outcome.checkpoint else ""
+        return Interrupted(f"job {plan.job} was stopped{by}", hint)
     if outcome.failure is not None:
         return explain(outcome.failure, plan)
     if outcome.lingering:

@@ -162,7 +162,7 @@ class Loop:
         if isinstance(part, PacedWorkerAlgorithm) and recovery is not None:
             part.before_round = lambda steps: recovery.contribute(part.rounds, steps)
         self._straggler = StragglerEmulation(factor) if factor > 1 else None
-        every = config.checkpoint_every if self._rank == 0 else 0
+        every = config.save_every if self._rank == 0 else 0
         folder = client.settings.output_dir or client.settings.job_dir
         self._checkpoints = Checkpoints(folder, every, client.events.warn) if every else None
         self._stop_vote = StopVote(client, priority=1)

@@ -23,7 +23,7 @@ _LARGE = 1 << 63  # integers beyond become text
 
 
 def pack(value: Any, name: str, to_array: ToArray) -> State:
-    """Return the state of a tree of dicts, lists, tuples, sets, numbers, text, None, and arrays of numpy or a framework.
+    """Return the state of a tree of dicts, lists, tuples, sets, numbers, text, None, and arrays of numpy or others.
 
     name: for messages. The arrays are the tree's own memory where possible.
     Raises InvalidSettings for any other value, which it names.

@@ -13,7 +13,7 @@ __all__ = ["TrainConfig", "cosine"]
 class TrainConfig:
     """See the options of the same names.
 
-    eval_every, checkpoint_every: steps; 0 means never.
+    eval_every, save_every: steps; 0 means never.
     time_limit: seconds; 0 means none, also of target_accuracy.
     optimizer_params: the hyper-parameters of `optimizer`.
     options: all, by name.
@@ -29,7 +29,7 @@ class TrainConfig:
     epochs: int
     seed: int
     eval_every: int
-    checkpoint_every: int
+    save_every: int
     time_limit: float
     target_accuracy: float
     optimizer: str
@@ -73,7 +73,7 @@ class TrainConfig:
             epochs=int(options["epochs"]),
             seed=int(options["seed"]),
             eval_every=int(options["eval_every"]),
-            checkpoint_every=int(options["checkpoint_every"]),
+            save_every=int(options["save_every"]),
             time_limit=float(options["time_limit"]),
             target_accuracy=float(options["target_accuracy"]),
             optimizer=str(options["optimizer"]),

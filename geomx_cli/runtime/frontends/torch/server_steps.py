@@ -259,8 +259,9 @@ class ServersOptimizer:
         self._kind: dict[str, Any] = {}
 
     def set(self, client: "Client", optimizer: Any, recovery: "WorkerState") -> None:
-        """Have the servers run an optimizer like this, unless an earlier life of this worker has. Raises InvalidSettings
-        as `server_optimizer`, and if they run another kind already.
+        """Have the servers run an optimizer like this, unless an earlier life of this worker has.
+
+        Raises InvalidSettings as `server_optimizer`, and if they run another kind already.
         """
         name, params = server_optimizer(optimizer)
         kind = {"name": name, **{key: value for key, value in params.items() if isinstance(value, bool)}}
