@@ -61,7 +61,7 @@ class Checkpoint:
         assert child.state_dir is not None
         if child.task.role.endswith("scheduler"):  # all join anew, from other addresses
             return
-        shutil.copytree(self.path / child.task.file_name, child.state_dir)
+        _copy(self.path / child.task.file_name, child.state_dir)
         child.begin_after(self.incarnations[child.name])
 
 
@@ -179,15 +179,12 @@ class Checkpoints:
     def _write(self, number: int, sources: Sequence[Path], incarnations: Mapping[str, int]) -> None:
         part = self._folder / f"{number}{_PART}"
         try:
-            make_private_folder(self._folder)
+            self._folder.mkdir(0o700, exist_ok=True, parents=True)
+            make_private(self._folder)
             self._remove(path for path in self._folder.glob(f"*{_PART}"))
             part.mkdir(0o700)
             for source in sources:
-                target = part / source.name
-                if source.is_dir():
-                    shutil.copytree(source, target)
-                else:
-                    target.mkdir(0o700)
+                _copy(source, part / source.name)
             self._copied.set()
             (part / _ABOUT).write_text(json.dumps({"incarnations": dict(incarnations)}))
             for path in (*part.rglob("*"), part):
@@ -208,10 +205,11 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_private_folder(folder: Path) -> None:
-    """Create the folder, with its parents, for this account only."""
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    make_private(folder)
+def _copy(source: Path, target: Path) -> None:
+    """Copy the files of a folder, which has no others; there may be none yet."""
+    target.mkdir(0o700, parents=True)
+    for path in source.glob("*"):
+        shutil.copyfile(path, target / path.name)
 
 
 def _sync(path: Path) -> None:

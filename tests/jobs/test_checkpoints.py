@@ -1,0 +1,68 @@
+"""A job that was stopped goes on from its checkpoint, in another job, and ends with the bits of one that was not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk import Desk
+from idx import write_data
+
+pytestmark = pytest.mark.processes
+
+WORDS = ("--network", "linear", "--batch-size", "4", "--epochs", "2")
+
+
+def parameters(directory: Path) -> set[str]:
+    """The digests of the final weights."""
+    lines = [line for path in directory.glob("events/*worker*.jsonl") for line in path.read_text().splitlines()]
+    return {event["parameters"] for event in map(json.loads, lines) if event["event"] == "finished"}
+
+
+def rounds(directory: Path) -> int:
+    return sum(path.read_text().count('"round"') for path in directory.glob("events/A-worker-0.jsonl"))
+
+
+@pytest.mark.parametrize("options", ["--algo hfa --k1 3 --k2 2 --compress fp16", "--algo fsa --compress bsc:0.05"])
+def test_a_stopped_job_goes_on_with_the_same_bits(desk: Desk, tmp_path: Path, options: str) -> None:
+    words = [*WORDS, *options.split(), "--data-dir", str(write_data(tmp_path / "idx", 4 * 800, 64))]
+    first, second = tmp_path / "first", tmp_path / "second"
+    calm = desk.geomx("launch", "--job-dir", str(tmp_path / "calm"), *words)
+    assert calm.returncode == 0, calm.stderr
+
+    stopped = desk.train(*words, "--checkpoint-every", "1s", "--job-dir", str(first))
+    stopped.found = first
+    stopped.wait_for(lambda: rounds(first) >= 10)
+    stopped.process.terminate()
+    assert stopped.finish() == 130
+    assert f"geomx launch --resume {stopped.id} goes on from its checkpoint" in stopped.errors
+    for host in ("A", "central"):  # what somebody else has left, or a host that was switched off while it wrote
+        folder = first / "hosts" / host / "checkpoints"
+        newest = max(folder.iterdir(), key=lambda path: int(path.name))
+        (folder / f"{int(newest.name) + 1}.part").mkdir()
+        (folder / str(int(newest.name) + 2)).mkdir()
+        (folder / "notes.txt").write_text("mine")
+
+    resumed = desk.geomx("launch", "--resume", str(first), "--job-dir", str(second))
+    assert resumed.returncode == 0, resumed.stderr
+    assert "notes.txt" in resumed.stderr and ".part" in resumed.stderr and "skipped" in resumed.stderr
+    assert parameters(second) == parameters(tmp_path / "calm") != set()
+    assert 0 < rounds(second) < rounds(tmp_path / "calm")
+    assert not list(second.glob("hosts/*/checkpoints"))
+
+
+def test_what_does_not_fit_is_refused(desk: Desk, tmp_path: Path) -> None:
+    words = [*WORDS, "--data-dir", str(write_data(tmp_path / "idx", 4 * 16, 64)), "--job-dir", str(tmp_path / "done")]
+    assert desk.geomx("launch", *words).returncode == 0
+
+    def refused(*more: str) -> Any:
+        done = desk.geomx("launch", "--resume", str(tmp_path / "done"), *more)
+        assert not list((tmp_path / "next").glob("*"))
+        return done.returncode, done.stderr
+
+    status, errors = refused("--job-dir", str(tmp_path / "next"))
+    assert status == 3 and "has no whole checkpoint" in errors
+    status, errors = refused("--algo", "diloco")
+    assert status == 2 and "--algo with --resume" in errors
+    status, errors = refused("--", "python", "other.py")
+    assert status == 2 and "has run the bundled training" in errors
