@@ -83,7 +83,7 @@ class CheckpointRound:
     def _begin(self, hosts: Collection[str]) -> None:
         self._hosts = tuple(hosts)
         self._freezing, self._problems = set(hosts), []
-        self._number = int(time.time())
+        self._number = max(int(time.time()), self._number + 1)
         now = time.monotonic()
         self._deadline, self._due = now + _FREEZING, now + self._every
         self._pool.broadcast({"type": "freeze"})
