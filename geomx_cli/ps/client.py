@@ -362,7 +362,7 @@ class Client:
 
     def state(self) -> Saved:
         """What this end keeps between rounds: numbers of rounds and barriers, and the arrays of codecs. These are in
-        the memory in use: read them before the next exchange. Raises InvalidSettings while an operation has no result.
+        the memory in use: read them before the next exchange. Raises InvalidSettings while a round has no result.
         """
         arrays = _in_loop(self._worker, self._worker.operations.state)
         tensors = {name: [each.round, each.pulls, *self.versions(name)] for name, each in self.tensors.items()}

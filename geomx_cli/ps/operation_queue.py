@@ -181,10 +181,10 @@ class OperationQueue:
 
     def state(self) -> Arrays:
         """The arrays kept with the slices, in the memory in use, as KEY/INDEX/PART/NAME. Raises InvalidSettings while
-        an operation has no result.
+        a round, or a pull in turn, has no result. Other pulls read initial values, and keep nothing.
         """
-        if self._open:
-            what = f"{counted(len(self._open), 'operation')} on tensors without a result"
+        if pending := [operation for operation in self._open if operation.takes_turns]:
+            what = f"{counted(len(pending), 'operation')} on tensors without a result"
             raise InvalidSettings(what, "wait for all results before saving")
         return {
             f"{number}/{index}/{part}/{name}": array
