@@ -221,8 +221,7 @@ def saving(results: Results) -> Iterator[Sequence[Any]]:
     """Milliseconds of saving ResNet-18, and of starting a process."""
     (found,) = results[0]
     for row in found["write"]:
-        what, place = row["what"].replace("commit of", "commit, arrays of this size:"), row["where"]
-        yield f"46.8 MB into {place}: {what}", _spread(row)
+        yield f"{row['where']}: {WRITES[row['what']]}", _spread(row)
     for row in found["start"]:
         yield f"start of a {row['kind']}, with its imports", _spread(row)
 
@@ -231,6 +230,10 @@ def _spread(row: Mapping[str, Any]) -> str:
     return f"{row['median_ms']:.0f} [{row['lowest_ms']:.0f}, {row['highest_ms']:.0f}]"
 
 
+WRITES = {
+    "pwritev": "46.8 MB by `pwritev`", "commit of 1": "46.8 MB to a state file",
+    "commit of 3": "3 \u00d7 46.8 MB to a state file",
+}  # fmt: skip
 CODECS = ("", "fp16", "int8", "q4", "bsc:0.01", "sparseloco")
 PUSHPULL = PYTHON + "pushpull.py --system store"
 SHORT = "--iterations 3 --warm-up 1"
@@ -275,7 +278,7 @@ TABLES: Sequence[Table] = (
         "p3", "exchange.md",
         [PYTHON + f"delivery.py --model {model} --megabytes {size} --rate 200mbit --rtt 30ms --ratio 1.0"
          " --systems plain p3 mxnet --iterations 2 --warm-up 1" for model, size in (("resnet50", 0), ("vgg19", 150))],
-        ["", "the exchange alone: s", "a step: s", "with `--p3`: s", "MXNet: s", "times as fast, of the possible"],
+        ["", "the exchange alone: s", "a step: s", "with `--p3`: s", "MXNet: s", "times as fast, and upper bound"],
         layers, "Means of 2 steps in one run.", 4,
     ),
     Table(
@@ -296,8 +299,8 @@ TABLES: Sequence[Table] = (
     ),
     Table(
         "kills", "recovery.md", [PYTHON + "recovery.py --kills 120 --seed 3"],
-        ["", "kills", "median: s", "95 %: s", "most: s"], kills,
-        "Seconds until the next round ends, beyond the longest usual time between two rounds.", 20,
+        ["", "kills", "median: s", "95 %: s", "longest: s"], kills,
+        "Seconds from a kill to the end of the next round, less the longest time between two rounds without kills.", 20,
     ),
     Table(
         "recovery-costs", "recovery.md", [PYTHON + "recovery_costs.py --only write start"], ["", "ms"], saving,
@@ -312,7 +315,7 @@ TABLES: Sequence[Table] = (
         "accuracy", "accuracy.md",
         [PYTHON + "time_to_accuracy.py --curve --algo hfa diloco esync diloco-sparseloco",
          PYTHON + "time_to_accuracy.py --curve --algo default mxnet --seeds 1"],
-        ["", "s to 0.80", "before MXNet", "WAN MB", "s to 0.87", "before MXNet", "WAN MB", "accuracy at the end"],
+        ["", "s to 0.80", "times as fast", "WAN MB", "s to 0.87", "times as fast", "WAN MB", "accuracy at the end"],
         accuracy, "Medians of 3 seeds [lowest, highest], without brackets one seed; bytes are of the run with the"
         " median time; - if not reached.", 15,
     ),

@@ -85,7 +85,7 @@ def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path =
 
     Args:
         name: fashion-mnist, mnist or cifar10.
-        split: The half of the data set.
+        split: The part of the data set.
         data_dir: Its directory, if not in the default locations.
 
     Returns:

@@ -180,7 +180,8 @@ class Training(Generic[_Optimizer]):
 
     It is for any `geomx launch --algo`. Call `init` first. The `with` statement gives the optimizer. To train several
     models together, give one `with` statement several of them; the first that ends calls `finish` for all. An exception
-    leaves the block without `finish`. If it ends this script, the other workers' scripts end too, with its text.
+    leaves the block without `finish`. If it ends this script, the other workers' scripts end too, with the exception's
+    text.
 
     Args:
         model: See `wrap`.
@@ -244,7 +245,7 @@ def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path =
 
     Args:
         name: fashion-mnist, mnist or cifar10.
-        split: The half of the data set.
+        split: The part of the data set.
         data_dir: Its directory, if not in the default locations.
 
     Returns:

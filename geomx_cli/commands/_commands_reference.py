@@ -18,14 +18,6 @@ _HEAD = """\
 [Options](options.md) lists the options of a job, which `geomx launch` and other commands share.
 `geomx COMMAND --help` (`-h`) and `geomx man COMMAND` show the texts of this page. All commands have the same
 [exit codes](exit-codes.md).
-
-To complete commands, options, values, jobs, parties and hosts in your shell:
-
-| shell | command |
-|---|---|
-| bash | `eval "$(geomx completion bash)"` in `~/.bashrc` |
-| zsh | `eval "$(geomx completion zsh)"` in `~/.zshrc`, after `compinit` |
-| fish | `geomx completion fish > ~/.config/fish/completions/geomx.fish` |
 """
 
 

@@ -111,7 +111,7 @@ def export_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )  # fmt: skip
     wandb = click.option(
         "--wandb", metavar="PROJECT",
-        help="Log the metrics as a run of this W&B project, offline without an API key; needs geomx-cli[wandb].",
+        help="Log the metrics as a run of this W&B project (offline without an API key); needs geomx-cli[wandb].",
     )  # fmt: skip
     mlflow = click.option(
         "--mlflow", metavar="EXPERIMENT",

@@ -146,7 +146,7 @@ def unused(
     training = ", ".join(of_bundled)
     if script and training:
         own = "write a script's own options behind its name (MXNet scripts may read these with kv.option)"
-        yield f"{training}: no effect on a script, only on the bundled training; {own}"
+        yield f"{training}: no effect on a script, only on the bundled job; {own}"
 
 
 def of_other_deliveries(ctx: click.Context, values: Mapping[str, Value]) -> Iterator[str]:

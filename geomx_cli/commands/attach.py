@@ -15,8 +15,8 @@ def attach(name: str, json: bool) -> int:
     """Attach to a job that is detached or whose launch has exited.
 
     The output, summary and exit code are the same as with geomx launch. If the job has ended, the summary is printed at
-    once. For a job launched with --detach, Ctrl-C detaches again and the job continues; geomx stop ends it. Any other
-    job is stopped by Ctrl-C.
+    once. For a job launched with --detach, Ctrl-C detaches again and the job continues; geomx stop ends it. Ctrl-C
+    stops any other job.
 
     \b
     Examples:

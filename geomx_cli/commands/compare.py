@@ -35,13 +35,13 @@ def compare(names: tuple[str, ...], target: float, group_by: tuple[str, ...], cs
     """Compare jobs: time and bytes to an accuracy, final accuracy or validation loss, samples per second, and fraction
     of time computing.
 
-    A JOB is a job's name in geomx jobs, the beginning of the name, or a job directory. geomx reads the job's event logs
-    from its hosts, even while the job runs. A JOB can also be a folder with records of collected jobs: BASE,
+    A JOB is a name in the list of geomx jobs, the beginning of such a name, or a job directory. geomx reads the job's
+    event logs from its hosts, even while the job runs. A JOB can also be a folder with records of collected jobs: BASE,
     BASE/NETWORK or BASE/NETWORK/MODE. Bytes are the bytes between parties.
 
     Jobs that differ only in their seed form one row, with mean and sample standard deviation over n jobs. --group-by
-    forms other groups. geomx leaves a job that is not done (it runs, failed or was stopped) out of all means. Such a
-    job has a row of its own, with its values so far. Times and bytes to the target are means over the jobs that reached
+    forms other groups. A job that is not done (it runs, failed or was stopped) does not count in means. Such a job has
+    a row of its own, with its values so far. Times and bytes to the target are means over the jobs that reached
     the target. geomx never averages over different scripts, versions of a script, networks or algorithms. Exit code 7
     means that some records could not be read: geomx lists these, and compares the rest.
 

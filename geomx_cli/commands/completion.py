@@ -10,7 +10,7 @@ __all__ = ["completion"]
 @click.command()
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 def completion(shell: str) -> None:
-    """Print the script by which a shell completes commands, options and their values, jobs, parties and hosts.
+    """Print a script for the completion of commands, options and their values, jobs, parties and hosts in a shell.
 
     \b
     bash (4.4 or newer), in ~/.bashrc:

@@ -1,4 +1,4 @@
-"""`geomx data`: the data sets of the bundled training job."""
+"""`geomx data`: the data sets of the bundled job."""
 
 import sys
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ __all__ = ["data", "download_progress"]
 
 @click.group(cls=SuggestingGroup)
 def data() -> None:
-    """Data sets of the bundled training job."""
+    """Data sets of the bundled job."""
 
 
 @data.command()

@@ -41,7 +41,7 @@ party the ranks follow the order of the hosts and of their devices. `geomx hosts
 """
 _HEADINGS: Mapping[Group, tuple[str, str]] = {
     "file": ("At the top of the file", ""),
-    "who": ("Each host: `[[host]]`", "`name` and `party` must be there. All other keys have a default."),
+    "who": ("Each host: `[[host]]`", "`name` and `party` are required. All other keys have a default."),
     "ssh": (
         "How it is reached",
         "geomx looks up missing values in your `~/.ssh/config`. It compares host keys with your `known_hosts`, or with"
@@ -49,11 +49,11 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
     ),
     "network": (
         "How the others reach it",
-        "Other hosts dial only schedulers and servers; workers only dial. But with `--tsengine intra` or `both` workers"
-        " dial each other too. Then each worker that other hosts dial needs a port. `geomx hosts check` shows the"
-        " ports. Processes of one host connect by unix sockets. A scheduler always has one of the `ports`, which"
-        " identifies the scheduler. If all processes that dial a scheduler are on its host, it does not listen on this"
-        " port.",
+        "Other hosts dial only schedulers and servers; workers only dial. But with `--tsengine intra` or `both`,"
+        " workers dial each other too. Then each worker that other hosts dial needs a port. `geomx hosts check` shows"
+        " the ports. Processes of one host connect by unix sockets. A scheduler always has one of the `ports`, which"
+        " identifies the scheduler. If all processes that dial a scheduler are on its host, it does not listen on"
+        " this port.",
     ),
     "work": ("What it works with", ""),
     "place": ("What runs on it", "`devices` determines the workers. `runs` is for the other processes."),

@@ -90,8 +90,8 @@ def prune(
     """Remove jobs that have ended, here and on the hosts that ran them: logs, events, copied files and outputs.
 
     Shows the size of each job and asks for confirmation. Never removes a running job. The age of a job counts from its
-    end. Other files in a job's directory stay. Exit code 7 means that a host could not be reached, or that a file could
-    not be removed. Its job stays in the list of geomx jobs, so that you can prune it later.
+    end. Files that the job did not write stay. Exit code 7 means that a host could not be reached, or that a file could
+    not be removed. The job then stays in the list of geomx jobs, so that you can prune it later.
 
     \b
     Examples:

@@ -37,7 +37,7 @@ __all__ = ["launch"]
     "--lease",
     type=Duration(2.0, 30 * 86_400.0),
     metavar="DURATION",
-    help="How long the job continues without a connection to this machine, such as a laptop that sleeps; at least 2s.  "
+    help="How long the job continues without a connection to this machine, for example while it sleeps; at least 2s.  "
     "[default: --silence]",
 )
 @click.option(
@@ -99,12 +99,12 @@ def launch(
                             "encoded_lan", before and after encoding
     datagrams               bytes of blocks, with --dgt 1
     relayed                 bytes sent through other processes, with --tsengine
-    restarts                how often each process was restarted, of those that were
+    restarts                for each process that was restarted: how often
     outputs                 for each process that has saved files: "process", "host",
                             "folder", "files" (at most eight names), "count" and "bytes"
     model                   path of the model, on another machine HOST:PATH; or null
     logs                    folder of the logs; null if they are on other hosts
-    problems                sentences, such as on a process that could not be ended
+    problems                sentences, for example about a process that could not be ended
     failure                 "process", "host", "cause", "hint", "tail"; or null
     error                   "message" and "hint"; or null
 
@@ -121,7 +121,7 @@ def launch(
     if detach and tee:
         raise UsageError("with --detach nothing can be shown: launch ends at once", "geomx logs -f shows the output")
     if tee and not script:
-        _warn(["--tee shows what a script prints; the bundled training prints nothing but the progress shown here"])
+        _warn(["--tee shows what a script prints; the bundled job prints nothing but the progress shown here"])
     _warn(unknown_variables(os.environ))
     from geomx_cli.jobs.view.waiting import waiting
 

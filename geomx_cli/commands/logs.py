@@ -88,7 +88,7 @@ def _print(name: str, which: tuple[str, str, str, int | None], count: int, *, fo
 @folder_option()
 @click.option(
     "--layout", type=click.Choice(["runs", "esync"]), default="runs", show_default=True,
-    help="runs: a folder for each job. esync: ESync's layout, which has one job of each network and mode.",
+    help="runs: a folder for each job. esync: ESync's layout, with room for one job of each network and mode.",
 )  # fmt: skip
 @click.option("--replace", is_flag=True, help="With --layout esync: replace another job's records.")
 @json_option

@@ -31,8 +31,8 @@ def summarize(base: Path, network: str, mode: str, run: str, target: float, pari
     """Summarise the records of a job: DIR/NETWORK/MODE/JOB/HOST/DEVICE.jsonl, or in ESync's layout
     DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 
-    Writes two files next to the hosts' folders. The first file has the format that ESync's plotting tool reads. Its
-    name is that of the mode: ESync.json, Sync.json, HFA.json. The second file, summary.json, adds further values, from
+    Writes two files next to the hosts' folders. The first file has the format that ESync's plotting tool reads,
+    and the name of the mode: ESync.json, Sync.json, HFA.json. The second file, summary.json, adds further values, from
     unsmoothed data: pairs of time and accuracy, bytes in both directions, computing, exchange and waiting times,
     rounds, and time and bytes to the target. A mode is the name of an algorithm, or dcasgd, with the suffix -niid
     unless --split is iid.

@@ -165,9 +165,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "restarts", "int", 3, "GEOMX_RESTARTS",
-        "How often a killed scheduler, server or worker of the bundled training, or a host's agent, may be restarted"
-        " within 10 minutes, before its death ends the job. 0: the first death ends the job, and nothing is kept for a"
-        " restart.",
+        "How often within 10 minutes geomx restarts a killed agent, scheduler, server or worker of the bundled job. Its"
+        " next death ends the job. 0: the first death ends the job, and nothing is kept for a restart.",
         minimum=0, maximum=1000,
     ),
     _net(

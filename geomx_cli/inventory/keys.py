@@ -223,11 +223,11 @@ TOP_KEYS: tuple[Key, ...] = (
 
 HOST_KEYS: tuple[Key, ...] = (
     Key(
-        "name", "who", values.name, '"beijing-1"', "must be there",
+        "name", "who", values.name, '"beijing-1"', "required",
         "The host's name in plans, logs and messages.", shared=False,
     ),
     Key(
-        "party", "who", values.name, '"beijing"', "must be there",
+        "party", "who", values.name, '"beijing"', "required",
         "The party (data centre) of the host. A job has all parties that its hosts name.", shared=False,
     ),
     Key(
@@ -294,7 +294,7 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "python", "work", values.python, '"/opt/geomx/bin/python"', "the path of the Python that runs geomx here",
-        "A Python on the host in which geomx is installed: an absolute path, ~/... in the home directory, or a command"
+        "A Python of the host that has geomx: an absolute path, ~/... in the home directory, or a command"
         " on the PATH. If the script's command begins with an absolute path of Python, this path is the default.",
     ),
     Key(
@@ -324,8 +324,8 @@ HOST_KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 
 LINK_KEYS: tuple[Key, ...] = (
-    Key("from", "link", values.name, '"beijing"', "must be there", "The party that sends.", shared=False),
-    Key("to", "link", values.name, '"shenzhen"', "must be there", "The party that receives.", shared=False),
+    Key("from", "link", values.name, '"beijing"', "required", "The party that sends.", shared=False),
+    Key("to", "link", values.name, '"shenzhen"', "required", "The party that receives.", shared=False),
     Key("rate", "link", values.rate, '"50mbit"', "unlimited", "The bandwidth in this direction.", shared=False),
     Key("delay", "link", values.delay, '"40ms"', "none", "The delay in this direction.", shared=False),
 )

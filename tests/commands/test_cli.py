@@ -295,7 +295,7 @@ def test_a_mistyped_variable_is_told() -> None:
         (["--tsengine", "both", "--parties", "1"], ""),
         (["--ts-greed", "0.3", "--dgt", "2"], "--ts-greed has no effect without --tsengine"),
         (["--epochs=9", "--lr=1", "--", "python3", str(STAND_IN)],
-         "--epochs, --lr: no effect on a script, only on the bundled training; write a script's own options behind its"
+         "--epochs, --lr: no effect on a script, only on the bundled job; write a script's own options behind its"
          " name (MXNet scripts may read these with kv.option)"),
         (["--k1", "40", "--algo", "hfa", "--", "python3", str(STAND_IN), "--k1"], ""),
     ],

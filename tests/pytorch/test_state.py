@@ -28,15 +28,14 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "stateful.py")
 @pytest.mark.parametrize(
     ("options", "loader"),
     [
-        ("--algo fsa", "shuffle"), ("--algo hfa --k1 3 --k2 2", "sampler"),
-        ("--algo diloco --inner-steps 4 --compress int8", "shuffle"),
+        ("--algo fsa", "shuffle"), ("--algo diloco --inner-steps 4 --compress int8", "sampler"),
     ],
 )  # fmt: skip
 def test_a_gan_whose_workers_are_killed_has_the_same_bits(options: str, loader: str, tmp_path: Path) -> None:
-    script = [sys.executable, SCRIPT, json.dumps({"epochs": 8, "loader": loader, "pause": 0.02})]
+    script = [sys.executable, SCRIPT, json.dumps({"epochs": 6, "loader": loader, "pause": 0.02})]
     words = ["--framework", "torch", "--parties", "2", "--workers", "1", *options.split()]
     calm = play(tmp_path / "calm", words, script)
-    disturbed = play(tmp_path / "disturbed", words, script, kills="worker|server", count=3)
+    disturbed = play(tmp_path / "disturbed", words, script, kills="worker|server", count=2)
     assert len(calm) == 2 and [line.removesuffix("resumed") for line in disturbed] == calm
 
 

@@ -56,7 +56,7 @@ class SweepSettings(msgspec.Struct):
         """Return in which parts `new` differs, as text."""
         found = []
         if self.script != new.script:
-            found.append(f"the command is {' '.join(new.script) or 'the bundled training'}")
+            found.append(f"the command is {' '.join(new.script) or 'the bundled job'}")
         elif self.script_digest != new.script_digest:
             found.append("the script or a file of --sync has changed")
         if self.inventory_digest != new.inventory_digest:
