@@ -92,7 +92,7 @@ class Session:
         if client is not None:
             self.contribution = contribution_of(client, trained=reports.trained())
             client.leave()
-            parting.begin(client.settings)
+            parting.begin(_settings())
             client.close()
         elif self._telemetry is not None:
             self._telemetry.stop()

@@ -53,7 +53,7 @@ class _ReadPlace(Place):
         self._skipped = 0
 
     def begin(self) -> Iterator[Any]:
-        batches = iter(self._loader)
+        batches: Iterator[Any] = iter(self._loader)
         if self._skipped:
             kind = f"{type(self._loader).__name__} has no place to return to"
             print(f"geomx: {kind}: reading {self._skipped} batches once more", file=sys.stderr, flush=True)
