@@ -161,7 +161,7 @@ OPTIONS: tuple[Option, ...] = (
         "Time between two checkpoints of the job, from which geomx launch --resume goes on. 0: none. Each host keeps"
         " its newest two in hosts/HOST/checkpoints of the job's directory. They need --restarts, and scripts that call"
         " geomx.state.",
-        minimum=0, word="never",
+        minimum=0,
     ),
     _net(
         "restarts", "int", 3, "GEOMX_RESTARTS",

@@ -26,7 +26,7 @@ def test_what_is_public() -> None:
     ]  # fmt: skip
     assert geomx_cli.torch.__all__ == [
         "DiLoCo", "GeomxError", "InvalidSettings", "LocalSGD", "Training", "finish", "global_rank", "init", "is_master",
-        "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "wrap",
+        "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "state", "wrap",
     ]  # fmt: skip
     for module in (geomx_cli.mxnet, geomx_cli.torch):
         assert all(getattr(module, name).__doc__ for name in module.__all__)

@@ -14,7 +14,7 @@ __all__ = ["random_state", "set_random_state"]
 def random_state() -> State:
     """Return the present state."""
     version, numbers, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
+    name, keys, position, has_gauss, cached = np.random.get_state()
     arrays = {"torch": torch.get_rng_state().numpy(), "python": np.array(numbers, np.uint64), "numpy": keys}
     if torch.cuda.is_initialized():
         for index, device in enumerate(torch.cuda.get_rng_state_all()):

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,6 @@ from geomx_cli.runtime.frontends.torch.reduction import Reduction
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, ServerSynchroniser
 from geomx_cli.runtime.frontends.torch.tensors import BUFFERS
-from geomx_cli.runtime.frontends.torch.training_state import TorchState
 from geomx_cli.runtime.script.base_store import option_of
 from geomx_cli.runtime.script.remote_optimizer import MomentumCheck
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
@@ -71,7 +70,13 @@ class Store:
         return option_of(self._reduction.settings, name)
 
     @property
-    def _recovery(self) -> WorkerState:
+    def client(self) -> "Client | None":
+        """The member's; None in workers that are none."""
+        return self._reduction.client
+
+    @property
+    def recovery(self) -> WorkerState:
+        """What an earlier life of this worker has saved."""
         assert self._session.recovery is not None  # it has joined
         return self._session.recovery
 
@@ -134,10 +139,6 @@ class Store:
     def trained(self) -> list[Any]:
         """The parameters that all wrapped optimizers train."""
         return [tensor for state in self._states for tensor in state.trained.values()]
-
-    def state(self, given: Mapping[str, Any]) -> TorchState:
-        """See geomx_cli.torch.state."""
-        return TorchState(self, self._recovery, self._reduction.client, given)
 
     def check_complete(self, objects: Sequence[Any]) -> None:
         """Raise InvalidSettings unless each wrapped model, or one that contains it, and optimizer is among objects."""
@@ -262,7 +263,7 @@ class Store:
         by_gradients = about.exchanges == "gradients"
         reduction.check(optimizer, buffers, about.name, by_gradients=by_gradients and not about.asynchronous)
         chosen = _Chosen.of(reduction.settings, state, buffers)
-        recovery = self._recovery
+        recovery = self.recovery
         client, check = reduction.client, self._batch_check()
         if client is not None:
             if about.asynchronous:

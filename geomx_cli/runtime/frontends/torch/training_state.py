@@ -13,9 +13,7 @@ from geomx_cli.runtime.script.training_state import Place, TrainingState
 from geomx_cli.runtime.training.worker_algorithm import State
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.client import Client
     from geomx_cli.runtime.frontends.torch.store import Store
-    from geomx_cli.runtime.training.worker_state import WorkerState
 
 __all__ = ["TorchState"]
 
@@ -23,13 +21,11 @@ __all__ = ["TorchState"]
 class TorchState(TrainingState):
     """See TrainingState. Wraps come before it, as the wrapped models and optimizers have to be among its objects."""
 
-    def __init__(
-        self, store: "Store", recovery: "WorkerState", client: "Client | None", given: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, store: "Store", given: Mapping[str, Any]) -> None:
         self._store = store
         self._steps = -1  # those of all optimizers when the script got its last batch
         self._random: State | None = None  # as saved by an earlier life
-        super().__init__(recovery, client, given)
+        super().__init__(store.recovery, store.client, given)
 
     @property
     def _rounds(self) -> int:
