@@ -133,6 +133,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     view = options.view or view_for()
     observer, outcome = options.observer, None
     try:
+        checkpoints = _checkpoints(options.resume, view)
         with view.waiting("reading the script and the files of --sync"):
             spec, packed = prepared(spec, options.sync)
         directory = JobDirectory(spec.job, Path(spec.job_dir))
@@ -159,7 +160,6 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             directory.write_plan(planned, inventory)
             _announce(planned, view, tee=options.tee)
             dirs = working_dirs(inventory, planned)
-            checkpoints = _checkpoints(options.resume, view)
             pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease, checkpoints), view.warn)
             tee = _tee(view, directory, planned, stack) if options.tee else None
             watch = Watch(
