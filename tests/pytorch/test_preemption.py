@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from desk import Desk, Launch
@@ -13,14 +12,8 @@ from workers import SCRIPTS
 pytestmark = pytest.mark.processes
 
 SCRIPT = str(SCRIPTS / "preempted.py")
-FSA, DILOCO = ("--algo", "fsa"), ("--algo", "diloco", "--h", "1000")
+FSA, DILOCO = ("--algo", "fsa"), ("--algo", "diloco", "--inner-steps", "1000")
 PARTIES = ("--json", "--grace", "60s", "--parties", "2", "--workers", "2")
-
-
-def to_agent(job: Launch) -> None:
-    """SIGTERM to the agent."""
-    (spec,) = job.desk.state_files("agent.json", job.id)
-    os.kill(job.pid(f"agent {json.loads(spec.read_bytes())['host']}"), signal.SIGTERM)
 
 
 def to_all(job: Launch) -> None:
@@ -41,7 +34,7 @@ WAYS: dict[str, Way] = {
     "SIGTERM to a server": (lambda job: os.kill(job.pid("B/server:0"), signal.SIGTERM), "SIGTERM to B/server:0"),
     "SIGUSR1 to launch": (lambda job: job.process.send_signal(signal.SIGUSR1), "SIGUSR1"),
     "Ctrl-C": (lambda job: job.process.send_signal(signal.SIGINT), "Ctrl-C"),
-    "SIGTERM to an agent": (to_agent, "SIGTERM to the agent on host "),
+    "SIGTERM to an agent": (lambda job: os.kill(job.pid("agent B"), signal.SIGTERM), "SIGTERM to the agent on host B"),
     "SIGTERM to all": (to_all, ""),
     "geomx stop": (by_command, "geomx stop"),
 }
@@ -56,30 +49,55 @@ def trained(desk: Desk, way: Callable[[Launch], object], *words: str) -> Launch:
     return job
 
 
-def assert_stopped(job: Launch, by: str) -> None:
-    """All workers have stopped after the same step, and launch tells that the job may be resumed."""
+def assert_stopped(job: Launch, by: str) -> list[str]:
+    """All workers have stopped, and launch tells that the job may be resumed; returns after how many steps, by rank."""
     assert job.finish() == 75, job.errors
-    steps = {path.name: path.read_text() for path in job.desk.folder.glob("stopped-*")}
-    assert len(steps) == 4 and len(set(steps.values())) == 1, steps
+    steps = [path.read_text() for path in sorted(job.desk.folder.glob("stopped-*"))]
     result = json.loads(job.output)
     assert (result["status"], result["exit_code"], result["problems"]) == ("stopped", 75, [])
     assert f"was stopped by {by}" in result["error"]["message"]
     assert job.desk.json("status")["state"] == "stopped"
     job.wait_for(lambda: not job.pids())
     assert not list(job.desk.temporary.rglob("*.sock*")), "the files that tell of it are gone too"
+    return steps
 
 
-@pytest.mark.parametrize(
-    ("way", "algorithm"), [("SIGTERM to a worker", FSA), ("SIGUSR1 to launch", DILOCO)],
-    ids=lambda part: part if isinstance(part, str) else part[1],
-)  # fmt: skip
-def test_all_workers_stop_after_the_same_step(desk: Desk, way: str, algorithm: tuple[str, ...]) -> None:
-    ask, by = WAYS[way]
-    assert_stopped(trained(desk, ask, *algorithm, "--", "python", SCRIPT), by)
+def test_all_workers_stop_after_the_same_step_and_a_handler_of_the_script_stays(desk: Desk) -> None:
+    ask, by = WAYS["SIGTERM to a worker"]
+    steps = assert_stopped(trained(desk, ask, *FSA, "--", "python", SCRIPT, "handles"), by)
+    assert len(steps) == 4 and len(set(steps)) == 1
+    assert [path.name for path in desk.folder.glob("handled-*")] == ["handled-3"], "where the signal came"
+
+
+def test_all_workers_stop_in_the_middle_of_a_long_round(desk: Desk) -> None:
+    ask, by = WAYS["SIGUSR1 to launch"]
+    steps = assert_stopped(trained(desk, ask, *DILOCO, "--", "python", SCRIPT), by)
+    assert len(steps) == 4 and len(set(steps)) == 1 and int(steps[0]) < 1000
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("SIGTERM to a worker", "SIGUSR1 to launch")])
 def test_whatever_asks_the_job_to_stop(desk: Desk, way: str) -> None:
     ask, by = WAYS[way]
-    assert_stopped(trained(desk, ask, *FSA, "--", "python", SCRIPT), by)
+    steps = assert_stopped(trained(desk, ask, *FSA, "--", "python", SCRIPT), by)
+    assert len(steps) == 4 and len(set(steps)) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--algo hfa --k1 3 --k2 4", "--algo mixed", "--algo esync", "--reduce torch", "--reduce torch --shards 2",
+        "--reduce torch --algo diloco --inner-steps 50", "--topology central", "ddp",
+    ],
+)  # fmt: skip
+def test_with_whatever_algorithm_and_members(desk: Desk, words: str) -> None:
+    ask, by = WAYS["SIGTERM to a worker"]
+    options = [] if words == "ddp" else words.split()
+    given = ["ddp"] * (words == "ddp") + ["divides"] * ("--shards" in words)
+    steps = assert_stopped(trained(desk, ask, *options, "--", "python", SCRIPT, *given), by)
+    assert len(steps) == 4
+    if "esync" not in words:  # whose workers take different numbers of steps in a round
+        assert len(set(steps[:2])) == len(set(steps[2:])) == 1
+    if "esync" not in words and "mixed" not in words:
+        assert len(set(steps)) == 1

@@ -1,5 +1,7 @@
-"""Trains until the job is asked to stop, and saves after how many steps that was; with "handles" it has a handler of its
-own for SIGTERM.
+"""Trains until the job is asked to stop, and saves after how many steps that was.
+
+"handles": it has a handler of its own for SIGTERM. "divides": fully_shard divides its model. "ddp":
+DistributedDataParallel exchanges its gradients.
 """
 
 import signal
@@ -8,16 +10,25 @@ import time
 from pathlib import Path
 
 import torch
-from common import batches, linear
+from common import batches, divide, linear
 
 import geomx_cli.torch as geomx
 
-geomx.init()
+if "ddp" in sys.argv:
+    torch.distributed.init_process_group()
+else:
+    geomx.init()
 rank = geomx.global_rank()
 if "handles" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: Path(f"handled-{rank}").touch())
 model = linear()
-optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+if "divides" in sys.argv:
+    divide(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if "ddp" in sys.argv:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+else:
+    geomx.wrap(model, optimizer)
 loss_of = torch.nn.CrossEntropyLoss()
 batch, step = batches(rank, 1)[0], 0
 while True:
@@ -31,5 +42,6 @@ while True:
         Path(f"trains-{rank}").touch()
     time.sleep(0.01 * (1 + rank))
 assert geomx.should_stop(), "from then on"
-geomx.finish()
+if "ddp" not in sys.argv:
+    geomx.finish()
 Path(f"stopped-{rank}").write_text(str(step))
