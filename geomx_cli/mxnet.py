@@ -29,7 +29,7 @@ from geomx_cli.runtime.script.reports import report
 
 __all__ = [
     "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
-    "report", "shard",
+    "report", "shard", "should_stop",
 ]  # fmt: skip
 
 load.prepare_import()  # for `import mxnet` after this, also in a script that runs alone
@@ -78,6 +78,28 @@ def num_all_workers() -> int:
 def is_master() -> bool:
     """Return whether this worker is the master worker, which sets the initial weights and calls `kv.set_optimizer`."""
     return _store().is_master_worker
+
+
+def should_stop() -> bool:
+    """Return whether the job is asked to stop: true in all workers after the same push, and from then on.
+
+    What asks it is SIGTERM or SIGUSR1 to `geomx launch`, an agent or any process of the job, `geomx stop`, or Ctrl-C.
+    After the first call of this, a worker is not ended then: it has the time of `--grace` to save and to end by itself.
+    Call it in all workers after each step. Once the job is asked to stop, one call waits for the other workers.
+    In an asynchronous job it is true in all workers of a party after the same push.
+
+    Raises:
+        InvalidSettings: `init` was not called.
+        GeomxError: The job has failed.
+
+    Examples:
+        >>> for batch in batches:
+        ...     ...                                             # a step of the trainer
+        ...     if geomx.should_stop():
+        ...         break
+    """
+    _store()
+    return script.session().should_stop()
 
 
 def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> Samples:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DiLoCo", "GeomxError", "InvalidSettings", "LocalSGD", "Training", "finish", "global_rank", "init", "is_master",
-    "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "state", "wrap",
+    "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "should_stop",
+    "state", "wrap",
 ]  # fmt: skip
 
 _Optimizer = TypeVar("_Optimizer")  # or a list or tuple of some
@@ -175,6 +176,29 @@ def finish() -> None:
         ...     torch.save(model.state_dict(), "model.pt")
     """
     _store().finish()
+
+
+def should_stop() -> bool:
+    """Return whether the job is asked to stop: true in all workers at the same step, and from then on.
+
+    What asks it is SIGTERM or SIGUSR1 to `geomx launch`, an agent or any process of the job, `geomx stop`, or Ctrl-C.
+    After the first call of this, a worker is not ended then: it has the time of `--grace` to save and to end by itself.
+    Call it in all workers after each step. Once the job is asked to stop, one call waits for the other workers.
+    With mixed and async it is true in all workers of a party at the same step.
+
+    Raises:
+        InvalidSettings: `init` was not called.
+        GeomxError: The job has failed.
+
+    Examples:
+        >>> for step, (images, labels) in enumerate(loader):
+        ...     ...                                             # a step of the optimizer
+        ...     if geomx.should_stop():
+        ...         break
+        >>> geomx.finish()
+    """
+    _store()
+    return script.session().should_stop()
 
 
 class Training(Generic[_Optimizer]):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.stop_files import StopFiles
 
 __all__ = ["FileDigest", "HostSpec", "Task"]
 
@@ -108,6 +109,11 @@ class HostSpec:
     files: Mapping[str, FileDigest] = field(default_factory=dict)
 
     @property
+    def stop_files(self) -> StopFiles:
+        """Beside `socket`."""
+        return StopFiles(f"{self.socket}.stop")
+
+    @property
     def directory(self) -> str:
         """The host's directory in the job, passed to the agent on start."""
         return f"{self.job_dir}/hosts/{self.host}"
@@ -154,8 +160,10 @@ class HostSpec:
         return {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **ours}
 
     def secrets(self) -> list[Path]:
-        """Return the paths of key files and unix sockets, which must be removed with the processes."""
-        paths = [Path(self.socket)]
+        """Return the paths of key files, unix sockets and the files beside them, which must be removed with the
+        processes.
+        """
+        paths = [Path(self.socket), *self.stop_files.paths]
         for task in self.tasks:
             if key := task.env.get("GEOMX_KEY_FILE"):
                 paths.append(Path(key))

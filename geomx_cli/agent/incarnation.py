@@ -52,6 +52,7 @@ class Child:
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
         events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
         self.life = Incarnation(events, host_spec.silence, clock)
+        self._stop_files = host_spec.stop_files
         self._host = host_spec.host
         self._silence = host_spec.silence
         self._clock = clock
@@ -67,7 +68,7 @@ class Child:
             make_folders(Path(working_dir))
         if (folder := folder_of(self.task)) is not None:
             make_folders(folder)
-        env = {**inherited, **self.task.env, "GEOMX_SUPERVISED": "1"}
+        env = {**inherited, **self.task.env, "GEOMX_SUPERVISED": "1", "GEOMX_STOP_FILE": self._stop_files.path}
         if self.state_dir is not None:
             make_folders(self.state_dir)
             env |= {"GEOMX_INCARNATION": str(self.incarnation), "GEOMX_STATE_DIR": str(self.state_dir)}
@@ -76,6 +77,11 @@ class Child:
             self.life.start(self.task.argv, env, working_dir, output)
         finally:
             os.close(output)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to its process group, which it takes for the end, not for somebody's wish that the job stops."""
+        self._stop_files.end()
+        self.life.signal_group(signal.SIGTERM)
 
     @property
     def lacks_state(self) -> bool:
@@ -283,6 +289,7 @@ class Incarnation:
 
 
 _BEFORE = ("starting", "waiting")  # states of a process before all have joined
+_SIGNALS = ("SIGTERM", "SIGUSR1")  # by which somebody asks the job to stop
 _NEWEST = 1 << 18  # bytes of an event log
 _SHOWN = 4096  # maximum characters of a string in a forwarded event
 
@@ -294,13 +301,16 @@ class EventTail:
     saw_failure: it has noticed that the job has failed.
     joined, left: it has joined the job, and left it in the orderly way.
     finished: its last event was read; a scheduler or server has nothing more to do then.
+    awaits_stop: it ends by itself once the job is asked to stop.
+    signalled: the signal by which somebody else asks the job to stop, "" for none.
     waits: it waits for others to join, or has not come as far.
     heard: when its newest telemetry was read (time.monotonic seconds); it writes some every second.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.failure: dict[str, Any] | None = None
-        self.saw_failure = self.joined = self.left = self.finished = False
+        self.saw_failure = self.joined = self.left = self.finished = self.awaits_stop = False
+        self.signalled = ""
         self.waits = True
         self.heard = 0.0
         self.path = path
@@ -368,6 +378,10 @@ class EventTail:
                 self.left = self.finished = True
             case "state", "failing":
                 self.saw_failure = True
+            case "stop_awaited", _:
+                self.awaits_stop = True
+            case "signalled", _:
+                self.signalled = next((name for name in _SIGNALS if name == event.get("signal")), "a signal")
             case "failed", _:
                 self.failure = self.failure or event  # of a process's children the first
 

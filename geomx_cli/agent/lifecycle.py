@@ -33,11 +33,14 @@ class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
     SIGTERM comes once for each process group: for workers at once, unless their script handles the job's failure
-    (Incarnation.handles_failure); for schedulers and servers once no worker runs here, as workers may need them for the
-    round that they are in.
+    (Incarnation.handles_failure), or they end by themselves as the job is asked to stop (`is_asked`); for schedulers
+    and servers once no worker runs here, as workers may need them for the round that they are in.
 
     grace: seconds from the end of RUNNING until workers get SIGKILL, but not within a second of SIGTERM unless it is
         shorter; for others it is a second longer.
+    is_asked: somebody has asked the job to stop, as opposed to a failure. If one of the workers here awaits that
+        (EventTail.awaits_stop), none gets SIGTERM before the end of the grace: the others await it soon, or wait for
+        it.
     holding: workers of other hosts need schedulers and servers too, until they have ended or the grace is over.
     why: the reason of the stop.
     terminated_at: when SIGTERM was first due, by `clock`.
@@ -52,7 +55,7 @@ class Lifecycle:
         self.why = ""
         self.terminated_at = 0.0
         self.grace = grace
-        self.holding = False
+        self.holding = self.is_asked = False
         self.cut_off: Sequence[str] = ()
         self._children = children
         self._clock = clock
@@ -75,7 +78,14 @@ class Lifecycle:
 
     @property
     def _cut_off_at(self) -> float:
-        return max(self._stopped_at + self.grace, self._terminating_at + min(self.grace, TERMINATE))
+        terminating = max(self._terminating_at, self._ends_itself_until)
+        return max(self._stopped_at + self.grace, terminating + min(self.grace, TERMINATE))
+
+    @property
+    def _ends_itself_until(self) -> float:
+        """Until when workers may end by themselves, as the job is asked to stop; 0 if none awaits that."""
+        awaited = self.is_asked and any(child.life.events.awaits_stop for child in self._children)
+        return self._stopped_at + self.grace if awaited else 0.0
 
     def keep_waiting(self) -> None:
         """Restart the timeout for "start": the control machine waits for other hosts."""
@@ -147,7 +157,7 @@ class Lifecycle:
         if running != self._ran or handled:
             self._deadline = now + self._delay
         self._ran = running
-        if now >= self._deadline:
+        if now >= max(self._deadline, self._ends_itself_until):
             rest = [child for child in workers if not child.life.handles_failure]
             ending = [child for child in rest if child.life.running and child.life.events.failure is not None]
             self._terminate(ending if ending and self._delay else rest)
@@ -169,7 +179,7 @@ class Lifecycle:
         for child in children:
             if child.life not in self._terminated:
                 self._terminated.add(child.life)
-                child.life.signal_group(signal.SIGTERM)
+                child.terminate()
 
     def _enter(self, stage: Stage, limit: float = 0) -> None:
         if stage >= self.stage:
@@ -216,4 +226,4 @@ class PartialStop:
         for child in workers or self._deadlines:
             if child.life not in self._terminated:
                 self._terminated.add(child.life)
-                child.life.signal_group(signal.SIGTERM)
+                child.terminate()

@@ -42,10 +42,11 @@ class Supervisor:
 
     A process that died without a word may be restarted (restart_policy.py).
 
-    The whole part of the job is terminated by: a failed process, "stop", SIGTERM or SIGINT to the agent, or a control
-    machine that is disconnected or silent for longer than the lease without having sent "suspend". SIGTERM and, at the
-    end of the grace, SIGKILL go to whole process groups and to all other descendants of the agent (lifecycle.py). If
-    the agent itself is killed, the kernel kills its children, and the next agent goes on (succession.py).
+    The whole part of the job is terminated by: a failed process, "stop", SIGTERM, SIGUSR1 or SIGINT to the agent or, as
+    they tell by an event, to its processes, or a control machine that is disconnected or silent for longer than the
+    lease without having sent "suspend". SIGTERM and, at the end of the grace, SIGKILL go to whole process groups and to
+    all other descendants of the agent (lifecycle.py). If the agent itself is killed, the kernel kills its children, and
+    the next agent goes on (succession.py).
 
     last: of a killed agent, with the numbers of the lives that begin now; None for the first agent.
     """
@@ -111,7 +112,7 @@ class Supervisor:
         for end in (self._wakeup, self._signals):
             end.setblocking(False)
         signal.set_wakeup_fd(self._signals.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
@@ -122,8 +123,8 @@ class Supervisor:
         elif of is not None:
             self._check_end(of)
         elif source is self._wakeup:
-            self._wakeup.recv(64)
-            self._stop_alone("received a signal to stop")
+            number = self._wakeup.recv(64)[0]
+            self._stop_by_signal(f"{signal.Signals(number).name} to the agent on host {self._host_spec.host}")
         else:
             for message in self._control.handle(source, mask):
                 self._obey(message)
@@ -171,13 +172,25 @@ class Supervisor:
             return
         self._ordered |= not who
         is_new = who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING
-        self._asked_by = who if is_new else self._asked_by
+        if is_new:
+            self._asked_by = who
+            self._lifecycle.is_asked = True
+            self._host_spec.stop_files.ask()
         self._lifecycle.grace = min(self._lifecycle.grace, grace) if self._lifecycle.why else grace
         self._lifecycle.holding = bool(message.get("hold"))
         by = f" by {who}" if who else ""
         self._lifecycle.stop(f"was asked to stop{by}", float(message.get("delay", 0)))
         if is_new:
             self._control.send_durable({"type": "stopping", "who": who, "grace": grace})
+
+    def _stop_by_signal(self, who: str) -> None:
+        """Stop as `who` asks, where nobody tells yet when the workers of other hosts have ended. Those may need servers
+        of a host without any, and of one whose workers end by themselves together with theirs.
+        """
+        if self._lifecycle.stage <= Stage.RUNNING:
+            awaited = any(child.life.events.awaits_stop for child in self._children)
+            hold = awaited or all(child.task.serves for child in self._children)
+            self._stop_as_asked({"who": who, "hold": hold})
 
     def _start(self) -> None:
         self._lifecycle.enter_running()
@@ -274,6 +287,9 @@ class Supervisor:
                     self._control.send_durable({"type": "warning", "message": notice})
             if self._lifecycle.stage is Stage.RUNNING and not self._host_spec.lease:
                 self._presence.check(self._children, now)
+        for child in self._children:
+            if (name := child.life.events.signalled) and not child.asked:
+                self._stop_by_signal(f"{name} to {child.name}")
         self._memory.ran_out()
         self._check_lease(now)
         self._partial_stop.check(now)

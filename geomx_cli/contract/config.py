@@ -67,6 +67,7 @@ class NodeSettings:
     clock_ahead: seconds, see JobClock. supervised: an agent of `geomx launch` has started this process.
     incarnation: which life of the process this is, 0 for the first one.
     state_dir: a folder of its own, in which its state survives it; "" if nothing restarts it.
+    stop_file: see StopFiles; "" without an agent.
     options: the table of options, by name.
     """
 
@@ -102,6 +103,7 @@ class NodeSettings:
     supervised: bool = False
     incarnation: int = 0
     state_dir: str = ""
+    stop_file: str = ""
     options: Mapping[str, Value] = field(default_factory=dict)
 
     def pairs_of(self, own: int, usual: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

@@ -12,6 +12,7 @@
     ├── TimedOut         6   a wait reached its limit
     ├── DoneInPart       7   stopped, collected or summarised only in part
     └── Interrupted    130   Ctrl-C
+        └── Resumable   75   a job was asked to stop, and all workers have ended with status 0
 
 An error states the problem (`message`) and the remedy (`hint`). Only `cli.py` turns errors into text and an exit
 status. Any other exception that escapes is a bug in geomx: it shows its traceback and becomes an InternalError.
@@ -30,6 +31,7 @@ __all__ = [
     "InvalidSettings",
     "Missed",
     "PeerLost",
+    "Resumable",
     "TimedOut",
     "TrainingFailed",
     "UsageError",
@@ -140,3 +142,9 @@ class Interrupted(GeomxError):
     """The user pressed Ctrl-C."""
 
     exit_code = 130
+
+
+class Resumable(Interrupted):
+    """A job was asked to stop, and its workers have saved and ended by themselves: launched again, it may go on."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h

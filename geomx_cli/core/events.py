@@ -34,7 +34,9 @@ __all__ = [
     "RosterComplete",
     "RoundCompleted",
     "Sent",
+    "Signalled",
     "StateChanged",
+    "StopAwaited",
     "Telemetry",
     "Traffic",
     "WarningRaised",
@@ -200,6 +202,20 @@ class ProcessRestarted(Event, tag="restarted"):
 
     incarnation: Count
     message: str = ""
+
+
+class StopAwaited(Event, tag="stop_awaited"):
+    """The process ends by itself once its job is asked to stop: a bundled worker that trains, and one whose script has
+    called `should_stop`.
+    """
+
+
+class Signalled(Event, tag="signalled"):
+    """Somebody else than the agent has sent the process SIGTERM or SIGUSR1, and it goes on: this asks the job to stop.
+    signal: its name.
+    """
+
+    signal: Annotated[str, Meta(max_length=16)]
 
 
 class ProcessFailed(Event, tag="failed"):

@@ -164,6 +164,10 @@ class ControlClient:
 
         loop.submit(begin)
 
+    def check(self) -> None:
+        """Raise the client's error, if the job has failed or this worker has left."""
+        self._worker.check()
+
     def ask(self, topic: str, body: Body, seconds: float = 0.0) -> "Future[Body]":
         """Like `request`, but returns at once; a failure of the job is set on the future. seconds: how much longer the
         answer may take.

@@ -19,6 +19,7 @@ from geomx_cli.core.events import ProcessFailed, ProcessFinished, StateChanged
 from geomx_cli.runtime import frontends
 from geomx_cli.runtime.plugin_factory import event_log, part, warn_of_variables
 from geomx_cli.runtime.signals import Signals, interrupted
+from geomx_cli.runtime.stop_notice import pass_on_signals
 
 
 def main(argv: list[str]) -> int:
@@ -115,6 +116,8 @@ def _serve(settings: Settings, events: EventLog) -> None:
         scheduler = Scheduler(settings, plane, events)
         if signals is not None:
             signals.deliver_to(scheduler.node.loop.interrupt)
+        if settings.supervised:
+            pass_on_signals(scheduler.node.loop.submit, events, settings.stop_file)
         _collect_from_now_on()
         scheduler.run()
         return
@@ -124,6 +127,8 @@ def _serve(settings: Settings, events: EventLog) -> None:
     server = Server(settings, events, algorithm, delivery)
     if signals is not None:
         signals.deliver_to(server.node.loop.interrupt)
+    if settings.supervised:
+        pass_on_signals(server.node.loop.submit, events, settings.stop_file)
     _collect_from_now_on()
     optimizer = server.run()
     if settings.output_dir and optimizer is not None:

@@ -75,6 +75,9 @@ Inbox = SimpleQueue[tuple[str, JsonObject | InboxMessage]]
 """Messages from hosts, by host name, and local events."""
 
 
+_STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # besides Ctrl-C; batch systems send the first two
+
+
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
     """Handle these signals by `handler`, and as before afterwards."""
@@ -91,13 +94,15 @@ def _not_ignored(*numbers: int) -> Iterator[int]:
 
 
 def interrupts_raised() -> AbstractContextManager[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, like Ctrl-C, unless the process ignores them. Main thread only."""
-    return _handled(signal.default_int_handler, *_not_ignored(signal.SIGTERM, signal.SIGHUP))
+    """SIGTERM, SIGUSR1 and SIGHUP raise KeyboardInterrupt, like Ctrl-C, unless the process ignores them. Main thread
+    only.
+    """
+    return _handled(signal.default_int_handler, *_not_ignored(*_STOPS))
 
 
 def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> AbstractContextManager[None]:
-    """Ctrl-C, and SIGTERM and SIGHUP unless the process ignores them (nohup), put an Interrupt into `inbox` and call
-    `hear`, which must not take a lock that the main thread takes. Main thread only.
+    """Ctrl-C, and SIGTERM, SIGUSR1 and SIGHUP unless the process ignores them (nohup), put an Interrupt into `inbox`
+    and call `hear`, which must not take a lock that the main thread takes. Main thread only.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -105,7 +110,7 @@ def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Ab
         inbox.put(("", Interrupt(by)))  # SimpleQueue.put may be called from a signal handler
         hear()
 
-    return _handled(handle, signal.SIGINT, *_not_ignored(signal.SIGTERM, signal.SIGHUP))
+    return _handled(handle, signal.SIGINT, *_not_ignored(*_STOPS))
 
 
 def suspends_to(inbox: Inbox) -> AbstractContextManager[None]:

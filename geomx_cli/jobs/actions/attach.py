@@ -14,6 +14,7 @@ from geomx_cli.core.errors import (
     HostUnreachable,
     Interrupted,
     InvalidSettings,
+    Resumable,
     TimedOut,
     TrainingFailed,
 )
@@ -96,7 +97,9 @@ class Tee:
 
 
 _ATTEMPTS = 5
-_ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedOut, DoneInPart, Interrupted)
+_ERRORS = (
+    TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedOut, DoneInPart, Resumable, Interrupted,
+)  # fmt: skip
 
 
 def attach(job: KnownJob, view: View | None = None) -> Conclusion:

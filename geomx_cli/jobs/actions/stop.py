@@ -308,5 +308,6 @@ def _record(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -
     if failed_before or (job_view.over and not any(one.did for one in report.hosts)):
         job_view.conclusion()
         return
-    outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
-    record_conclusion(job.plan, outcome, job_view.progress.totals(), seconds)
+    progress, seconds = job_view.progress, max(0.0, time.time() - job.started)
+    outcome = Outcome(interrupted=True, stopped_by="geomx stop", saved=progress.all_worked)
+    record_conclusion(job.plan, outcome, progress.totals(), seconds)

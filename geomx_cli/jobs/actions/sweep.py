@@ -137,6 +137,7 @@ class _Sweep:
         if conclusion.error is None or status == "done":
             self._collect(cell)
         else:
+            status = "interrupted" if status == "stopped" else status
             state: State = status if status in ("done in part", "interrupted") else "failed"
             self._set(cell, state, first_line(conclusion.error).removesuffix(":"))
         took = format_duration(time.monotonic() - began)

@@ -61,6 +61,7 @@ _ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting 
 _NAMED = 4
 _HEARD = 4096  # newest events of a process
 _PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
+_BY_USER = ("Ctrl-C", "SIGTERM", "SIGHUP", "geomx stop")  # after which the same again kills
 
 
 class Watch:
@@ -68,8 +69,9 @@ class Watch:
 
     The first failure ends the job: after a grace period in which processes may end by themselves, all agents stop them.
     A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended on its behalf. An
-    Interrupt in the pool's inbox stops the job, a second one kills it; with `detaches`, or if another geomx takes the
-    job over, the job is released instead. A Suspend stops this process until it is continued.
+    Interrupt in the pool's inbox stops the job, a second one kills it, unless it may be a batch system's: that sends
+    signals to any process, and SIGUSR1 before SIGTERM. With `detaches`, or if another geomx takes the job over, the job
+    is released instead. A Suspend stops this process until it is continued.
 
     observer: is open.
     on_listening: called once the job has bound its ports.
@@ -96,6 +98,7 @@ class Watch:
         self._warned = set(warned)
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
+        self._had_begun = False  # to stop, while a worker ran
         self._pass_on: JsonObject = {}  # stop request issued by another process
         self._stop_message: JsonObject = {}  # the newest one that all agents have been sent
         self._heard: dict[str, deque[int]] = {}  # numbers of events, by process
@@ -128,6 +131,7 @@ class Watch:
             self._outcome.interrupted, self._outcome.stopped_by = True, f"geomx stop --party {party}"
         self._outcome.failure = failure
         self._outcome.checkpoint = self._checkpoint.newest
+        self._outcome.saved = self._outcome.interrupted and self._had_begun and self._progress.all_worked
         return self._outcome
 
     def _first_cause(self) -> Failure | None:
@@ -280,6 +284,7 @@ class Watch:
         if self._outcome.interrupted or not all(failure.peer for failure in self._failures):
             return
         self._outcome.interrupted, self._outcome.stopped_by = True, who
+        self._had_begun = not self._progress.all_worked
         self._view.warn(f"{who} ends the job")
         self._grace, self._monitor.stop_limit = grace, grace + STOP_LIMIT
         self._stopping_since, self._holding = time.monotonic(), True
@@ -367,8 +372,9 @@ class Watch:
     def _interrupt(self, by: str) -> None:
         if not self._outcome.interrupted:
             self._outcome.stopped_by, self._outcome.interrupted, self._progress.interrupted = by, True, True
+            self._had_begun = not self._progress.all_worked
             self._view.warn("stopping (press Ctrl-C again to kill at once)")
             self._checkpoint.before(lambda: self._stop(0, by, hold=True), self._running)
-        else:
+        elif by == "Ctrl-C" or (by != "SIGUSR1" and self._outcome.stopped_by in _BY_USER):
             self._stop_message = {"type": "kill"}
             self._pool.broadcast(self._stop_message)

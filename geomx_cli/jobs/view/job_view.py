@@ -19,7 +19,7 @@ from geomx_cli.jobs.view.failure_report import explain, failure_fields
 from geomx_cli.jobs.view.outputs import model_of, summary_line
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.jobs.view.result import Conclusion, Outcome, record_conclusion
+from geomx_cli.jobs.view.result import RESUMABLE, Conclusion, Outcome, record_conclusion
 from geomx_cli.jobs.view.table import party_totals
 
 __all__ = ["HostStatus", "JobView", "read_all"]
@@ -199,7 +199,8 @@ class JobView:
     def verdict(self) -> str:
         """What ended the job, with a hint, as was recorded at its end; "" if nothing is known to have."""
         if self.stopped_by:
-            return f"it was stopped by {self.stopped_by}"
+            resumable = f"\n  {RESUMABLE}" if self.over and self.outcome().resumable else ""
+            return f"it was stopped by {self.stopped_by}{resumable}"
         words = self.known.error if self.known is not None else None
         if words is None and self.failure is not None:
             error = explain(self.failure, self.job.plan)
@@ -208,7 +209,8 @@ class JobView:
 
     def outcome(self) -> Outcome:
         """The outcome; only for a job that has ended."""
-        return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
+        interrupted, saved = bool(self.stopped_by), self.progress.all_worked
+        return Outcome(failure=self.failure, interrupted=interrupted, stopped_by=self.stopped_by, saved=saved)
 
     def conclusion(self) -> Conclusion:
         """Return the conclusion of an ended job; record it in state.json if missing, and release its machines."""
@@ -244,8 +246,7 @@ class JobView:
         }
 
     def _outcome_state(self) -> str:
-        outcome = self.outcome()
-        return "interrupted" if outcome.interrupted else "failed" if outcome.failure else "done"
+        return self.outcome().status
 
     def seconds(self) -> float:
         """Seconds from the start to the last agent message, independent of the hosts' clocks."""

@@ -133,6 +133,11 @@ class Progress:
         return "waiting" if phase == "finished" and incomplete else phase
 
     @property
+    def all_worked(self) -> bool:
+        """Whether all workers have ended with status 0."""
+        return all(row.status == 0 for row in self.rows.values() if row.process.role == "worker")
+
+    @property
     def over(self) -> bool:
         """Whether all processes have ended."""
         return all(row.status is not None for row in self.rows.values())

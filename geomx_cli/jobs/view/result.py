@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted, TrainingFailed
+from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted, Resumable, TrainingFailed
 from geomx_cli.core.root_cause import Failure
 from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.jobs.store import job_state
@@ -14,7 +14,9 @@ from geomx_cli.jobs.view.outputs import is_here, model_of, on_hosts, summary_lin
 from geomx_cli.jobs.view.progress import Totals
 from geomx_cli.plan import Plan
 
-__all__ = ["Conclusion", "Outcome", "RESULT_VERSION", "detached", "record_conclusion", "in_words", "result"]
+__all__ = [
+    "Conclusion", "Outcome", "RESULT_VERSION", "RESUMABLE", "detached", "record_conclusion", "in_words", "result",
+]  # fmt: skip
 
 # How a job ended, or why it is no longer followed.
 
@@ -25,6 +27,7 @@ class Outcome:
 
     failure: the first one.
     stopped_by: who requested the stop, other than the user at this terminal ("geomx stop").
+    saved: all workers have then ended with status 0.
     left: why a job that still runs was released.
     lingering: processes that did not end after the training.
     problems: what may still run, or was not released.
@@ -34,6 +37,7 @@ class Outcome:
     failure: Failure | None = None
     interrupted: bool = False
     stopped_by: str = ""
+    saved: bool = False
     left: str = ""
     lingering: Sequence[str] = ()
     problems: list[str] = field(default_factory=list)
@@ -41,10 +45,20 @@ class Outcome:
 
     @property
     def status(self) -> str:
-        """How the job ended: "done", if only in part, "failed" or "interrupted"; "" if it was released."""
+        """How the job ended: "done", if only in part, "failed", "interrupted" or "stopped", if its workers have saved;
+        "" if it was released.
+        """
         if self.left:
             return ""
+        if self.resumable:
+            return "stopped"
         return "interrupted" if self.interrupted else "failed" if self.failure is not None else "done"
+
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the job was stopped, its workers have saved, and nothing of it is left."""
+        return self.interrupted and self.saved and not self.problems
 
 
 # The end of a job for launch, attach and status: its result, and the error to raise.
@@ -80,6 +94,8 @@ def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
     """The error to raise for `outcome`; None for success. The result says where the logs are."""
     if outcome.interrupted:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
+        if outcome.resumable:
+            return Resumable(f"job {plan.job} was stopped{by}", RESUMABLE)
         if outcome.problems:
             message = f"job {plan.job} was stopped{by}, but: {'; '.join(outcome.problems)}"
             hint = f"what still runs there ends when the lease expires, or by geomx stop {plan.job}, which says so"
@@ -98,7 +114,8 @@ def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
 
 RESULT_VERSION = 1
 DETACHED = "detached"
-_STATUS = {Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "done in part"}
+RESUMABLE = "all workers have ended by themselves: what they have saved may be resumed"
+_STATUS = {Resumable: "stopped", Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "done in part"}
 
 
 def result(plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float) -> dict[str, Any]:

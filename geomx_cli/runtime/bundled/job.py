@@ -23,6 +23,7 @@ from geomx_cli.runtime.bundled.record import Score
 from geomx_cli.runtime.data import reader
 from geomx_cli.runtime.data.samples import Samples, shard, text_shard
 from geomx_cli.runtime.script.store import Store, row_size
+from geomx_cli.runtime.stop_notice import StopNotice
 from geomx_cli.runtime.training.model import ModelAdapter, Network
 from geomx_cli.runtime.training.stop_vote import STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
@@ -130,8 +131,11 @@ def _run(
     evaluation = None
     if test is not None:
         evaluation = Evaluation(network.build(), test, config.eval_every // part.steps_per_round)
+    is_supervised = client.settings.supervised  # else a signal ends it at once
+    notice = StopNotice(client.events, client.settings.stop_file) if is_supervised else None
     loop = Loop(
-        client, config, model=model, part=part, shard=shard, evaluation=evaluation, recovery=recovery
+        client, config, model=model, part=part, shard=shard, evaluation=evaluation, recovery=recovery,
+        is_asked=lambda: notice is not None and notice.is_given,
     )  # fmt: skip
 
     def load(training: State, of_client: Saved) -> None:

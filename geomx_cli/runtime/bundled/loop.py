@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, SupportsFloat
 
@@ -73,7 +73,8 @@ class Position:
     loss: mean of this worker's last round with a batch.
     seconds: of training, at the last `Loop.state`.
     checkpointed: `steps` and `waited` at the last checkpoint.
-    reason: why global rank 0 asks all to stop, "time_limit" or "target_accuracy"; "" if it does not.
+    reason: why this worker asks all to stop: "asked", as the job is asked to, or on global rank 0 "time_limit" or
+        "target_accuracy"; "" if it does not.
     stopped: why no more batches are taken: `reason`, "asked" on other workers, "epochs" at the end; "" until then.
     ended: no round follows.
     """
@@ -135,6 +136,7 @@ class StragglerEmulation:
 class Loop:
     """Trains `model` on `shard` to the end of the job. `evaluation` is given on global rank 0 only.
 
+    is_asked: whether this worker has learnt that the job is asked to stop; all then stop in the same round.
     position: where training stands. `part.start`, or `load`, comes before the first step.
     recovery: where the loop saves its state; None for nowhere.
 
@@ -146,8 +148,10 @@ class Loop:
     def __init__(
         self, client: "Client", config: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, shard: Samples,
         evaluation: Evaluation | None, recovery: WorkerState | None = None,
+        is_asked: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.position = Position()
+        self._is_asked = is_asked
         self._recovery = recovery
         self._client = client
         self._config = config
@@ -318,8 +322,10 @@ class Loop:
     def _open_round(self) -> None:
         """Vote in the round whose exchange has begun."""
         position = self.position
-        asked = self._async_completion is not None and self._async_completion.stop_requested()
-        stop = bool(position.reason) or asked
+        elsewhere = self._async_completion is not None and self._async_completion.stop_requested()
+        if not position.reason and self._is_asked():
+            position.reason = "asked"
+        stop = bool(position.reason) or elsewhere
         left = 0 if position.stopped else max(0, self._all_steps - position.steps)
         self._stop_vote.begin(stop=stop and not position.stopped, unfinished=self._part.unfinished(left))
         self._exchange_began = time.monotonic()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.presence import RoundTelemetry
     from geomx_cli.runtime.script.base_store import ScriptStore
+    from geomx_cli.runtime.script.stopping import Stopping
     from geomx_cli.runtime.signals import Signals
     from geomx_cli.runtime.training.worker_state import WorkerState
 
@@ -54,6 +55,7 @@ class Session:
         self.attached = False
         self._aborted = self._joined = False
         self._telemetry: RoundTelemetry | None = None
+        self._stopping: Stopping | None = None
         self._exit: tuple[object, int] = (None, 0)
         self.contribution: Contribution = ""
         self.recovery: WorkerState | None = None
@@ -91,6 +93,8 @@ class Session:
         reports.close()  # before the last telemetry, which has their last loss
         if client is not None:
             self.contribution = contribution_of(client, trained=reports.trained())
+            if self._stopping is not None:
+                self._stopping.leave()
             client.leave()
             parting.begin(_settings())
             client.close()
@@ -126,6 +130,15 @@ class Session:
 
         if not self._aborted:
             self._log().write(StateChanged(state="failing", message=failure.message))
+
+    def should_stop(self) -> bool:
+        """See geomx_cli.torch.should_stop; call it once there is a `store`."""
+        if self._stopping is None:
+            from geomx_cli.runtime.script.stopping import Stopping
+
+            assert self.store is not None
+            self._stopping = Stopping(self.settings, self._log(), self._client, self.store)
+        return self._stopping.should_stop()
 
     def end(self, why: str) -> NoReturn:
         """End the process at once, as its training thread waits for what will not come. Thread-safe."""

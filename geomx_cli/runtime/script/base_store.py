@@ -1,6 +1,6 @@
 """What a worker's store reports about the worker and the job, for every framework, and the keys that it takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -34,6 +34,15 @@ class ScriptStore(Protocol):
     @property
     def calls(self) -> int:
         """The number of calls by the script."""
+
+    @property
+    def steps(self) -> int:
+        """How far the script has come, the same in all workers that have taken the same steps; 0 before the first."""
+
+    def should_stop(self, wishes: Callable[[], bool], agrees: Callable[[bool], bool]) -> bool:
+        """Whether all workers stop here. wishes: whether this worker has learnt that the job is asked to stop. agrees:
+        whether all stop, given whether a worker for which this one speaks has.
+        """
 
     def wait_for_operations(self) -> None:
         """Wait for all operations begun by the script. Raises their failure, as an error of the framework."""
@@ -91,6 +100,10 @@ class BaseStore:
     def global_rank(self) -> int:
         """This worker's rank among the training workers of the job; -1 for a master worker that does not train."""
         return self._client.global_rank
+
+    def should_stop(self, wishes: Callable[[], bool], agrees: Callable[[bool], bool]) -> bool:
+        """See ScriptStore."""
+        return agrees(wishes())
 
     def option(self, name: str) -> Value:
         """Return the job's value of an option of `geomx launch`, as in option("k1"). Raises InvalidSettings for an

@@ -63,7 +63,7 @@ class KVStore(BaseStore):
         self._script_optimizer = ScriptOptimizer(mx, store)
         self._exchanges = Exchanges(mx, store, self._engine, self._arrays, self._script_optimizer)
         self.handle = None
-        self.calls = 0
+        self.calls = self.steps = 0
 
     def __del__(self) -> None:
         """Override: there is no native store handle to free."""
@@ -101,6 +101,7 @@ class KVStore(BaseStore):
         """
         checked = self._checked(key, value)
         self._store.begin_training()
+        self.steps += 1
         news = [self._script_optimizer.news(plain(one)) for one, _ in checked]  # for all keys, before any is sent
         for (one, values), hyper in zip(checked, news, strict=True):
             self._exchanges.push(one, values, priority, hyper, weight)
@@ -113,6 +114,7 @@ class KVStore(BaseStore):
         """
         names = [self._store.known(one) for one in (key if isinstance(key, (list, tuple)) else [key])]
         self._store.begin_training()
+        self.steps += 1
         for name in names:
             self._exchanges.abstain(name, priority)
 
@@ -161,6 +163,7 @@ class KVStore(BaseStore):
         values = self._checked(key, value)
         outs = values if out is None else self._checked(key, out, converted=True)
         self._store.begin_training()
+        self.steps += 1
         news = [self._script_optimizer.news(plain(one)) for one, _ in values]
         for (one, given), (_, taken), hyper in zip(values, outs, news, strict=True):
             self._exchanges.push(one, given, priority, hyper)

@@ -288,6 +288,11 @@ class LocalSynchroniser(Synchroniser):
             self._samples.pending = tuple(state.values["samples"])
         self._model.written.clear()
 
+    @property
+    def steps(self) -> int:
+        """See Synchroniser."""
+        return self.taken
+
     def skip(self) -> None:
         """A GradScaler has skipped the step, as gradients of this worker are not finite. In others it may have been
         taken: rounds and collectives follow from the number of steps, so this one counts too.

@@ -127,6 +127,9 @@ class GroupActivity:
         return now if now - since > _SILENT else self._last
 
 
+_MARKS = 60
+"""Bits of a gathered number below its marks: _WISHES, and of the first worker _STOPS; see `PartyGroup.use_stops`."""
+_WISHES, _STOPS = 1, 2
 _FOREVER = timedelta(days=30)
 """Limit of waits for the leader, whose own waits for servers have limits."""
 _CLOSED, _LATE = ("Connection closed", "reset by peer", "Broken pipe"), ("Timed out", "timed out")
@@ -143,6 +146,7 @@ class PartyGroup:
 
     rank, size: of this worker, among its party's.
     leads: whether it exchanges with the servers, as rank 0 does.
+    stops: whether all stop, as rank 0 has said with the last gather; see `use_stops`.
     on_failure: called before a PeerLost is raised.
     on_stuck: see GroupActivity.
     """
@@ -170,6 +174,9 @@ class PartyGroup:
             self._store = distributed.PrefixStore(settings.job, _store(settings, limit, leads=self.leads))
             own = distributed.PrefixStore(settings.job, _store(settings, limit, leads=False))
         self.activity = GroupActivity(settings, own, on_stuck, self._relay)
+        self.stops = self._is_wished = False
+        self._wishes: Callable[[], bool] | None = None
+        self._agrees: Callable[[bool], bool] = bool
         self._posted = 0
         self._gloo: Any = None
         self._nccl: Any = None
@@ -296,10 +303,27 @@ class PartyGroup:
         with self._translated():
             work.wait()
 
+    def use_stops(self, wishes: Callable[[], bool], agrees: Callable[[bool], bool]) -> None:
+        """From now on each gather also tells the first worker whether one `wishes` that all stop, and the others
+        whether it `agrees`; see ScriptStore. So all know it at the same place, and no message is added.
+        """
+        self._wishes, self._agrees = wishes, agrees
+
+    def note_stops(self, marks: Sequence[int]) -> None:
+        """A gather has ended, with these marks of all workers."""
+        self.stops, self._is_wished = bool(marks[0] & _STOPS), any(mark & _WISHES for mark in marks)
+
+    def _mark(self) -> int:
+        if self._wishes is None:
+            return 0
+        return _WISHES * self._wishes() + _STOPS * (self.leads and self._agrees(self._is_wished))
+
     def begin_gather(self, value: int, *, patient: bool = False) -> "Gathered":
-        """Begin to collect every worker's number, from 0. patient: without a limit, where leaders wait for servers."""
+        """Begin to collect every worker's number, from 0, below 2^60. patient: without a limit, where leaders wait for
+        servers.
+        """
         table = torch.zeros(self.size, dtype=torch.int64, device="cpu")
-        table[self.rank] = value
+        table[self.rank] = value + (self._mark() << _MARKS)
         return Gathered(self, table, self.add(table, patient=patient))
 
     def gather(self, value: int, *, patient: bool = False) -> list[int]:
@@ -368,7 +392,9 @@ class Gathered:
     def values(self) -> list[int]:
         """The numbers by rank; blocks until all are here. Thread-safe."""
         self._group.wait(self._work)
-        return [int(value) for value in self._table]
+        values = [int(value) for value in self._table]
+        self._group.note_stops([value >> _MARKS for value in values])
+        return [value & ((1 << _MARKS) - 1) for value in values]
 
 
 def _store(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:

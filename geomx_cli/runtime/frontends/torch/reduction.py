@@ -1,6 +1,6 @@
 """What `--reduce` and `--shards` change: how a party's workers add up what leaves the party."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,10 @@ class Reduction:
 
     # The end.
 
+    def should_stop(self, wishes: Callable[[], bool], agrees: Callable[[bool], bool]) -> bool:
+        """See ScriptStore."""
+        return agrees(wishes())
+
     def prepare_end(self, calls: int) -> None:
         """The script takes no step any more, after so many rounds; blocks while others of the party do."""
 
@@ -242,6 +246,11 @@ class _GroupReduction(Reduction):
     def _device_of(self, part: Any) -> Any:
         """Where a tensor is while it is copied."""
         return part.device
+
+    def should_stop(self, wishes: Callable[[], bool], agrees: Callable[[bool], bool]) -> bool:
+        """See ScriptStore: the party's first worker decides for all, with each gather of the party."""
+        self.group.use_stops(wishes, agrees)
+        return self.group.stops
 
     def prepare_end(self, calls: int) -> None:
         """See Reduction."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -97,6 +97,16 @@ class Store:
     def calls(self) -> int:
         """See ScriptStore; the rounds that the script has begun."""
         return sum(item.rounds for item in self._wrapped)
+
+    @property
+    def steps(self) -> int:
+        """See ScriptStore; rounds where workers take different numbers of steps in one."""
+        by_rounds = self._algorithm.own_pace
+        return sum(item.rounds if by_rounds else item.steps for item in self._wrapped)
+
+    def should_stop(self, wishes: Callable[[], bool], agrees: Callable[[bool], bool]) -> bool:
+        """See ScriptStore."""
+        return self._reduction.should_stop(wishes, agrees)
 
     @property
     def wraps(self) -> bool:

@@ -104,6 +104,11 @@ class Synchroniser(ABC):
                 slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot))
             reduction.passes.add(self)
 
+    @property
+    def steps(self) -> int:
+        """How far this worker has come, the same in all that have taken the same steps."""
+        return self.rounds
+
     # Backward passes; see Member.
 
     @property

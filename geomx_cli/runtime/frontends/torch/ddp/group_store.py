@@ -61,7 +61,16 @@ class GroupStore(Store):
     @property
     def calls(self) -> int:
         """See ScriptStore; elements that the script has given to collective operations, and rounds of optimizers."""
-        return super().calls + sum(group.exchanged for group in self._groups)
+        return super().calls + self._exchanged
+
+    @property
+    def steps(self) -> int:
+        """See ScriptStore: all workers make the same collective operations."""
+        return super().steps + self._exchanged
+
+    @property
+    def _exchanged(self) -> int:
+        return sum(group.exchanged for group in self._groups)
 
     def be_patient(self, timeout: timedelta | None) -> None:
         """Let collective operations take as long without progress as the script allows, if that is more than the job's

@@ -64,6 +64,11 @@ class TrainingRun:
         if self.takes_local_steps and self._store.wraps and not self._store.finished:
             self._store.finish()
 
+    def should_stop(self) -> bool:
+        """See geomx_cli.torch.should_stop."""
+        assert self._store is script.session().store
+        return script.session().should_stop()
+
     def steps_until(self, step: int) -> int:
         """The number of steps since the last call, or `begin`; none where steps begin anew, as in each epoch."""
         before, self._step = self._step, step

@@ -16,7 +16,7 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     With algorithms that exchange weights, each worker takes the Trainer's steps on its part of the data. The
     optimizer's `step` exchanges weights when a round is due. After the last step all workers get the same model, before
     the Trainer evaluates or saves it. With fsa and sync the Trainer's own DistributedDataParallel averages the
-    gradients.
+    gradients. When the job is asked to stop, the Trainer ends after that step, with a checkpoint if it saves any.
 
     Args:
         buffers: See `wrap`.
@@ -47,6 +47,9 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Event of the Trainer: a step's evaluation and checkpoint follow."""
+        if self._run.should_stop():
+            control.should_training_stop = True
+            control.should_save = control.should_save or args.save_strategy != "no"
         if control.should_training_stop or state.global_step >= state.max_steps:
             self._run.finish()
 

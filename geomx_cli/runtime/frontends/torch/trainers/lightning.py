@@ -18,7 +18,8 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
 
     With algorithms that exchange weights, each worker takes the Trainer's steps on its part of the data. The
     optimizer's `step` exchanges weights when a round is due. After the last step all workers get the same model, before
-    the Trainer validates or saves it. With fsa and sync DistributedDataParallel averages the gradients.
+    the Trainer validates or saves it. With fsa and sync DistributedDataParallel averages the gradients. When the job is
+    asked to stop, the Trainer ends after that step, as with `trainer.should_stop`.
 
     Args:
         buffers: See `wrap`.
@@ -46,6 +47,8 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Hook of the Trainer: a step's validation and checkpoint follow."""
+        if self._run.should_stop():
+            trainer.should_stop = True
         if _is_last(trainer):
             self._run.finish()
         self._samples += getattr(trainer.train_dataloader, "batch_size", None) or 1

@@ -1,0 +1,103 @@
+"""A job that is asked to stop: all workers of a script stop after the same step, save and end with status 0."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from desk import Desk, Launch
+from workers import SCRIPTS
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = str(SCRIPTS / "preempted.py")
+FSA, DILOCO = ("--algo", "fsa"), ("--algo", "diloco", "--inner-steps", "1000")
+PARTIES = ("--json", "--grace", "60s", "--parties", "2", "--workers", "2")
+
+
+def to_all(job: Launch) -> None:
+    """SIGTERM to every process of the job, as at the end of a batch job or a machine."""
+    for pid in job.pids():
+        os.kill(pid, signal.SIGTERM)
+
+
+def by_command(job: Launch) -> None:
+    """`geomx stop`."""
+    done = job.desk.geomx("stop")
+    assert done.returncode == 0, done.stderr
+
+
+Way = tuple[Callable[[Launch], object], str]
+WAYS: dict[str, Way] = {
+    "SIGTERM to a worker": (lambda job: os.kill(job.pid("B/worker:1"), signal.SIGTERM), "SIGTERM to B/worker:1"),
+    "SIGTERM to a server": (lambda job: os.kill(job.pid("B/server:0"), signal.SIGTERM), "SIGTERM to B/server:0"),
+    "SIGUSR1 to launch": (lambda job: job.process.send_signal(signal.SIGUSR1), "SIGUSR1"),
+    "Ctrl-C": (lambda job: job.process.send_signal(signal.SIGINT), "Ctrl-C"),
+    "SIGTERM to an agent": (lambda job: os.kill(job.pid("agent B"), signal.SIGTERM), "SIGTERM to the agent on host B"),
+    "SIGTERM to all": (to_all, ""),
+    "geomx stop": (by_command, "geomx stop"),
+}
+
+
+def trained(desk: Desk, way: Callable[[Launch], object], *words: str) -> Launch:
+    """A job of four workers that was asked to stop while all train."""
+    job = desk.train(*PARTIES, *words)
+    job.wait_for(lambda: len(list(desk.folder.glob("trains-*"))) == 4 or job.process.poll() is not None)
+    assert job.process.poll() is None, job.end()
+    way(job)
+    return job
+
+
+def assert_stopped(job: Launch, by: str) -> list[str]:
+    """All workers have stopped, and launch tells that the job may be resumed; returns after how many steps, by rank."""
+    assert job.finish() == 75, job.errors
+    steps = [path.read_text() for path in sorted(job.desk.folder.glob("stopped-*"))]
+    result = json.loads(job.output)
+    assert (result["status"], result["exit_code"], result["problems"]) == ("stopped", 75, [])
+    assert f"was stopped by {by}" in result["error"]["message"]
+    assert job.desk.json("status")["state"] == "stopped"
+    job.wait_for(lambda: not job.pids())
+    assert not list(job.desk.temporary.rglob("*.sock*")), "the files that tell of it are gone too"
+    return steps
+
+
+def test_all_workers_stop_after_the_same_step_and_a_handler_of_the_script_stays(desk: Desk) -> None:
+    ask, by = WAYS["SIGTERM to a worker"]
+    steps = assert_stopped(trained(desk, ask, *FSA, "--", "python", SCRIPT, "handles"), by)
+    assert len(steps) == 4 and len(set(steps)) == 1
+    assert [path.name for path in desk.folder.glob("handled-*")] == ["handled-3"], "where the signal came"
+
+
+def test_all_workers_stop_in_the_middle_of_a_long_round(desk: Desk) -> None:
+    ask, by = WAYS["SIGUSR1 to launch"]
+    steps = assert_stopped(trained(desk, ask, *DILOCO, "--", "python", SCRIPT), by)
+    assert len(steps) == 4 and len(set(steps)) == 1 and int(steps[0]) < 1000
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("SIGTERM to a worker", "SIGUSR1 to launch")])
+def test_whatever_asks_the_job_to_stop(desk: Desk, way: str) -> None:
+    ask, by = WAYS[way]
+    steps = assert_stopped(trained(desk, ask, *FSA, "--", "python", SCRIPT), by)
+    assert len(steps) == 4 and len(set(steps)) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--algo hfa --k1 3 --k2 4", "--algo mixed", "--algo esync", "--reduce torch", "--reduce torch --shards 2",
+        "--reduce torch --algo diloco --inner-steps 50", "--topology central", "ddp",
+    ],
+)  # fmt: skip
+def test_with_whatever_algorithm_and_members(desk: Desk, words: str) -> None:
+    ask, by = WAYS["SIGTERM to a worker"]
+    options = [] if words == "ddp" else words.split()
+    given = ["ddp"] * (words == "ddp") + ["divides"] * ("--shards" in words)
+    steps = assert_stopped(trained(desk, ask, *options, "--", "python", SCRIPT, *given), by)
+    assert len(steps) == 4
+    if "esync" not in words:  # whose workers take different numbers of steps in a round
+        assert len(set(steps[:2])) == len(set(steps[2:])) == 1
+    if "esync" not in words and "mixed" not in words:
+        assert len(set(steps)) == 1
