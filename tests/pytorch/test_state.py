@@ -138,7 +138,8 @@ def test_what_state_dicts_hold_comes_back() -> None:
         "groups": [{"lr": 0.1, "betas": (0.9, 0.999), "foreach": None, "params": [0, 1], "nesterov": False}],
         "milestones": Counter({5: 1, 7: 2}), "order": OrderedDict(b=1, a=2), "set": {1, 2}, "name": "é",
         "many": 1 << 100, "bits": b"\x00\x01", "array": np.arange(4.0), "scalar": np.float32(2.5),
-        "dtype": torch.float16, "none": torch.empty(0, 3), "infinite": float("-inf"), "flag": torch.tensor([True, False]),
+        "dtype": torch.float16, "none": torch.empty(0, 3), "infinite": float("-inf"),
+        "flag": torch.tensor([True, False]),
     }  # fmt: skip
     found = unpack_state(State.from_bytes(pack_state(tree, "tree").to_bytes()))
     assert repr(found) == repr(tree) and type(found["milestones"]) is Counter and type(found["order"]) is OrderedDict

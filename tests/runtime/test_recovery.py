@@ -25,8 +25,8 @@ from geomx_cli.ps.control_client import _in_loop as in_loop
 from geomx_cli.ps.operation_queue import OperationQueue
 from geomx_cli.ps.state_file import StateFile
 from geomx_cli.runtime.bundled import job
-from geomx_cli.runtime.training import worker_state
 from geomx_cli.runtime.bundled.loop import Loop
+from geomx_cli.runtime.training import worker_state
 from geomx_cli.runtime.training.worker_state import WorkerState
 
 EQUAL = ("parameters", "rounds", "samples", "stopped", "accuracy")

@@ -57,8 +57,14 @@ class Outcome:
 
     @property
     def resumable(self) -> bool:
-        """Whether the job was stopped, its workers have saved, and nothing of it is left."""
-        return self.interrupted and self.saved and not self.problems
+        """Whether the job was stopped, and nothing of it is left: its workers have saved, or a batch system or cloud has
+        stopped it, and there is a checkpoint.
+        """
+        kept = self.saved or (self.checkpoint is not None and self.stopped_by in _BY_SYSTEM)
+        return self.interrupted and kept and not self.problems
+
+
+_BY_SYSTEM = ("SIGTERM", "SIGUSR1")
 
 
 # The end of a job for launch, attach and status: its result, and the error to raise.
@@ -94,14 +100,14 @@ def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
     """The error to raise for `outcome`; None for success. The result says where the logs are."""
     if outcome.interrupted:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
+        later = f"geomx launch --resume {plan.job} goes on from its checkpoint" if outcome.checkpoint else ""
         if outcome.resumable:
-            return Resumable(f"job {plan.job} was stopped{by}", RESUMABLE)
+            return Resumable(f"job {plan.job} was stopped{by}", later or RESUMABLE)
         if outcome.problems:
             message = f"job {plan.job} was stopped{by}, but: {'; '.join(outcome.problems)}"
             hint = f"what still runs there ends when the lease expires, or by geomx stop {plan.job}, which says so"
             return Interrupted(message, hint)
-        hint = f"geomx launch --resume {plan.job} goes on from its checkpoint" if outcome.checkpoint else ""
-        return Interrupted(f"job {plan.job} was stopped{by}", hint)
+        return Interrupted(f"job {plan.job} was stopped{by}", later)
     if outcome.failure is not None:
         return explain(outcome.failure, plan)
     if outcome.lingering:
