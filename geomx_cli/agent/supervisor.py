@@ -94,7 +94,7 @@ class Supervisor:
             self._status.usage.close()
             self._presence.close()
             left = self._sweep()
-            if all(child.life.status == 0 and not child.asked for child in self._children):
+            if self._lifecycle.stage is Stage.RUNNING and all(child.life.status == 0 for child in self._children):
                 self._checkpoints.remove()
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))

@@ -57,8 +57,8 @@ class Outcome:
 
     @property
     def resumable(self) -> bool:
-        """Whether the job was stopped, and nothing of it is left: its workers have saved, or a batch system or cloud has
-        stopped it, and there is a checkpoint.
+        """Whether the job was stopped, nothing of it is left, and its workers have saved; or a batch system has stopped
+        it, and there is a checkpoint.
         """
         kept = self.saved or (self.checkpoint is not None and self.stopped_by in _BY_SYSTEM)
         return self.interrupted and kept and not self.problems
