@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.outputs import folder_of, told_of
 from geomx_cli.agent.processes import ProcessId
-from geomx_cli.core.conventions import STATE_ENDED, JobClock, number_before
+from geomx_cli.core.conventions import CONTRIBUTED, STATE_ENDED, JobClock, module_command, number_before
 from geomx_cli.core.errors import CheckFailed, Missed
 from geomx_cli.core.files import make_folders, open_record
 from geomx_cli.core.jsonlines import UNWRITTEN, append_object, decode, read_objects
@@ -37,6 +38,7 @@ class Child:
     incarnation: the number of it, from 0.
     state_dir: the folder in which its state survives it, if it is restarted when it dies.
     asked: its end was requested.
+    departs: it has died, and its present life only leaves the job in its name.
     failed: a failure of it was reported.
     lacked_room: it failed, by itself, while a disk was full.
     clock: the job's, used for all times here.
@@ -46,7 +48,7 @@ class Child:
         job_dir = Path(host_spec.job_dir)
         self.task = task
         self.name = task.name
-        self.failed = self.asked = self.lacked_room = False
+        self.failed = self.asked = self.departs = self.lacked_room = False
         self.incarnation = 0
         self.state_dir: Path | None = None
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
@@ -73,7 +75,7 @@ class Child:
             env |= {"GEOMX_INCARNATION": str(self.incarnation), "GEOMX_STATE_DIR": str(self.state_dir)}
         output = self.log.open()
         try:
-            self.life.start(self.task.argv, env, working_dir, output)
+            self.life.start(self._departure() if self.departs else self.task.argv, env, working_dir, output)
         finally:
             os.close(output)
 
@@ -82,19 +84,50 @@ class Child:
         """Whether it has no folder for its state, or has said that it saves none, or that there was no room."""
         return self.state_dir is None or (self.state_dir / STATE_ENDED).exists()
 
+    @property
+    def contributed(self) -> int | None:
+        """The last round to which it has contributed, in a job that it may leave; None before the first."""
+        try:
+            return int((self.state_dir / CONTRIBUTED).read_bytes()) if self.state_dir is not None else None
+        except (OSError, ValueError):
+            return None
+
+    def _departure(self) -> list[str]:
+        return module_command(sys.executable, "geomx_cli.runtime.departure")
+
+    def _advice(self) -> str:
+        """What its script lacks to go on after it was killed, as it has said itself; "" for others."""
+        if self.state_dir is None:
+            return ""
+        with suppress(OSError), (self.state_dir / STATE_ENDED).open(errors="replace") as file:
+            return file.read(_TELLING)
+        return ""
+
     def bury(self, how: str) -> list[dict[str, Any]]:
         """End what a life that has ended has left, and prepare the next one, which `start` begins. Its log and its
         event log go on. Return the event that says so, if the event log has no room for it.
 
         how: it ended, a phrase to follow its name.
         """
+        said = f"restarted by geomx: incarnation {self.incarnation + 1}, as it {how}"
+        return self._succeed(said, "restarted", message=f"{how}; started again")
+
+    def depart(self, how: str) -> list[dict[str, Any]]:
+        """As `bury`, and the next life leaves the job."""
+        self.departs = True
+        assert self.state_dir is not None
+        with suppress(OSError):  # an agent that follows a killed one sees by this that the script does not go on
+            (self.state_dir / STATE_ENDED).touch()
+        round_ = self.contributed or 0
+        return self._succeed(f"{how}; leaving the job after round {round_}", "left", message=how, round=round_)
+
+    def _succeed(self, said: str, kind: str, **fields: Any) -> list[dict[str, Any]]:
         self.life.sweep()
         self.life.reap()
         self.incarnation += 1
-        self.log.begin_anew(f"-- restarted by geomx: incarnation {self.incarnation}, as it {how} --")
-        number, message = number_before(self.incarnation), f"{how}; started again"
-        event = told_of(self.task, "restarted", self._clock.time())
-        event |= {"number": number, "incarnation": self.incarnation, "message": message}
+        self.log.begin_anew(f"-- {said} --")
+        event = told_of(self.task, kind, self._clock.time())
+        event |= {"number": number_before(self.incarnation), "incarnation": self.incarnation, **fields}
         events = self.life.events
         unwritten = [] if append_object(events.path, event) else [event]
         self.life = Incarnation(events.successor(), self._silence, self._clock)
@@ -116,6 +149,8 @@ class Child:
             ending, how = "reported", "failed"
         how += f" after {counted(self.incarnation, 'restart')}" if self.incarnation else ""
         hint, peer = str(told.get("hint") or ""), str(told.get("peer") or "")
+        if not hint and ending in ("killed", "crashed"):
+            hint = self._advice()
         output = "" if peer else "\n".join((message, *tail))
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
         places = (folder_of(self.task), self._working_dir, Path(temp))

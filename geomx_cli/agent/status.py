@@ -147,6 +147,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "outputs": ("files", "count", "bytes"),
     "warning": ("message", "affects_result"),
     "restarted": ("incarnation", "message"),
+    "left": ("incarnation", "round", "message"),
 }
 """Event kinds of which the newest is kept, of warnings the first, and the fields kept: all that the reducer reads."""
 _FAILURES = 8  # per host; the first ones are the most informative

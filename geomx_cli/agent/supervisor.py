@@ -66,7 +66,7 @@ class Supervisor:
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
         self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, host_spec.grace)
         self._partial_stop = PartialStop()
-        self._policy = RestartPolicy(host_spec.restarts)
+        self._policy = RestartPolicy(host_spec.restarts, on_worker_loss=host_spec.on_worker_loss)
         self._memory = OomWatcher()
         self._presence = PresenceProcesses(host_spec)
         self._wakeup, self._signals = socket.socketpair()
@@ -334,6 +334,9 @@ class Supervisor:
         saved = outputs.record(child.task, child.life.events.path, self._clock.time())
         self._report(child, [*child.life.events.read(), *([saved] if saved is not None else [])])
         failure = child.failure(memory=memory)
+        if failure is not None and self._policy.lets_go(child, self._lifecycle.stage):
+            self._let_go(child, how or failure.cause)
+            return
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
         elif self._is_absent(child) and self._lifecycle.stage is Stage.RUNNING and not self._control.connected:
@@ -360,6 +363,18 @@ class Supervisor:
         else:
             child.life.status = status  # of the life before, as there is no other
             self._control.send_durable({"type": "ended", "process": child.name, "status": status, "asked": False})
+        self._update_state()
+        self._status.write_soon()
+
+    def _let_go(self, child: Child, how: str) -> None:
+        """A script's worker has died, and the others go on: a process in its name leaves the job."""
+        if child.log.descriptor >= 0:
+            self._selector.unregister(child.log.descriptor)
+        unwritten = child.depart(how)
+        self._status.begin_life(child.name)
+        self._report(child, [*child.life.events.read(), *unwritten])
+        self._update_state()
+        self._begin(child)
         self._update_state()
         self._status.write_soon()
 

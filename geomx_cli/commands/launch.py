@@ -133,6 +133,7 @@ def launch(
     if not dry_run and not script:
         check_user_modules(options, inventory)
     inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)
+    script_sources.check_worker_loss(script, options, inventory)
     warning = script_sources.warning_of(script, options, inventory)
     _warn(filter(None, [ignored_interpreter(script, inventory), warning]))
     directory = str(job_dir.absolute()) if job_dir else ""

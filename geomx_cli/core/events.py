@@ -202,6 +202,16 @@ class ProcessRestarted(Event, tag="restarted"):
     message: str = ""
 
 
+class ProcessLeft(Event, tag="left"):
+    """A script's worker has died, and the others go on without it (`--on-worker-loss leave`); written by its agent.
+    round: the last one to which it has contributed. message: how it died.
+    """
+
+    incarnation: Count
+    round: Count = 0
+    message: str = ""
+
+
 class ProcessFailed(Event, tag="failed"):
     """The process ends because of this error. peer: the process at fault, if another; the rest: see PeerLost."""
 

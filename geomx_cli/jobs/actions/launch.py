@@ -62,6 +62,7 @@ def host_specs(
             silence=float(plan.spec.options["silence"]),
             grace=float(plan.spec.options["grace"]),
             restarts=int(plan.spec.options["restarts"]),
+            on_worker_loss=str(plan.spec.options["on_worker_loss"]),
             clock_ahead=inventory.host(host).clock_ahead,
             clear=clear,
             tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),

@@ -27,7 +27,7 @@ from geomx_cli.core.agent_protocol import (
     parse,
 )
 from geomx_cli.core.agent_status import AgentStatus
-from geomx_cli.core.events import ProcessFailed, StateChanged, WarningRaised
+from geomx_cli.core.events import ProcessFailed, ProcessLeft, StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.core.units import format_duration, some_of
 from geomx_cli.jobs.actions.agent_connection import (
@@ -44,6 +44,7 @@ from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.stop import STOP_LIMIT, AgentMonitor, Linger, lost
 from geomx_cli.jobs.view.follow import Observer, View
 from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.reducer import left_at
 from geomx_cli.jobs.view.result import Outcome
 from geomx_cli.plan import Plan
 
@@ -126,7 +127,7 @@ class Watch:
 
     def _first_cause(self) -> Failure | None:
         done = [name for name, row in self._progress.rows.items() if row.status == 0]
-        return first_cause(self._failures, self._hosts, done)
+        return first_cause(self._failures, self._hosts, done) or self._progress.abandoned()
 
     def _warn(self, process: str, message: str, late: float, *, common: bool) -> None:
         """Show a warning, `late` seconds old; a common one is shown once for all processes."""
@@ -209,6 +210,11 @@ class Watch:
             self._failing.add(process)
         if isinstance(event, ProcessFailed):  # it is to end now, and its agent sees that it does
             self._failing.discard(process)
+        if isinstance(event, ProcessLeft):
+            how = f"{event.message}; it {left_at(event)}"
+            self._warn(process, how, time.monotonic() - when, common=False)
+            if (failure := self._progress.abandoned()) is not None:
+                self._fail(failure)
         if isinstance(event, WarningRaised):
             self._warn(process, event.message, time.monotonic() - when, common=event.common)
 

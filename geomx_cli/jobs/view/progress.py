@@ -232,6 +232,15 @@ class Progress:
                     return row, scheduler
         return None
 
+    def abandoned(self) -> Failure | None:
+        """The failure of a job that has gone on without each worker that died, until no training worker was left."""
+        lost = [(row, row.left) for row in self.training_rows if row.left is not None]
+        if not lost or len(lost) < len(self.training_rows):
+            return None
+        row, left = min(lost, key=lambda item: item[1].order)
+        process = row.process
+        return Failure(process.name, process.host, left.message, time.monotonic(), "no worker is left to go on")
+
     def totals(self) -> Totals:
         """The totals so far."""
         rows = self.rows.values()

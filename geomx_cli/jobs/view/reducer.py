@@ -17,6 +17,7 @@ from geomx_cli.core.events import (
     OutputsWritten,
     ProcessFailed,
     ProcessFinished,
+    ProcessLeft,
     ProcessRestarted,
     Reported,
     RoundCompleted,
@@ -28,7 +29,7 @@ from geomx_cli.core.events import (
 from geomx_cli.core.units import some_of
 from geomx_cli.plan import Process
 
-__all__ = ["result_warnings", "ProcessState"]
+__all__ = ["left_at", "result_warnings", "ProcessState"]
 
 _TELEMETRY_LIVES, _REPORTS_LIVE = 10.0, 30.0
 """Seconds for which a rate is current: telemetry comes once a second, reports as often as a script makes them."""
@@ -46,7 +47,7 @@ class ProcessState:
     the validation loss; the newest of each.
     trains_since: by the job's clock, None before training. first_round: end of its first round, by `clock`, which
     is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
-    work. outputs: what it has saved. result_warning: its first one that affects the result.
+    work. left: it has died, and the job goes on without it. outputs: what it has saved. result_warning: its first one that affects the result.
 
     status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.
     """
@@ -77,6 +78,7 @@ class ProcessState:
     first_round: float | None = None
     failure: ProcessFailed | None = None
     finished: ProcessFinished | None = None
+    left: ProcessLeft | None = None
     outputs: OutputsWritten | None = None
     result_warning: str = ""
     status: int | None = None
@@ -133,6 +135,10 @@ class ProcessState:
             case ProcessRestarted():
                 self.restarts = max(self.restarts, event.incarnation)
                 self._enter("restarted", event)
+            case ProcessLeft():
+                self.left = event
+                self.result_warning = f"{self.process.name} {left_at(event)}"
+                self._enter("leaving", event)
             case OutputsWritten():
                 self.outputs = event if self._is_newest("outputs", event) else self.outputs
             case ProcessFinished():
@@ -145,7 +151,8 @@ class ProcessState:
     def record_end(self, status: int, when: float, *, asked: bool) -> None:
         """Record the end of the process."""
         self.status, self.ended, self.asked = status, when, asked
-        self.state = "finished" if status == 0 else "stopped" if asked else "ended"
+        done = "finished" if self.left is None else "left"
+        self.state = done if status == 0 else "stopped" if asked else "ended"
 
     def _apply_telemetry(self, event: Telemetry, when: float) -> None:
         self.round = max(self.round, event.round)
@@ -228,6 +235,11 @@ class ProcessState:
         if is_newest:
             self._newest[what] = event.order
         return is_newest
+
+
+def left_at(event: ProcessLeft) -> str:
+    """What the death of a worker means for the job's result, as a phrase to follow its name."""
+    return f"left at round {event.round}; means are over the other workers from then on"
 
 
 def _all_of(lives: Sequence[Traffic]) -> Traffic:
