@@ -39,6 +39,7 @@ class Child:
     state_dir: the folder in which its state survives it, if it is restarted when it dies.
     asked: its end was requested.
     departs: it has died, and its present life only leaves the job in its name.
+    together: how often all of the job's processes have begun again.
     failed: a failure of it was reported.
     lacked_room: it failed, by itself, while a disk was full.
     clock: the job's, used for all times here.
@@ -49,7 +50,7 @@ class Child:
         self.task = task
         self.name = task.name
         self.failed = self.asked = self.departs = self.lacked_room = False
-        self.incarnation = 0
+        self.incarnation = self.together = 0
         self.state_dir: Path | None = None
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
         events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
@@ -73,6 +74,8 @@ class Child:
         if self.state_dir is not None:
             make_folders(self.state_dir)
             env |= {"GEOMX_INCARNATION": str(self.incarnation), "GEOMX_STATE_DIR": str(self.state_dir)}
+        if self.task.runs_script:
+            env |= self._restarts()
         output = self.log.open()
         try:
             self.life.start(self._departure() if self.departs else self.task.argv, env, working_dir, output)
@@ -92,6 +95,14 @@ class Child:
         except (OSError, ValueError):
             return None
 
+    def _restarts(self) -> dict[str, str]:
+        """Variables that tell a script whether it begins again, with those of torchrun."""
+        env = {"GEOMX_RESTART_COUNT": str(self.together)}
+        if self.together and "TORCHELASTIC_RESTART_COUNT" in self.task.env:
+            env["TORCHELASTIC_RESTART_COUNT"] = str(self.together)
+        since = self.life.events.trains_since
+        return env | ({"GEOMX_TRAINING_SINCE": f"{since:.3f}"} if self.together and since else {})
+
     def _departure(self) -> list[str]:
         return module_command(sys.executable, "geomx_cli.runtime.departure")
 
@@ -110,7 +121,13 @@ class Child:
         how: it ended, a phrase to follow its name.
         """
         said = f"restarted by geomx: incarnation {self.incarnation + 1}, as it {how}"
-        return self._succeed(said, "restarted", message=f"{how}; started again")
+        return self._succeed(said, "restarted", message=f"{how}; started again", together=self.together)
+
+    def begin_again(self, how: str, together: int) -> list[dict[str, Any]]:
+        """As `bury`, of all processes of the job. how: it comes to that, a sentence."""
+        self.together, self.failed, self.asked, self.departs, self.lacked_room = together, False, False, False, False
+        said = f"all workers begin again: {how}"
+        return self._succeed(said, "restarted", message=said, together=together)
 
     def depart(self, how: str) -> list[dict[str, Any]]:
         """As `bury`, and the next life leaves the job."""
@@ -326,13 +343,14 @@ class EventTail:
     finished: its last event was read; a scheduler or server has nothing more to do then.
     waits: it waits for others to join, or has not come as far.
     heard: when its newest telemetry was read (time.monotonic seconds); it writes some every second.
+    trains_since: when it first began to train, in any life, by the job's clock; 0 before.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.failure: dict[str, Any] | None = None
         self.saw_failure = self.joined = self.left = self.finished = False
         self.waits = True
-        self.heard = 0.0
+        self.heard = self.trains_since = 0.0
         self.path = path
         self._offset = offset
         self._saw_round = False
@@ -350,7 +368,7 @@ class EventTail:
     def successor(self) -> "EventTail":
         """Return one for the next life of the process, which goes on in the same file."""
         tail = EventTail(self.path, self._offset)
-        tail._saw_round = self._saw_round
+        tail._saw_round, tail.trains_since = self._saw_round, self.trains_since
         return tail
 
     def unwritten(self, output: Iterable[str]) -> list[dict[str, Any]]:
@@ -398,6 +416,8 @@ class EventTail:
                 self.left = self.finished = True
             case "state", "failing":
                 self.saw_failure = True
+            case "state", "training" if not self.trains_since:
+                self.trains_since = float(when) if isinstance(when := event.get("time"), int | float) else 0.0
             case "failed", _:
                 self.failure = self.failure or event  # of a process's children the first
 

@@ -38,6 +38,8 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
       GEOMX_CLOCK_AHEAD                       seconds that the host's clock is ahead of that of the launching machine
       GEOMX_SUPERVISED=1                      an agent reports if this process ends, hangs or is stopped
       GEOMX_INCARNATION, GEOMX_STATE_DIR      which life of the process this is, from 0; where its state survives it
+      GEOMX_RESTART_COUNT                     script: how often all workers have begun again (--on-worker-loss)
+      GEOMX_TRAINING_SINCE                    when its training has begun before that, in Unix seconds
 """
 
 import math

@@ -16,6 +16,7 @@ from geomx_cli.core.untrusted import convert
 
 __all__ = [
     "Done",
+    "Emptied",
     "Ended",
     "Failed",
     "Hello",
@@ -133,6 +134,10 @@ class Stopping(Message, tag="stopping", frozen=True):
 
     who: str
     grace: float
+
+
+class Emptied(Message, tag="emptied", frozen=True):
+    """All processes of the host have ended, and the agent waits to be told whether they begin again."""
 
 
 class Done(Message, tag="done", frozen=True):

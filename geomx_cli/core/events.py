@@ -195,10 +195,11 @@ class RosterComplete(Event, tag="roster"):
 
 class ProcessRestarted(Event, tag="restarted"):
     """Its agent has started the process again, after it died; written by the agent. incarnation: how often so far.
-    message: how it died.
+    together: how often with all others of the job. message: how it died, or why all begin again.
     """
 
     incarnation: Count
+    together: Count = 0
     message: str = ""
 
 

@@ -52,8 +52,11 @@ class SentContributions:
             self._note(header.round if header.weight else 0)
             if self._file is not None and len(messages) > 1:
                 headers = [encode_header(each) for each, _ in messages]
-                payloads = {str(index): np.frombuffer(payload, np.uint8) for index, (_, payload) in enumerate(messages)
-                            if payload is not None}  # fmt: skip
+                payloads = {
+                    str(index): np.frombuffer(payload, np.uint8)
+                    for index, (_, payload) in enumerate(messages)
+                    if payload is not None
+                }
                 self._file.commit(str(header.key), headers, payloads)
         except OSError as error:
             self._end(error)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from geomx_cli.core.agent_status import MAX_METRICS
 from geomx_cli.core.conventions import life_of
@@ -31,6 +32,7 @@ from geomx_cli.plan import Process
 
 __all__ = ["left_at", "result_warnings", "ProcessState"]
 
+_End = TypeVar("_End", ProcessFailed, ProcessFinished, ProcessLeft)
 _TELEMETRY_LIVES, _REPORTS_LIVE = 10.0, 30.0
 """Seconds for which a rate is current: telemetry comes once a second, reports as often as a script makes them."""
 
@@ -40,7 +42,8 @@ class ProcessState:
     """The state of one process. Events may be applied in any order.
 
     state: as last reported by the process, or how it ended; "restarted" until it reports again. restarts: how often it
-    was started again. traffic: bytes so far, of all its lives. evaluations: test accuracy by round;
+    was started again by itself, together: with all others of the job; what an earlier life has told of its end no
+    longer counts then. traffic: bytes so far, of all its lives. evaluations: test accuracy by round;
     validation_losses likewise.
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
     algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: as its script has reported, and
@@ -56,6 +59,7 @@ class ProcessState:
     clock: Callable[[], float] = time.monotonic
     state: str = "starting"
     restarts: int = 0
+    together: int = 0
     round: int = 0
     samples_per_s: float | None = None
     loss: float | None = None
@@ -89,6 +93,7 @@ class ProcessState:
     _datagrams: dict[int, dict[str, int]] = field(default_factory=dict)
     _relayed: dict[int, dict[str, int]] = field(default_factory=dict)
     _newest: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _began_again: tuple[int, float] = (0, 0.0)
 
     @property
     def trains(self) -> bool:
@@ -128,12 +133,16 @@ class ProcessState:
                 self._apply_report(event, when)
             case Evaluated():
                 self._apply_evaluation(event)
+            case ProcessFailed() | ProcessFinished() | ProcessLeft() if event.order < self._began_again:
+                pass
             case ProcessFailed():
                 self.failure = event if self.failure is None or event.order < self.failure.order else self.failure
             case WarningRaised(affects_result=True):
                 self.result_warning = self.result_warning or event.message
             case ProcessRestarted():
-                self.restarts = max(self.restarts, event.incarnation)
+                self.restarts = max(self.restarts, event.incarnation - event.together)
+                if event.together > self.together:
+                    self._begin_again(event)
                 self._enter("restarted", event)
             case ProcessLeft():
                 self.left = event
@@ -148,6 +157,18 @@ class ProcessState:
                 self._enter("finished", event)
                 self.finished = event
 
+    def _begin_again(self, event: ProcessRestarted) -> None:
+        self.together, self._began_again = event.together, event.order
+        self.failure = _since(self.failure, event)
+        self.finished = _since(self.finished, event)
+        self.left = _since(self.left, event)
+        if self._newest.get("telemetry", (0, 0.0)) < event.order:
+            self.round = 0
+
+    def live_again(self) -> None:
+        """It has been started again with all others, after its end was recorded."""
+        self.status, self.ended, self.asked = None, 0.0, False
+
     def record_end(self, status: int, when: float, *, asked: bool) -> None:
         """Record the end of the process."""
         self.status, self.ended, self.asked = status, when, asked
@@ -155,7 +176,8 @@ class ProcessState:
         self.state = done if status == 0 else "stopped" if asked else "ended"
 
     def _apply_telemetry(self, event: Telemetry, when: float) -> None:
-        self.round = max(self.round, event.round)
+        if event.order >= self._began_again:
+            self.round = max(self.round, event.round)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
         if self._is_newest("telemetry", event):
@@ -235,6 +257,11 @@ class ProcessState:
         if is_newest:
             self._newest[what] = event.order
         return is_newest
+
+
+def _since(end: _End | None, event: Event) -> _End | None:
+    """What a process has told of its end, if that was after `event`."""
+    return None if end is None or end.order < event.order else end
 
 
 def left_at(event: ProcessLeft) -> str:

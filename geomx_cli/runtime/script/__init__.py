@@ -222,7 +222,9 @@ class Session:
             self._log().write(StateChanged(state="training"))
         client = self._client
         on_loss = (lambda loss: client.report(loss=loss)) if client is not None else (lambda _: None)
-        reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None, on_loss)
+        since = settings.training_since
+        before = max(0.0, self._log().clock.time() - since) if since else 0.0
+        reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None, on_loss, before)
         return client
 
     @property
