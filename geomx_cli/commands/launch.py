@@ -91,7 +91,8 @@ def launch(
                             "encoded_lan", before and after encoding
     datagrams               bytes of blocks, with --dgt 1
     relayed                 bytes sent through other processes, with --tsengine
-    restarts                how often each process was restarted, of those that were
+    restarts                how often each process was restarted, of those that were,
+                            and "all workers", with --on-worker-loss restart-all
     outputs                 for each process that has saved files: "process", "host",
                             "folder", "files" (at most eight names), "count" and "bytes"
     model                   path of the model, on another machine HOST:PATH; or null

@@ -4,12 +4,14 @@ import re
 import time
 
 __all__ = [
-    "CONTRIBUTED", "JobClock", "STATE_ENDED", "file_name", "life_of", "module_command", "number_before", "party_of", "shell_name",
+    "CONTRIBUTED", "JobClock", "STATE_ENDED", "file_name", "life_of", "module_command", "number_before", "party_of",
+    "shell_name",
 ]  # fmt: skip
 
 STATE_ENDED = "ended"
-"""A file in the folder of a process's state: it saves nothing any more, as it had no more room, or is not told what. Its
-text, if any, is a hint for the user of a script."""
+"""A file in the folder of a process's state: it saves nothing any more, as it had no more room, or is not told what.
+Its text, if any, is a hint for the user of a script.
+"""
 
 CONTRIBUTED = "contributed"
 """A file in the folder of a worker's state, in a job that goes on without one that dies: the last round to which it has

@@ -90,6 +90,6 @@ class SentContributions:
             with suppress(OSError):
                 (self._directory / name).unlink(missing_ok=True)
         self._warn(
-            f"{self._directory} has no more room ({error.strerror}): if this worker dies from now on, the job ends. Make"
-            " room there, or use --on-worker-loss end"
+            f"{self._directory} has no more room ({error.strerror}): if this worker dies from now on, the job ends."
+            " Make room there, or use --on-worker-loss end"
         )

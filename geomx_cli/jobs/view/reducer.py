@@ -50,7 +50,8 @@ class ProcessState:
     the validation loss; the newest of each.
     trains_since: by the job's clock, None before training. first_round: end of its first round, by `clock`, which
     is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
-    work. left: it has died, and the job goes on without it. outputs: what it has saved. result_warning: its first one that affects the result.
+    work. left: it has died, and the job goes on without it. outputs: what it has saved. result_warning: its first one
+    that affects the result.
 
     status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.
     """

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = [
-    "asynchronous", "depart", "exchanges", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "variant",
-    "variants", "worker",
+    "asynchronous", "depart", "exchanges", "look", "name", "options", "refuses", "server", "server_optimizer", "title",
+    "variant", "variants", "worker",
 ]  # fmt: skip
 
 name = "mixed"

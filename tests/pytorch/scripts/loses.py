@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 
-import geomx_cli.torch as geomx
 import torch
+
+import geomx_cli.torch as geomx
 
 STEPS, AT = 12, 5
 how, lost = sys.argv[1], int(sys.argv[2])

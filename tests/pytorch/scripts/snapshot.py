@@ -40,7 +40,8 @@ for step in range(first, STEPS):
     optimizer.step()
     geomx.report(loss=loss, step=step)
     if rank == 0:
-        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, f"{path}.new")
-        os.replace(f"{path}.new", path)
+        new = path.with_suffix(".new")
+        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, new)
+        new.replace(path)
 if rank == 0:
     print(f"weights {net.weight.detach().reshape(-1).tolist()}", flush=True)
