@@ -73,6 +73,15 @@ def test_worker_that_raises_leaves_too(desk: Desk, tmp_path: Path) -> None:
     )
 
 
+def test_model_of_one_that_has_finished_before_remains(desk: Desk, tmp_path: Path) -> None:
+    """The other one has taken steps alone since, and its model is lost with it."""
+    words = ("--parties", "1", "--workers", "2", "--on-worker-loss", "leave")
+    result, told = run(desk, *words, "--", "python", str(SCRIPTS / "loses.py"), "before", "0", "2")
+    assert result["status"] == "done", told
+    weight = -RATE * 2 * (1 + 2) / 2
+    assert models(tmp_path) == {"A-worker-1": {"early": {weight}, "late": {weight}}}
+
+
 def test_job_without_workers_fails(desk: Desk) -> None:
     words = ("--parties", "1", "--workers", "1", "--on-worker-loss", "leave")
     result, _ = run(desk, *words, "--", "python", str(SCRIPTS / "loses.py"), "before", "0")

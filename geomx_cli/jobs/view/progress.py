@@ -243,7 +243,7 @@ class Progress:
         lost = [(row, row.left) for row in self.training_rows if row.left is not None]
         if not lost or len(lost) < len(self.training_rows):
             return None
-        row, left = min(lost, key=lambda item: item[1].order)
+        row, left = min(lost, key=lambda item: item[1].time)
         process = row.process
         return Failure(process.name, process.host, left.message, time.monotonic(), "no worker is left to go on")
 

@@ -95,6 +95,7 @@ class ProcessState:
     _relayed: dict[int, dict[str, int]] = field(default_factory=dict)
     _newest: dict[str, tuple[int, float]] = field(default_factory=dict)
     _began_again: tuple[int, float] = (0, 0.0)
+    _rounds: dict[int, int] = field(default_factory=dict)  # by life
 
     @property
     def trains(self) -> bool:
@@ -163,8 +164,7 @@ class ProcessState:
         self.failure = _since(self.failure, event)
         self.finished = _since(self.finished, event)
         self.left = _since(self.left, event)
-        if self._newest.get("telemetry", (0, 0.0)) < event.order:
-            self.round = 0
+        self._count_rounds()
 
     def live_again(self) -> None:
         """It has been started again with all others, after its end was recorded."""
@@ -177,8 +177,7 @@ class ProcessState:
         self.state = done if status == 0 else "stopped" if asked else "ended"
 
     def _apply_telemetry(self, event: Telemetry, when: float) -> None:
-        if event.order >= self._began_again:
-            self.round = max(self.round, event.round)
+        self._note_round(event.round, event)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
         if self._is_newest("telemetry", event):
@@ -201,7 +200,7 @@ class ProcessState:
             self.relayed = _added(self._relayed.values())
 
     def _apply_round(self, event: RoundCompleted, when: float) -> None:
-        self.round = max(self.round, event.num_iters)
+        self._note_round(event.num_iters, event)
         self.samples = max(self.samples, event.samples)
         self.training_s = max(self.training_s, event.total_time)
         self.first_round = when if self.first_round is None else min(self.first_round, when)
@@ -235,8 +234,19 @@ class ProcessState:
 
     def _enter(self, state: str, event: Event) -> None:
         # Telemetry written while the process finished may arrive after the finish event.
-        if self._is_newest("state", event) and self.status is None and self.finished is None:
+        ended = self.finished is not None and life_of(event.number) <= life_of(self.finished.number)
+        if self._is_newest("state", event) and self.status is None and not ended:
             self.state = state
+
+    def _note_round(self, round_: int, event: Event) -> None:
+        life = life_of(event.number)
+        self._rounds[life] = max(round_, self._rounds.get(life, 0))
+        self._count_rounds()
+
+    def _count_rounds(self) -> None:
+        """Rounds begin anew where all processes have."""
+        first = life_of(self._began_again[0])
+        self.round = max((round_ for life, round_ in self._rounds.items() if life >= first), default=0)
 
     def _note_rate(self, rate: float | None, event: Event, ends: float) -> None:
         if rate is not None and self._is_newest("samples_per_s", event):

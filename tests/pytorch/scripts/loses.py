@@ -1,7 +1,7 @@
-"""Constant gradients, of the worker's rank plus 1. One worker dies in step 5: loses.py HOW RANK.
+"""Constant gradients, of the worker's rank plus 1. One worker dies in step 5: loses.py HOW RANK [STEPS].
 
 HOW: "before" the step, or "within": while it sends its gradient of `late`, before that of `early` is computed; or it
-"raises" an exception.
+"raises" an exception. STEPS: of the others.
 """
 
 import os
@@ -16,6 +16,7 @@ STEPS, AT = 12, 5
 how, lost = sys.argv[1], int(sys.argv[2])
 geomx.init()
 rank, step = geomx.global_rank(), 0
+count = STEPS if rank == lost or len(sys.argv) < 4 else int(sys.argv[3])
 net = torch.nn.Module()
 net.early = torch.nn.Parameter(torch.zeros(10))
 net.late = torch.nn.Parameter(torch.zeros(1_500_000))
@@ -28,7 +29,7 @@ def die(where: str) -> None:
 
 
 net.late.register_post_accumulate_grad_hook(lambda _: die("within"))
-for step in range(STEPS):
+for step in range(count):
     descent.zero_grad()
     die("before")
     if (step, rank, how) == (AT, lost, "raises"):
