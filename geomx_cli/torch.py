@@ -107,7 +107,7 @@ def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optim
     Examples:
         >>> optimizer = geomx.wrap(model, torch.optim.SGD(model.parameters(), lr=0.05))
     """
-    _store().wrap(model, optimizer, buffers)
+    _store().wrap_for_loop(model, optimizer, buffers)
     return optimizer
 
 
@@ -232,7 +232,7 @@ class Training(Generic[_Optimizer]):
             what = f"geomx_cli.torch.{type(self).__name__} in a job of --algo {algorithm.name}"
             hint = f"launch it with --algo {possible}, or write geomx_cli.torch.Training for any"
             raise InvalidSettings(what, hint)
-        store.wrap(self._model, self._optimizer, self._buffers)
+        store.wrap_for_loop(self._model, self._optimizer, self._buffers)
         return self._optimizer
 
     def __exit__(

@@ -23,6 +23,7 @@ class AgentState:
     incarnations: of each process, by name.
     ended: exit statuses of those that have ended.
     asked: names of those whose end was asked for.
+    together: how often all processes of the job have begun again.
     """
 
     agent: ProcessId
@@ -33,6 +34,7 @@ class AgentState:
     incarnations: Mapping[str, int] = field(default_factory=dict)
     ended: Mapping[str, int] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
+    together: int = 0
 
     def is_open(self, name: str) -> bool:
         """Whether a process has neither ended nor was asked to."""

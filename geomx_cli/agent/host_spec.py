@@ -70,6 +70,11 @@ class Task:
         return self.serves or (self.role == "worker" and "GEOMX_GROUP_SIZE" not in self.env)
 
     @property
+    def runs_script(self) -> bool:
+        """Whether it is a worker that runs a user's script."""
+        return self.role == "worker" and self.argv[-1] != "geomx_cli.runtime"
+
+    @property
     def file_name(self) -> str:
         """Base name of its files: "A/worker:1" has "A-worker-1.log"."""
         return file_name(self.name)
@@ -88,6 +93,7 @@ class HostSpec:
     grace: seconds that processes may take to end once the job is stopped or has failed.
     restarts: times that a killed process, if it resumes, may be restarted within 10 minutes.
     resume: the checkpoint (checkpoints.py) from which the processes go on; "" for none.
+    on_worker_loss: the option.
     clock_ahead: see JobClock.
     files: digests, by path, of the files copied to the host for this job.
     """
@@ -105,6 +111,7 @@ class HostSpec:
     grace: float = 30.0
     restarts: int = 0
     resume: str = ""
+    on_worker_loss: str = "end"
     clock_ahead: float = 0.0
     files: Mapping[str, FileDigest] = field(default_factory=dict)
 

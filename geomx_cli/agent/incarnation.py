@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.outputs import folder_of, told_of
 from geomx_cli.agent.processes import ProcessId
-from geomx_cli.core.conventions import STATE_ENDED, JobClock, number_before
+from geomx_cli.core.conventions import CONTRIBUTED, STATE_ENDED, JobClock, module_command, number_before
 from geomx_cli.core.errors import CheckFailed, Missed
 from geomx_cli.core.files import make_folders, open_record
 from geomx_cli.core.jsonlines import UNWRITTEN, append_object, decode, read_objects
@@ -37,6 +38,8 @@ class Child:
     incarnation: the number of it, from 0.
     state_dir: the folder in which its state survives it, if it is restarted when it dies.
     asked: its end was requested.
+    departs: it has died, and its present life only leaves the job in its name.
+    together: how often all of the job's processes have begun again.
     failed: a failure of it was reported.
     lacked_room: it failed, by itself, while a disk was full.
     clock: the job's, used for all times here.
@@ -46,8 +49,8 @@ class Child:
         job_dir = Path(host_spec.job_dir)
         self.task = task
         self.name = task.name
-        self.failed = self.asked = self.lacked_room = False
-        self.incarnation = self._first = 0
+        self.failed = self.asked = self.departs = self.lacked_room = False
+        self.incarnation = self._first = self.together = 0
         self.state_dir: Path | None = None
         self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
         events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
@@ -72,9 +75,11 @@ class Child:
         if self.state_dir is not None:
             make_folders(self.state_dir)
             env |= {"GEOMX_INCARNATION": str(self.incarnation), "GEOMX_STATE_DIR": str(self.state_dir)}
+        if self.task.runs_script:
+            env |= self._restarts()
         output = self.log.open()
         try:
-            self.life.start(self.task.argv, env, working_dir, output)
+            self.life.start(self._departure() if self.departs else self.task.argv, env, working_dir, output)
         finally:
             os.close(output)
 
@@ -92,19 +97,64 @@ class Child:
         """Begin with the life after this one, of another job."""
         self.incarnation = self._first = incarnation + 1
 
+    @property
+    def contributed(self) -> int | None:
+        """The last round to which it has contributed, in a job that it may leave; None before the first."""
+        try:
+            return int((self.state_dir / CONTRIBUTED).read_bytes()) if self.state_dir is not None else None
+        except (OSError, ValueError):
+            return None
+
+    def _restarts(self) -> dict[str, str]:
+        """Variables that tell a script whether it begins again, with those of torchrun."""
+        env = {"GEOMX_RESTART_COUNT": str(self.together)}
+        if self.together and "TORCHELASTIC_RESTART_COUNT" in self.task.env:
+            env["TORCHELASTIC_RESTART_COUNT"] = str(self.together)
+        since = self.life.events.trains_since
+        return env | ({"GEOMX_TRAINING_SINCE": f"{since:.3f}"} if self.together and since else {})
+
+    def _departure(self) -> list[str]:
+        return module_command(sys.executable, "geomx_cli.runtime.departure")
+
+    def _advice(self) -> str:
+        """What its script lacks to go on after it was killed, as it has said itself; "" for others."""
+        if self.state_dir is None:
+            return ""
+        with suppress(OSError), (self.state_dir / STATE_ENDED).open(errors="replace") as file:
+            return file.read(_TELLING)
+        return ""
+
     def bury(self, how: str) -> list[dict[str, Any]]:
         """End what a life that has ended has left, and prepare the next one, which `start` begins. Its log and its
         event log go on. Return the event that says so, if the event log has no room for it.
 
         how: it ended, a phrase to follow its name.
         """
+        said = f"restarted by geomx: incarnation {self.incarnation + 1}, as it {how}"
+        return self._succeed(said, "restarted", message=f"{how}; started again", together=self.together)
+
+    def begin_again(self, how: str, together: int) -> list[dict[str, Any]]:
+        """As `bury`, of all processes of the job. how: it comes to that, a sentence."""
+        self.together, self.failed, self.asked, self.departs, self.lacked_room = together, False, False, False, False
+        said = f"all workers begin again: {how}"
+        return self._succeed(said, "restarted", message=said, together=together)
+
+    def depart(self, how: str) -> list[dict[str, Any]]:
+        """As `bury`, and the next life leaves the job."""
+        self.departs = True
+        assert self.state_dir is not None
+        with suppress(OSError):  # an agent that follows a killed one sees by this that the script does not go on
+            (self.state_dir / STATE_ENDED).touch()
+        round_ = self.contributed or 0
+        return self._succeed(f"{how}; leaving the job after round {round_}", "left", message=how, round=round_)
+
+    def _succeed(self, said: str, kind: str, **fields: Any) -> list[dict[str, Any]]:
         self.life.sweep()
         self.life.reap()
         self.incarnation += 1
-        self.log.begin_anew(f"-- restarted by geomx: incarnation {self.incarnation}, as it {how} --")
-        number, message = number_before(self.incarnation), f"{how}; started again"
-        event = told_of(self.task, "restarted", self._clock.time())
-        event |= {"number": number, "incarnation": self.incarnation, "message": message}
+        self.log.begin_anew(f"-- {said} --")
+        event = told_of(self.task, kind, self._clock.time())
+        event |= {"number": number_before(self.incarnation), "incarnation": self.incarnation, **fields}
         events = self.life.events
         unwritten = [] if append_object(events.path, event) else [event]
         self.life = Incarnation(events.successor(), self._silence, self._clock)
@@ -127,6 +177,8 @@ class Child:
         restarts = self.incarnation - self._first
         how += f" after {counted(restarts, 'restart')}" if restarts else ""
         hint, peer = str(told.get("hint") or ""), str(told.get("peer") or "")
+        if not hint and ending in ("killed", "crashed"):
+            hint = self._advice()
         output = "" if peer else "\n".join((message, *tail))
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
         places = (folder_of(self.task), self._working_dir, Path(temp))
@@ -305,6 +357,7 @@ class EventTail:
     signalled: the signal by which somebody else asks the job to stop, "" for none.
     waits: it waits for others to join, or has not come as far.
     heard: when its newest telemetry was read (time.monotonic seconds); it writes some every second.
+    trains_since: when it first began to train, in any life, by the job's clock; 0 before.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
@@ -312,7 +365,7 @@ class EventTail:
         self.saw_failure = self.joined = self.left = self.finished = self.awaits_stop = False
         self.signalled = ""
         self.waits = True
-        self.heard = 0.0
+        self.heard = self.trains_since = 0.0
         self.path = path
         self._offset = offset
         self._saw_round = False
@@ -330,7 +383,7 @@ class EventTail:
     def successor(self) -> "EventTail":
         """Return one for the next life of the process, which goes on in the same file."""
         tail = EventTail(self.path, self._offset)
-        tail._saw_round = self._saw_round
+        tail._saw_round, tail.trains_since = self._saw_round, self.trains_since
         return tail
 
     def unwritten(self, output: Iterable[str]) -> list[dict[str, Any]]:
@@ -382,6 +435,8 @@ class EventTail:
                 self.awaits_stop = True
             case "signalled", _:
                 self.signalled = next((name for name in _SIGNALS if name == event.get("signal")), "a signal")
+            case "state", "training" if not self.trains_since:
+                self.trains_since = float(when) if isinstance(when := event.get("time"), int | float) else 0.0
             case "failed", _:
                 self.failure = self.failure or event  # of a process's children the first
 

@@ -23,12 +23,18 @@ class RestartPolicy:
     What says why it ends, by an event, an exception or an exit status, would end again. So would what the kernel has
     killed twice for want of memory.
 
+    A script's worker that is not restarted may leave the job instead: see `lets_go`.
+
     limit: restarts of a process within 10 minutes; 0: none.
     clock: seconds.
+    on_worker_loss: the option.
     """
 
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit: int, clock: Callable[[], float] = time.monotonic, *, on_worker_loss: str = "end"
+    ) -> None:
         self.limit = limit
+        self._leaves = on_worker_loss == "leave"
         self._clock = clock
         self._restarts: dict[Child, deque[float]] = {}
         self._out_of_memory: set[Child] = set()
@@ -46,6 +52,14 @@ class RestartPolicy:
         covered = self.covers(child.task) and child.task.serves
         return covered and child.life.events.finished and (child.life.status or 0) < 0
 
+    def lets_go(self, child: Child, stage: Stage) -> bool:
+        """Whether the job goes on without a child that has failed: a script's worker that has contributed, and has told
+        nobody that it fails.
+        """
+        told = child.life.events.failure is not None or child.asked or child.departs
+        going = self._leaves and stage is Stage.RUNNING and not told
+        return going and child.task.runs_script and child.contributed is not None
+
     def decide(self, child: Child, stage: Stage, *, memory: bool) -> int:
         """Return which restart within 10 minutes is due for a child that has ended, and count it; 0 for none.
 
@@ -55,7 +69,8 @@ class RestartPolicy:
         status = child.life.status or 0
         asked = child.asked or -status in _ASKED
         told = status >= 0 or child.life.events.failure is not None
-        if not self.covers(child.task) or stage is not Stage.RUNNING or asked or told or child.lacks_state:
+        lacks_state = child.lacks_state and not child.departs
+        if not self.covers(child.task) or stage is not Stage.RUNNING or asked or told or lacks_state:
             return 0
         if ending_of(status, memory=memory) == "out of memory":
             if child in self._out_of_memory:

@@ -146,7 +146,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "finished": ("contribution",),
     "outputs": ("files", "count", "bytes"),
     "warning": ("message", "affects_result"),
-    "restarted": ("incarnation", "message"),
+    "restarted": ("incarnation", "together", "message"),
+    "left": ("incarnation", "round", "message"),
 }
 """Event kinds of which the newest is kept, of warnings the first, and the fields kept: all that the reducer reads."""
 _FAILURES = 8  # per host; the first ones are the most informative
@@ -204,6 +205,11 @@ class StatusFile:
             names = ("schema_version", "number", "time", "event", "round", "bytes")
             life = life_of(number) if isinstance(number := last.get("number"), int) else 0
             newest[f"telemetry {life}"] = {name: last[name] for name in names if name in last}
+
+    def begin_again(self) -> None:
+        """All processes begin again: failures so far are history."""
+        self._failures = []
+        self.write_soon()
 
     def record_failure(self, failure: Failure) -> None:
         """Record a failure of a process; its time is by the job's clock."""

@@ -19,7 +19,7 @@ from typing import NoReturn
 from geomx_cli.agent import agent_lock, processes, state_folder
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.conventions import STATE_ENDED
+from geomx_cli.core.conventions import CONTRIBUTED, STATE_ENDED
 from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["ensure", "start"]
@@ -81,7 +81,10 @@ def _following(directory: Path, host_spec: HostSpec) -> AgentState | None:
     for task in host_spec.tasks:
         if state.is_open(task.name):
             lives[task.name] = lives.get(task.name, 0) + 1
-            if not task.resumes or lives[task.name] > _MOST or (folder / task.file_name / STATE_ENDED).exists():
+            own = folder / task.file_name
+            leaves = host_spec.on_worker_loss == "leave" and (own / CONTRIBUTED).exists()
+            lost = not task.resumes or (own / STATE_ENDED).exists()
+            if (lost and not leaves) or lives[task.name] > _MOST:
                 return None
     following = replace(state, life=state.life + 1, successions=(*recent, now), incarnations=lives)
     try:

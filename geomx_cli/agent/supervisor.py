@@ -21,6 +21,7 @@ from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, S
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.presence import NOTICE, PresenceProcesses
 from geomx_cli.agent.processes import ProcessId
+from geomx_cli.agent.recall import Recall
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.agent.stop import DISAPPEAR, remains
@@ -69,10 +70,12 @@ class Supervisor:
         self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, host_spec.grace)
         self._partial_stop = PartialStop()
         self._checkpoints = Checkpoints(directory, self._children)
-        self._policy = RestartPolicy(host_spec.restarts)
+        self._policy = RestartPolicy(host_spec.restarts, on_worker_loss=host_spec.on_worker_loss)
         self._memory = OomWatcher()
         self._presence = PresenceProcesses(host_spec)
         self._wakeup, self._signals = socket.socketpair()
+        self._together = last.together if last is not None else 0
+        self._recall = Recall(host_spec.on_worker_loss == "restart-all", host_spec.silence)
 
     def run(self) -> int:
         """Run to the end and return the exit status: 1 if a process could not be terminated, else 0."""
@@ -83,7 +86,7 @@ class Supervisor:
                 self._write_state()
             else:
                 self._continue_from(self._last)
-            while not self._lifecycle.over:
+            while not self._is_over():
                 for key, mask in self._selector.select(_TICK):
                     self._handle(key.fileobj, key.data, mask)
                 self._tick(time.monotonic())
@@ -107,6 +110,16 @@ class Supervisor:
             self._control.queue(done)
             self._control.close(TERMINATE)
         return 1 if left else 0
+
+    def _is_over(self) -> bool:
+        """Whether this host's part has ended, and does not begin again."""
+        running = any(child.life.running for child in self._children)  # those that could not be killed
+        if not self._lifecycle.over or running or not self._recall.awaited(self._control):
+            return self._lifecycle.over
+        if self._recall.tell():
+            self._control.send_durable({"type": "emptied"})
+            self._status.write_soon()
+        return False
 
     def _catch_signals(self) -> None:
         for end in (self._wakeup, self._signals):
@@ -132,7 +145,7 @@ class Supervisor:
     def _obey(self, message: Message) -> None:
         match message.get("type"):
             case "hello":
-                status = self._content(self._lifecycle.stage.name.lower())
+                status = self._content(self._stage)
                 self._control.send({"type": "hello", "status": status})
                 self._acknowledge(message)
                 self._control.resend()
@@ -147,6 +160,8 @@ class Supervisor:
                 self._lifecycle.keep_waiting()
             case "stop":
                 self._stop_as_asked(message)
+            case "again" if self._recall.told:
+                self._begin_again(str(message.get("how", "")), int(message.get("count", 1)))
             case "release":
                 self._lifecycle.holding = False
             case "failing":
@@ -159,6 +174,7 @@ class Supervisor:
             case "thaw":
                 self._checkpoints.thaw()
             case "kill":
+                self._recall.forbid()
                 self._lifecycle.stop("was asked to stop at once", 0)
                 self._lifecycle.kill()
 
@@ -170,6 +186,9 @@ class Supervisor:
             self._update_state()
             self._status.write_soon()
             return
+        if not message.get("again"):
+            self._recall.forbid()
+        self._recall.expect()
         self._ordered |= not who
         is_new = who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING
         if is_new:
@@ -203,6 +222,25 @@ class Supervisor:
                 break
             self._control.send_durable({"type": "started", "process": child.name})
         self._update_state()
+
+    def _begin_again(self, how: str, count: int) -> None:
+        """Start all processes anew, as a script's worker has died: without any state of theirs. how: a sentence.
+        count: of all times so far.
+        """
+        self._status.usage.close()
+        processes.kill_all(lambda: processes.descendants(os.getpid()), KILL)
+        self._together, self._ordered = count, False
+        self._recall.begin()
+        self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, self._host_spec.grace)
+        self._partial_stop = PartialStop()
+        self._status.begin_again()
+        for child in self._children:
+            if child.log.descriptor >= 0:
+                self._selector.unregister(child.log.descriptor)
+            unwritten = child.begin_again(how, count)
+            self._status.begin_life(child.name)
+            self._report(child, [*child.life.events.read(), *unwritten])
+        self._start()
 
     def _prepare_restarts(self) -> None:
         """Give those that are restarted when they die a folder for their state; without one, none is restarted."""
@@ -241,7 +279,7 @@ class Supervisor:
         message = f"its agent was killed and started again, with {counted(len(dead), 'process')}"
         self._control.send_durable({"type": "warning", "message": message})
         for child in self._children:
-            child.asked = child.name in last.asked
+            child.asked, child.together = child.name in last.asked, last.together
             child.incarnation = last.incarnations.get(child.name, 0)
             if child not in dead:
                 child.life.status = last.ended.get(child.name, -signal.SIGKILL)
@@ -297,7 +335,7 @@ class Supervisor:
         self._report_cut_off()
         self._status.usage.measure(now)
         if self._status.due():
-            self._status.write(self._content(self._lifecycle.stage.name.lower()))
+            self._status.write(self._content(self._stage))
 
     def _report_cut_off(self) -> None:
         if names := self._lifecycle.cut_off:
@@ -320,6 +358,7 @@ class Supervisor:
         """Stop, while nobody tells when the workers of other hosts have ended: servers of a host without any wait until
         all have left, or the grace is over.
         """
+        self._recall.forbid()
         if self._lifecycle.stage <= Stage.RUNNING:
             self._lifecycle.holding = all(child.task.serves for child in self._children)
         self._lifecycle.stop(why, 0)
@@ -365,6 +404,9 @@ class Supervisor:
         saved = outputs.record(child.task, child.life.events.path, self._clock.time())
         self._report(child, [*child.life.events.read(), *([saved] if saved is not None else [])])
         failure = child.failure(memory=memory)
+        if failure is not None and self._policy.lets_go(child, self._lifecycle.stage):
+            self._let_go(child, how or failure.cause)
+            return
         if failure is not None and not child.asked and self._is_own(child):
             self._fail(child, failure)
         elif self._is_absent(child) and self._lifecycle.stage is Stage.RUNNING and not self._control.connected:
@@ -394,6 +436,18 @@ class Supervisor:
         self._update_state()
         self._status.write_soon()
 
+    def _let_go(self, child: Child, how: str) -> None:
+        """A script's worker has died, and the others go on: a process in its name leaves the job."""
+        if child.log.descriptor >= 0:
+            self._selector.unregister(child.log.descriptor)
+        unwritten = child.depart(how)
+        self._status.begin_life(child.name)
+        self._report(child, [*child.life.events.read(), *unwritten])
+        self._update_state()
+        self._begin(child)
+        self._update_state()
+        self._status.write_soon()
+
     def _is_absent(self, child: Child) -> bool:
         """Whether its script ended as if it had done all, and had not joined the job."""
         return child.life.status == 0 and child.life.events.waits and not (child.life.events.left or child.asked)
@@ -407,6 +461,8 @@ class Supervisor:
     def _fail(self, child: Child, failure: Failure) -> None:
         """Report a failure and terminate the other processes after a grace period."""
         child.failed = True
+        if self._control.connected:
+            self._recall.expect()
         self._status.record_failure(failure)
         age = max(0.0, self._clock.time() - failure.when)
         self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
@@ -443,6 +499,10 @@ class Supervisor:
             left=list(left),
         )  # fmt: skip
 
+    @property
+    def _stage(self) -> str:
+        return "emptied" if self._recall.told else self._lifecycle.stage.name.lower()
+
     def _on_stage(self) -> None:
         self._status.write_soon()
         if self._lifecycle.stage is Stage.FAILING:
@@ -468,6 +528,7 @@ class Supervisor:
             incarnations={child.name: child.incarnation for child in children},
             ended={child.name: child.life.status for child in children if child.life.status is not None},
             asked=tuple(child.name for child in children if child.asked),
+            together=self._together,
         ).write(self._directory)
 
 

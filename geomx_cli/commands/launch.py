@@ -99,7 +99,8 @@ def launch(
                             "encoded_lan", before and after encoding
     datagrams               bytes of blocks, with --dgt 1
     relayed                 bytes sent through other processes, with --tsengine
-    restarts                for each process that was restarted: how often
+    restarts                for each process that was restarted: how often; and "all workers",
+                            with --on-worker-loss restart-all
     outputs                 for each process that has saved files: "process", "host",
                             "folder", "files" (at most eight names), "count" and "bytes"
     model                   path of the model, on another machine HOST:PATH; or null
@@ -146,6 +147,7 @@ def launch(
         check_user_modules(options, inventory)
     if before is None:
         inventory, options = with_rank_scope(with_interpreter(script, inventory), script, options)
+    script_sources.check_worker_loss(script, options, inventory)
     warning = script_sources.warning_of(script, options, inventory)
     _warn(filter(None, [ignored_interpreter(script, inventory), warning]))
     directory = str(job_dir.absolute()) if job_dir else ""

@@ -16,6 +16,7 @@ from geomx_cli.core.untrusted import convert
 
 __all__ = [
     "Done",
+    "Emptied",
     "Ended",
     "Failed",
     "Frozen",
@@ -147,6 +148,10 @@ class Kept(Message, tag="kept", frozen=True):
     """The host's part of a checkpoint is whole, and its processes go on. problem: why it is not, "" if it is."""
 
     problem: str
+
+
+class Emptied(Message, tag="emptied", frozen=True):
+    """All processes of the host have ended, and the agent waits to be told whether they begin again."""
 
 
 class Done(Message, tag="done", frozen=True):

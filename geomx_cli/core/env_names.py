@@ -26,6 +26,7 @@ SETTINGS: Mapping[str, str] = {
     "rendezvous": "GEOMX_RENDEZVOUS", "peers": "GEOMX_PEERS", "clock_ahead": "GEOMX_CLOCK_AHEAD",
     "supervised": "GEOMX_SUPERVISED", "incarnation": "GEOMX_INCARNATION", "state_dir": "GEOMX_STATE_DIR",
     "stop_file": "GEOMX_STOP_FILE",
+    "restart_count": "GEOMX_RESTART_COUNT", "training_since": "GEOMX_TRAINING_SINCE",
 }  # fmt: skip
 """The variables of a process's settings, by field of NodeSettings."""
 OWN = frozenset(

@@ -197,10 +197,21 @@ class RosterComplete(Event, tag="roster"):
 
 class ProcessRestarted(Event, tag="restarted"):
     """Its agent has started the process again, after it died; written by the agent. incarnation: how often so far.
-    message: how it died.
+    together: how often with all others of the job. message: how it died, or why all begin again.
     """
 
     incarnation: Count
+    together: Count = 0
+    message: str = ""
+
+
+class ProcessLeft(Event, tag="left"):
+    """A script's worker has died, and the others go on without it (`--on-worker-loss leave`); written by its agent.
+    round: the last one to which it has contributed. message: how it died.
+    """
+
+    incarnation: Count
+    round: Count = 0
     message: str = ""
 
 

@@ -170,6 +170,14 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0, maximum=1000,
     ),
     _net(
+        "on_worker_loss", "text", "end", "GEOMX_ON_WORKER_LOSS",
+        "What happens when a script's worker dies and cannot be restarted, since its script does not save by"
+        " geomx.state. end: the job ends. leave: the other workers continue, and means are over them. restart-all: all"
+        " workers begin again, as under torchrun; for scripts that load a snapshot of their own. --restarts limits how"
+        " often.",
+        choices=("end", "leave", "restart-all"),
+    ),
+    _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
         "Longest wait for an answer outside a round. Time in which a link is cut does not count. In jobs started by"
         " hand --timeout also limits the wait until other processes join. With geomx launch scripts may join at any"

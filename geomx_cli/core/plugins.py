@@ -85,7 +85,8 @@ class Algorithm:
     step or the weights of their own steps. asynchronous: its parties train independently, by an optimizer on the roots.
     asynchronous_on_request: a script may ask the roots for that. own_pace: each worker takes as many steps in a round
     as it has time for. outer_step: an optimizer applies the mean of the differences. shards: the workers of a party may
-    divide the model.
+    divide the model. depart: tells servers that a worker takes no more steps; gets the client of one that has died, in
+    its name.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Algorithm:
     own_pace: bool = False
     outer_step: bool = False
     shards: bool = False
+    depart: Callable[[Any], None] = lambda client: None
 
     @property
     def sums_gradients(self) -> bool:

@@ -122,6 +122,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     elif inventory.shards > 1:
         what = f"--shards {inventory.shards} without --reduce torch: servers add whole gradients"
         raise InvalidSettings(what, "write --reduce torch too")
+    _check_worker_loss(spec, inventory)
     if not spec.script:
         _check_training(spec, inventory)
     nodes = build_topology(inventory)
@@ -230,6 +231,28 @@ def _check_reduction(spec: JobSpec, topology: str) -> None:
     if spec.options["delivery"] != "direct":
         what = f"--shards does not work with --delivery {spec.options['delivery']}, which merges contributions"
         raise InvalidSettings(what, "leave --delivery or --shards out")
+
+
+def _check_worker_loss(spec: JobSpec, inventory: Inventory) -> None:
+    """Reject what a job cannot do when a script's worker dies."""
+    chosen = str(spec.options["on_worker_loss"])
+    if chosen == "end":
+        return
+    option, hint = f"--on-worker-loss {chosen}", "leave --on-worker-loss out: then the job ends"
+    if not spec.script:
+        what = f"{option} is for scripts: geomx restarts a killed worker of the bundled training"
+        raise InvalidSettings(what, "leave --on-worker-loss out")
+    if not int(spec.options["restarts"]):
+        raise InvalidSettings(f"{option} with --restarts 0: nothing is restarted then", "allow some --restarts")
+    if chosen != "leave":
+        return
+    if inventory.reduce == "torch":
+        what = f"{option} with --reduce torch: the workers of a party cannot add their gradients without one of them"
+        raise InvalidSettings(what, f"use --on-worker-loss restart-all, or {hint}")
+    for name in deliveries.chain(spec.options):
+        if deliveries.peers(name, 2, spec.options):
+            what = f"{option} with --delivery {name}: workers send through one another"
+            raise InvalidSettings(what, f"use another delivery, or {hint}")
 
 
 def _check_training(spec: JobSpec, inventory: Inventory) -> None:

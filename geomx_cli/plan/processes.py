@@ -163,12 +163,14 @@ class Layout:
         groups = self._local_groups()
         group, beside = next(item for item in enumerate(groups) if node.global_rank in item[1])
         rank, size = str(node.global_rank), str(self.all_workers)
+        begins_again = self.spec.options["on_worker_loss"] == "restart-all"
         return {
             "RANK": rank, "WORLD_SIZE": size,
             "LOCAL_RANK": str(beside.index(node.global_rank)), "LOCAL_WORLD_SIZE": str(len(beside)),
             "GROUP_RANK": str(group), "GROUP_WORLD_SIZE": str(len(groups)), "NODE_RANK": str(group),
             "ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size,
-            "TORCHELASTIC_RUN_ID": self.spec.job, "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": self.spec.job, "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": str(self.spec.options["restarts"]) if begins_again else "0",
         }  # fmt: skip
 
     def _local_groups(self) -> list[list[int]]:

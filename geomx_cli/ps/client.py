@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from geomx_cli.contract.config import NodeSettings
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.core.events import Traffic
+from geomx_cli.core.events import Traffic, WarningRaised
 from geomx_cli.core.futures import after
 from geomx_cli.ps.aggregation.algorithm import WorkerDelivery
 from geomx_cli.ps.arrays import Array
@@ -28,6 +29,7 @@ from geomx_cli.ps.control_client import ControlClient, _in_loop
 from geomx_cli.ps.net.payload import Content, Rows
 from geomx_cli.ps.net.wire import EVERY, MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
 from geomx_cli.ps.operation_queue import Operation, PendingExchange
+from geomx_cli.ps.sent_contributions import SentContributions
 from geomx_cli.ps.state_file import Saved
 from geomx_cli.ps.worker import Worker
 
@@ -385,6 +387,26 @@ class Client:
 
         _in_loop(self._worker, load)
 
+    # Of one that dies while the job goes on.
+
+    def keep_contributions(self, directory: Path) -> None:
+        """Keep each contribution there before it is sent, so that another process can complete it."""
+        sent = SentContributions(directory, lambda message: self.events.write(WarningRaised(message=message)))
+        self._worker.operations.sent = sent
+
+    def complete_contributions(self, directory: Path) -> None:
+        """Send again what an earlier life of this worker has kept, and wait until the servers have all of it."""
+        sent = SentContributions(directory, lambda message: self.events.write(WarningRaised(message=message)))
+        worker, limit = self._worker, self._worker.node.patience
+        done: list[Future[None]] = []
+        for header, payload in sent.load():
+            done.append(Future())
+            worker.node.loop.submit(partial(worker.send_again, header, payload, done[-1]))
+        worker.ends.add_done_callback(lambda _: _fail(done, worker.error))
+        for future in done:
+            worker.wait(future, limit, "the rounds to which this worker had contributed")
+        sent.close()
+
     # Telemetry.
 
     @property
@@ -425,6 +447,12 @@ class Client:
         self._worker.node.loop.submit(self._worker.leave)
         self.control.leave()
 
+    def drop(self) -> None:
+        """End the client's thread, and tell nobody: another process will leave the job in this worker's name."""
+        if self._thread.is_alive():
+            self._worker.node.loop.submit(self._worker.node.loop.stop)
+            self._thread.join(self.settings.number("timeout"))
+
     def close(self, error: GeomxError | None = None) -> None:
         """Say goodbye and end the client's thread; with `error`, report to all processes that this worker failed.
 
@@ -440,3 +468,9 @@ class Client:
             worker.node.loop.submit(worker.goodbye)
             worker.ends.result()
         self._thread.join(self.settings.number("silence") + 5)
+
+
+def _fail(futures: Sequence["Future[None]"], error: GeomxError | None) -> None:
+    for future in futures:
+        if error is not None and not future.done():
+            future.set_exception(error)

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of, numbers_payload
 from geomx_cli.ps.net.wire import DTYPE_NAMES, Header, Kind, Reply
+from geomx_cli.ps.sent_contributions import SentContributions
 
 __all__ = ["Operation", "OperationQueue", "PendingExchange"]
 
@@ -148,13 +150,14 @@ class OperationQueue:
 
     Used by the loop's thread only. contributors: the ranks in each EXCHANGE; set before the first. compression: this
     end of encoded exchanges. asynchronous: whether parties complete rounds separately, according to the results so far;
-    read by any thread.
+    read by any thread. sent: keeps each contribution before it is sent, None if nothing needs it.
     """
 
     def __init__(self, node: Node, upstream: UpstreamClient, delivery: WorkerDelivery) -> None:
         self.contributors: tuple[int, ...] = ()
         self.compression = Compression(plane="lan")
         self.asynchronous = False
+        self.sent: SentContributions | None = None
         self._node = node
         self._upstream = upstream
         self._delivery = delivery
@@ -213,6 +216,18 @@ class OperationQueue:
             self._send(key.in_flight)
 
     def _send(self, operation: Operation) -> None:
+        messages: Iterable[tuple[Header, memoryview | None, OnResult]] = self._messages(operation)
+        if operation.kind != Kind.EXCHANGE:
+            for header, payload, on_result in messages:
+                self._upstream.send(self._upstream.links[header.server], header, payload, on_result)
+            return
+        if self.sent is not None:
+            messages = list(messages)
+            self.sent.keep([(header, payload) for header, payload, _ in messages])
+        for header, payload, on_result in messages:
+            self._delivery.up(header.server, header, payload, on_result)
+
+    def _messages(self, operation: Operation) -> Iterator[tuple[Header, memoryview | None, OnResult]]:
         placement, place, exchanges = operation.placement, 0, operation.kind == Kind.EXCHANGE
         dtype, slices = DTYPE_NAMES.index(placement.tensor.dtype), self._keys[placement.key].slices
         contributors = self.contributors if exchanges else ()
@@ -233,11 +248,7 @@ class OperationQueue:
                 offset, place = place, place + len(rows) * placement.row
             else:
                 payload, offset = self._payload(header, operation.src, piece, rows, slices[index]), piece.offset
-            on_result = self._on_result(operation, header, offset, slices[index])
-            if exchanges:
-                self._delivery.up(piece.server, header, payload, on_result)
-            else:
-                self._upstream.send(self._upstream.links[piece.server], header, payload, on_result)
+            yield header, payload, self._on_result(operation, header, offset, slices[index])
 
     def _payload(
         self, header: Header, src: Content | None, piece: Slice, rows: Rows | None, kept: SliceArrays

@@ -13,6 +13,7 @@ from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.aggregation.algorithm import WorkerDelivery
 from geomx_cli.ps.aggregation.codec import parse_codec
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.liveness import NEWS, Activity, newest
 from geomx_cli.ps.cluster.members import CENTRAL
@@ -135,6 +136,14 @@ class Worker:
                 link, topic, body, future.set_result, future.set_exception, limit,
                 "idle" if topic == "barrier" else "alive",
             )  # fmt: skip
+
+    def send_again(self, header: Header, payload: Array | None, done: "Future[None]") -> None:
+        """Send a slice of a contribution of this worker's earlier life; `done` is set with its result."""
+        if self.error is not None:
+            done.set_exception(self.error)
+            return
+        content = None if payload is None else payload.data
+        self._delivery.up(header.server, header, content, lambda *_: done.set_result(None))
 
     def leave(self) -> None:
         """This worker contributes no more."""

@@ -469,6 +469,19 @@ def test_workers_are_restarted_if_their_state_is_kept(tmp_path: Path) -> None:
         assert RestartPolicy(1).decide(child, Stage.RUNNING, memory=False) == 0
 
 
+def test_only_a_script_that_has_contributed_leaves_the_job(tmp_path: Path) -> None:
+    bundled, script = dead(tmp_path, role="worker"), dead(tmp_path, role="worker", runs="train.py")
+    policy = RestartPolicy(1, on_worker_loss="leave")
+    assert not policy.lets_go(script, Stage.RUNNING), "it may not have set the job up"
+    (tmp_path / "contributed").write_text("   812")
+    assert script.contributed == 812
+    assert policy.lets_go(script, Stage.RUNNING) and not policy.lets_go(script, Stage.FAILING)
+    assert not policy.lets_go(bundled, Stage.RUNNING)
+    assert not RestartPolicy(1).lets_go(script, Stage.RUNNING)
+    script.life.events.failure = {"message": "the others know, and end"}
+    assert not policy.lets_go(script, Stage.RUNNING)
+
+
 def test_one_that_serves_has_done_all_with_its_last_event(tmp_path: Path) -> None:
     """Not before: it may still have to answer others, and a server to save its optimizer."""
     child = dead(tmp_path)

@@ -13,6 +13,7 @@ from geomx_cli.core.events import (
     OutputsWritten,
     ProcessFailed,
     ProcessFinished,
+    ProcessLeft,
     ProcessRestarted,
     Reported,
     RoundCompleted,
@@ -129,6 +130,38 @@ def test_a_restarted_process_says_so_until_it_speaks() -> None:
         progress.apply("A/server:0", event, event.time)
     totals = progress.totals()
     assert (totals.restarts, totals.lan) == ({"A/server:0": 1}, (11, 21))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_all_begin_again(seed: int) -> None:
+    second, third = number_before(1), number_before(2)
+    events = [
+        Telemetry(time=1.0, number=1, state="training", round=7),
+        ProcessRestarted(time=2.0, number=second, incarnation=1, message="was killed by SIGKILL; started again"),
+        Telemetry(time=3.0, number=second + 1, state="training", round=9),
+        ProcessFailed(time=4.0, number=second + 2, message="A/worker:1 has died", peer="A/worker:1"),
+        ProcessFinished(time=4.5, number=second + 3),
+        ProcessRestarted(time=5.0, number=third, incarnation=2, together=1, message="all workers begin again"),
+        Telemetry(time=6.0, number=third + 1, state="training", round=2),
+    ]
+    state = reduced(random.Random(seed).sample(events, len(events)))
+    assert (state.state, state.round, state.failure, state.finished) == ("training", 2, None, None)
+    assert (state.restarts, state.together) == (1, 1)
+
+
+def test_a_job_that_all_workers_have_left_has_failed() -> None:
+    progress = Progress.of(planned(), 0.0)
+    names = [row.process.name for row in progress.training_rows]
+    for number, name in enumerate(names):
+        assert progress.abandoned() is None
+        life = number_before(1)
+        left = ProcessLeft(time=9.0 - number, number=life, incarnation=1, round=5, message="crashed (SIGSEGV)")
+        progress.apply(name, left, left.time)
+        progress.record_end(name, 0)
+    failure = progress.abandoned()
+    assert failure is not None and (failure.process, failure.cause) == (names[-1], "crashed (SIGSEGV)")
+    assert progress.rows[names[0]].state == "left"
+    assert f"{names[0]} left at round 5; means are over the other workers from then on" in progress.totals().warnings
 
 
 def test_an_end_is_the_last_word() -> None:

@@ -8,9 +8,10 @@ from desk import Desk
 from mxnet_scripts import SCRIPTS
 
 from geomx_cli.core import starter
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.core.plugins import algorithms, table
-from geomx_cli.jobs.store.script_sources import warning_of
+from geomx_cli.jobs.store.script_sources import check_worker_loss, warning_of
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 
@@ -112,3 +113,16 @@ def test_launch_warns_and_records_keep_it(desk: Desk, tmp_path: Path) -> None:
     summary = desk.geomx("summarize", "-b", "base", "-n", "stock", "-m", "diloco")
     assert summary.stderr.count(sentence) == 1, summary
     assert ["outcome", "done"] in [line.split() for line in summary.stdout.splitlines()], summary
+
+
+GROUP = "import torch.distributed as dist\n\ndist.init_process_group()\n"
+
+
+def test_a_process_group_cannot_go_on_without_a_worker() -> None:
+    Path("mine.py").write_text(GROUP)
+    Path("other.py").write_text('"""No init_process_group."""\nimport geomx_cli.torch\n')
+    for chosen in ("end", "restart-all"):
+        check_worker_loss(("python", "mine.py"), {"on_worker_loss": chosen}, INVENTORY)
+    check_worker_loss(("python", "other.py"), {"on_worker_loss": "leave"}, INVENTORY)
+    with pytest.raises(InvalidSettings, match=r"mine\.py has init_process_group, and a process group needs all"):
+        check_worker_loss(("python", "mine.py"), {"on_worker_loss": "leave"}, INVENTORY)

@@ -27,6 +27,7 @@ from geomx_cli.ps.cluster.members import Member
 
 HOOK = str(Path(geomx_cli.__file__).parent / "runtime" / "hook")
 SPEC = JobSpec(job="j1", job_dir="/jobs/j1", socket_dir="/s", key_dir="/jobs/j1/keys", python="/py")
+SCRIPT = replace(SPEC, script=("python", "train.py"))
 
 
 def make(spec: JobSpec = SPEC, *, one_host: bool = False, **given: options.Value) -> Plan:
@@ -661,6 +662,10 @@ def test_a_cluster_of_a_thousand_is_planned_at_once() -> None:
         ({"delivery": "dgt"}, "write --dgt 1, 2 or 3"),
         ({"dgt": 1, "dgt_block": 1000}, "a multiple of 64"),
         ({"dgt": 4}, "--dgt"),
+        ({"on_worker_loss": "leave"}, "--on-worker-loss leave is for scripts"),
+        ({"spec": SCRIPT, "on_worker_loss": "restart-all", "restarts": 0}, "with --restarts 0"),
+        ({"spec": SCRIPT, "on_worker_loss": "leave", "reduce": "torch"}, "leave with --reduce torch"),
+        ({"spec": SCRIPT, "on_worker_loss": "leave", "tsengine": "both"}, "workers send through one another"),
     ],
     ids=str,
 )

@@ -67,6 +67,7 @@ def host_specs(
             grace=float(plan.spec.options["grace"]),
             restarts=int(plan.spec.options["restarts"]),
             resume=checkpoints.get(host, ""),
+            on_worker_loss=str(plan.spec.options["on_worker_loss"]),
             clock_ahead=inventory.host(host).clock_ahead,
             clear=clear,
             tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),

@@ -137,8 +137,10 @@ class _Sweep:
         if conclusion.error is None or status == "done":
             self._collect(cell)
         else:
-            status = "interrupted" if status == "stopped" else status
-            state: State = status if status in ("done in part", "interrupted") else "failed"
+            states: dict[Any, State] = {
+                "done in part": "done in part", "interrupted": "interrupted", "stopped": "interrupted"
+            }  # fmt: skip
+            state = states.get(status, "failed")
             self._set(cell, state, first_line(conclusion.error).removesuffix(":"))
         took = format_duration(time.monotonic() - began)
         accuracy = conclusion.result.get("accuracy")

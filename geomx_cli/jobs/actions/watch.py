@@ -13,6 +13,7 @@ from geomx_cli.contract.frontends import joining
 from geomx_cli.core import events
 from geomx_cli.core.agent_protocol import (
     Done,
+    Emptied,
     Ended,
     Failed,
     Frozen,
@@ -29,7 +30,7 @@ from geomx_cli.core.agent_protocol import (
     parse,
 )
 from geomx_cli.core.agent_status import AgentStatus
-from geomx_cli.core.events import ProcessFailed, StateChanged, WarningRaised
+from geomx_cli.core.events import ProcessFailed, ProcessLeft, StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.core.units import format_duration, some_of
 from geomx_cli.jobs.actions.agent_connection import (
@@ -44,9 +45,11 @@ from geomx_cli.jobs.actions.agent_connection import (
 )
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.checkpoint_round import CheckpointRound
+from geomx_cli.jobs.actions.restart_all import RestartAll
 from geomx_cli.jobs.actions.stop import STOP_LIMIT, AgentMonitor, Linger, lost
 from geomx_cli.jobs.view.follow import Observer, View
 from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.reducer import left_at
 from geomx_cli.jobs.view.result import Outcome
 from geomx_cli.plan import Plan
 
@@ -68,6 +71,7 @@ class Watch:
     """Follows a job to its end; the main thread runs it.
 
     The first failure ends the job: after a grace period in which processes may end by themselves, all agents stop them.
+    With `--on-worker-loss restart-all` all agents then start all processes again, if a script's worker has failed.
     A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended on its behalf. An
     Interrupt in the pool's inbox stops the job, a second one kills it, unless it may be a batch system's: that sends
     signals to any process, and SIGUSR1 before SIGTERM. With `detaches`, or if another geomx takes the job over, the job
@@ -107,6 +111,9 @@ class Watch:
         self._holding = False  # schedulers and servers wait for the end of all workers
         self._awaits_end = False  # the user knows of processes that have not ended yet
         self._linger = Linger(float(plan.spec.options["silence"]))
+        self._restart_all = RestartAll(plan)
+        self._emptied = set[str]()  # hosts whose agents wait to be told whether all begin again
+        self._again_message: JsonObject = {}
         self._last_turn = self._awake_since = time.monotonic()
         every = float(plan.spec.options["checkpoint_every"]) if plan.spec.options["restarts"] else 0.0
         self._checkpoint = CheckpointRound(pool, every, lambda text: view.warn(f"warning: {text}"))
@@ -136,7 +143,7 @@ class Watch:
 
     def _first_cause(self) -> Failure | None:
         done = [name for name, row in self._progress.rows.items() if row.status == 0]
-        return first_cause(self._failures, self._hosts, done)
+        return first_cause(self._failures, self._hosts, done) or self._progress.abandoned()
 
     def _warn(self, process: str, message: str, late: float, *, common: bool) -> None:
         """Show a warning, `late` seconds old; a common one is shown once for all processes."""
@@ -186,8 +193,12 @@ class Watch:
                 self._apply_snapshot(host, status, late)
                 if self._stop_message and status["stage"] in ("waiting", "running"):  # it follows one that was killed
                     self._pool.connections[host].send(self._stop_message)
+                if status["stage"] == "emptied":
+                    self._on_emptied(host)
             case Started(process):
                 self._started.add(process)
+            case Emptied():
+                self._on_emptied(host)
             case Restarted(process, _, how, count, limit):
                 self._view.warn(f"{process} {how}; started again ({count} of {limit})")
             case Ended(process, status, asked):
@@ -221,6 +232,11 @@ class Watch:
             self._failing.add(process)
         if isinstance(event, ProcessFailed):  # it is to end now, and its agent sees that it does
             self._failing.discard(process)
+        if isinstance(event, ProcessLeft):
+            how = f"{event.message}; it {left_at(event)}"
+            self._warn(process, how, time.monotonic() - when, common=False)
+            if (failure := self._progress.abandoned()) is not None:
+                self._fail(failure)
         if isinstance(event, WarningRaised):
             self._warn(process, event.message, time.monotonic() - when, common=event.common)
 
@@ -256,8 +272,10 @@ class Watch:
         self._last_turn, awake = now, now - self._awake_since
         stopping = None if self._stopping_since is None else min(now - self._stopping_since, awake)
         for host in sorted(self._running):
-            if (failure := self._monitor.check(host, awake, stopping)) is not None:
+            if (failure := self._monitor.check(host, awake, None if host in self._emptied else stopping)) is not None:
                 self._give_up(failure)
+        if self._running and self._running <= self._emptied:
+            self._begin_again_or_end()
         if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
             self._stop_message = {**self._pass_on, "hold": self._holding}
             self._pool.broadcast(self._stop_message)
@@ -283,6 +301,7 @@ class Watch:
         """
         if self._outcome.interrupted or not all(failure.peer for failure in self._failures):
             return
+        self._restart_all.forbid()
         self._outcome.interrupted, self._outcome.stopped_by = True, who
         self._had_begun = not self._progress.all_worked
         self._view.warn(f"{who} ends the job")
@@ -306,6 +325,7 @@ class Watch:
         if failure.process:
             self._stop(_FAILING)
         else:  # of a host: workers elsewhere get SIGTERM, and may need servers to end
+            self._restart_all.forbid()
             self._stop(0, hold=True)
 
     def _check_absentee(self) -> None:
@@ -325,6 +345,33 @@ class Watch:
             cause = f"ended its processes: {why}"
             self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
 
+    def _on_emptied(self, host: str) -> None:
+        """All processes of a host have ended. Unless the job is being stopped, its agent has missed what we decided."""
+        if self._stopping_since is not None:
+            self._emptied.add(host)
+        elif self._again_message:
+            self._pool.connections[host].send(self._again_message)
+
+    def _begin_again_or_end(self) -> None:
+        """All processes of all hosts have ended: start them again, or end the job."""
+        self._emptied.clear()
+        cause = self._first_cause()
+        count = self._restart_all.decide(cause, self._progress)
+        if not count or cause is None:
+            self._restart_all.forbid()
+            self._stop(0)
+            return
+        how = f"{cause.process} {cause.cause}"
+        self._view.warn(f"{how}; all workers begin again ({count} of {self._restart_all.limit})")
+        together = 1 + max(row.together for row in self._progress.rows.values())
+        self._failures, self._stopping_since, self._stop_message = [], None, {}
+        self._holding = self._awaits_end = False
+        self._failing.clear()
+        self._linger = Linger(float(self._plan.spec.options["silence"]))
+        self._progress.begin_again()
+        self._again_message = {"type": "again", "count": together, "how": how}
+        self._pool.broadcast(self._again_message)
+
     def _give_up(self, failure: Failure) -> None:
         """Give up a lost agent: end its processes on its behalf, as far as its host can be reached."""
         self._running.discard(failure.host)
@@ -334,7 +381,8 @@ class Watch:
     def _stop(self, delay: float, who: str = "", *, hold: bool = False) -> None:
         if self._stopping_since is None:
             self._stopping_since, self._holding = time.monotonic(), hold
-        self._stop_message = {"type": "stop", "delay": delay, "who": who, "hold": self._holding}
+        again = self._restart_all.allowed
+        self._stop_message = {"type": "stop", "delay": delay, "who": who, "hold": self._holding, "again": again}
         self._pool.broadcast(self._stop_message)
 
     def _check_workers(self, stopping: float) -> None:
@@ -357,6 +405,7 @@ class Watch:
         self._outcome.lingering = [name for name, row in rows.items() if row.status is None]
         names = ", ".join(self._outcome.lingering)
         self._view.note(f"training is done, but {names} did not end in time; stopping")
+        self._restart_all.forbid()
         self._stop(0)
 
     def _suspend(self) -> None:
@@ -370,6 +419,7 @@ class Watch:
         self._pool.broadcast({"type": "resume"})
 
     def _interrupt(self, by: str) -> None:
+        self._restart_all.forbid()
         if not self._outcome.interrupted:
             self._outcome.stopped_by, self._outcome.interrupted, self._progress.interrupted = by, True, True
             self._had_begun = not self._progress.all_worked

@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path, PurePath
 
 from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.store.script import python_file
 
-__all__ = ["warning_of", "Source", "sources_of"]
+__all__ = ["check_worker_loss", "warning_of", "Source", "sources_of"]
 
 _MOST_FILES, _MOST_BYTES = 200, 1 << 20
 
@@ -178,3 +179,21 @@ def _asks(node: ast.AST, names: Container[str]) -> bool:
         case ast.Call(func=ast.Attribute(attr="option"), args=[ast.Constant(value=str(name)), *_]):
             return name in names
     return False
+
+
+# Whether a script can go on without one of its workers, as far as its text tells.
+
+_GROUPS = frozenset(("DistributedDataParallel", "init_process_group"))
+
+
+def check_worker_loss(script: Sequence[str], options: Mapping[str, Value], inventory: Inventory) -> None:
+    """Raise InvalidSettings for --on-worker-loss leave, if the script's own code makes a process group of all workers,
+    which needs all of them. One that a library makes is refused when it is made.
+    """
+    if not script or options["on_worker_loss"] != "leave":
+        return
+    sources = sources_of(script, inventory)
+    for source in sources if not isinstance(sources, str) else ():
+        if source.tree is not None and (found := _GROUPS.intersection(_words(source.tree))):
+            what = f"--on-worker-loss leave: {source.name} has {min(found)}, and a process group needs all workers"
+            raise InvalidSettings(what, "use --on-worker-loss restart-all, or leave it out: then the job ends")

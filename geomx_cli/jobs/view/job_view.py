@@ -145,7 +145,7 @@ class JobView:
             failures += _unreachable(statuses)
         done = [name for name, row in progress.rows.items() if row.status == 0]
         recorded = _recorded(known)
-        failure = recorded or first_cause(failures, places, done)
+        failure = recorded or first_cause(failures, places, done) or progress.abandoned()
         if failure is not None:
             progress.mark_first_failure(failure)
         if known is not None and known.over:

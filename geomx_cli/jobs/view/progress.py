@@ -45,7 +45,7 @@ class Totals:
     encoded, encoded_lan: see Traffic.
     datagrams, relayed: see Telemetry.
     outputs: see outputs.py.
-    restarts: how often each process was started again, of those that were.
+    restarts: how often each process was started again by itself, of those that were, and how often all workers.
     warnings: why the figures may not be those of the algorithm.
     """
 
@@ -201,6 +201,12 @@ class Progress:
             if isinstance(event, Evaluated):
                 self.evaluations.append((when, event))
 
+    def begin_again(self) -> None:
+        """All processes of the job are started again."""
+        for row in self.rows.values():
+            row.live_again()
+        self.failed_first = ()
+
     def record_end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
         """Record that a process ended `age` seconds ago."""
         self.rows[process].record_end(status, time.monotonic() - age, asked=asked)
@@ -237,6 +243,15 @@ class Progress:
                     return row, scheduler
         return None
 
+    def abandoned(self) -> Failure | None:
+        """The failure of a job that has gone on without each worker that died, until no training worker was left."""
+        lost = [(row, row.left) for row in self.training_rows if row.left is not None]
+        if not lost or len(lost) < len(self.training_rows):
+            return None
+        row, left = min(lost, key=lambda item: item[1].time)
+        process = row.process
+        return Failure(process.name, process.host, left.message, time.monotonic(), "no worker is left to go on")
+
     def totals(self) -> Totals:
         """The totals so far."""
         rows = self.rows.values()
@@ -257,7 +272,7 @@ class Progress:
             datagrams=dict(sum((Counter(row.datagrams) for row in rows), Counter[str]())),
             relayed=dict(sum((Counter(row.relayed) for row in rows), Counter[str]())),
             outputs=outputs_of(rows),
-            restarts={row.process.name: row.restarts for row in rows if row.restarts},
+            restarts=_restarts(rows),
             warnings=list(filter(None, [self.script_warning, *result_warnings(rows)])),
         )
 
@@ -265,3 +280,10 @@ class Progress:
 def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     known = list(pairs)
     return sum(first for first, _ in known), sum(second for _, second in known)
+
+
+def _restarts(rows: Iterable[ProcessState]) -> dict[str, int]:
+    known = list(rows)
+    together = max((row.together for row in known), default=0)
+    own = {row.process.name: row.restarts for row in known if row.restarts}
+    return {**({"all workers": together} if together else {}), **own}

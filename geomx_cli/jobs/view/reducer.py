@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from geomx_cli.core.agent_status import MAX_METRICS
 from geomx_cli.core.conventions import life_of
@@ -17,6 +18,7 @@ from geomx_cli.core.events import (
     OutputsWritten,
     ProcessFailed,
     ProcessFinished,
+    ProcessLeft,
     ProcessRestarted,
     Reported,
     RoundCompleted,
@@ -28,8 +30,9 @@ from geomx_cli.core.events import (
 from geomx_cli.core.units import some_of
 from geomx_cli.plan import Process
 
-__all__ = ["result_warnings", "ProcessState"]
+__all__ = ["left_at", "result_warnings", "ProcessState"]
 
+_End = TypeVar("_End", ProcessFailed, ProcessFinished, ProcessLeft)
 _TELEMETRY_LIVES, _REPORTS_LIVE = 10.0, 30.0
 """Seconds for which a rate is current: telemetry comes once a second, reports as often as a script makes them."""
 
@@ -39,14 +42,16 @@ class ProcessState:
     """The state of one process. Events may be applied in any order.
 
     state: as last reported by the process, or how it ended; "restarted" until it reports again. restarts: how often it
-    was started again. traffic: bytes so far, of all its lives. evaluations: test accuracy by round;
+    was started again by itself, together: with all others of the job; what an earlier life has told of its end no
+    longer counts then. traffic: bytes so far, of all its lives. evaluations: test accuracy by round;
     validation_losses likewise.
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
     algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: as its script has reported, and
     the validation loss; the newest of each.
     trains_since: by the job's clock, None before training. first_round: end of its first round, by `clock`, which
     is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
-    work. outputs: what it has saved. result_warning: its first one that affects the result.
+    work. left: it has died, and the job goes on without it. outputs: what it has saved. result_warning: its first one
+    that affects the result.
 
     status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.
     """
@@ -55,6 +60,7 @@ class ProcessState:
     clock: Callable[[], float] = time.monotonic
     state: str = "starting"
     restarts: int = 0
+    together: int = 0
     round: int = 0
     samples_per_s: float | None = None
     loss: float | None = None
@@ -77,6 +83,7 @@ class ProcessState:
     first_round: float | None = None
     failure: ProcessFailed | None = None
     finished: ProcessFinished | None = None
+    left: ProcessLeft | None = None
     outputs: OutputsWritten | None = None
     result_warning: str = ""
     status: int | None = None
@@ -87,6 +94,8 @@ class ProcessState:
     _datagrams: dict[int, dict[str, int]] = field(default_factory=dict)
     _relayed: dict[int, dict[str, int]] = field(default_factory=dict)
     _newest: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _began_again: tuple[int, float] = (0, 0.0)
+    _rounds: dict[int, int] = field(default_factory=dict)  # by life
 
     @property
     def trains(self) -> bool:
@@ -126,13 +135,21 @@ class ProcessState:
                 self._apply_report(event, when)
             case Evaluated():
                 self._apply_evaluation(event)
+            case ProcessFailed() | ProcessFinished() | ProcessLeft() if event.order < self._began_again:
+                pass
             case ProcessFailed():
                 self.failure = event if self.failure is None or event.order < self.failure.order else self.failure
             case WarningRaised(affects_result=True):
                 self.result_warning = self.result_warning or event.message
             case ProcessRestarted():
-                self.restarts = max(self.restarts, event.incarnation)
+                self.restarts = max(self.restarts, event.incarnation - event.together)
+                if event.together > self.together:
+                    self._begin_again(event)
                 self._enter("restarted", event)
+            case ProcessLeft():
+                self.left = event
+                self.result_warning = f"{self.process.name} {left_at(event)}"
+                self._enter("leaving", event)
             case OutputsWritten():
                 self.outputs = event if self._is_newest("outputs", event) else self.outputs
             case ProcessFinished():
@@ -142,13 +159,25 @@ class ProcessState:
                 self._enter("finished", event)
                 self.finished = event
 
+    def _begin_again(self, event: ProcessRestarted) -> None:
+        self.together, self._began_again = event.together, event.order
+        self.failure = _since(self.failure, event)
+        self.finished = _since(self.finished, event)
+        self.left = _since(self.left, event)
+        self._count_rounds()
+
+    def live_again(self) -> None:
+        """It has been started again with all others, after its end was recorded."""
+        self.status, self.ended, self.asked = None, 0.0, False
+
     def record_end(self, status: int, when: float, *, asked: bool) -> None:
         """Record the end of the process."""
         self.status, self.ended, self.asked = status, when, asked
-        self.state = "finished" if status == 0 else "stopped" if asked else "ended"
+        done = "finished" if self.left is None else "left"
+        self.state = done if status == 0 else "stopped" if asked else "ended"
 
     def _apply_telemetry(self, event: Telemetry, when: float) -> None:
-        self.round = max(self.round, event.round)
+        self._note_round(event.round, event)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
         if self._is_newest("telemetry", event):
@@ -171,7 +200,7 @@ class ProcessState:
             self.relayed = _added(self._relayed.values())
 
     def _apply_round(self, event: RoundCompleted, when: float) -> None:
-        self.round = max(self.round, event.num_iters)
+        self._note_round(event.num_iters, event)
         self.samples = max(self.samples, event.samples)
         self.training_s = max(self.training_s, event.total_time)
         self.first_round = when if self.first_round is None else min(self.first_round, when)
@@ -205,8 +234,19 @@ class ProcessState:
 
     def _enter(self, state: str, event: Event) -> None:
         # Telemetry written while the process finished may arrive after the finish event.
-        if self._is_newest("state", event) and self.status is None and self.finished is None:
+        ended = self.finished is not None and life_of(event.number) <= life_of(self.finished.number)
+        if self._is_newest("state", event) and self.status is None and not ended:
             self.state = state
+
+    def _note_round(self, round_: int, event: Event) -> None:
+        life = life_of(event.number)
+        self._rounds[life] = max(round_, self._rounds.get(life, 0))
+        self._count_rounds()
+
+    def _count_rounds(self) -> None:
+        """Rounds begin anew where all processes have."""
+        first = life_of(self._began_again[0])
+        self.round = max((round_ for life, round_ in self._rounds.items() if life >= first), default=0)
 
     def _note_rate(self, rate: float | None, event: Event, ends: float) -> None:
         if rate is not None and self._is_newest("samples_per_s", event):
@@ -228,6 +268,16 @@ class ProcessState:
         if is_newest:
             self._newest[what] = event.order
         return is_newest
+
+
+def _since(end: _End | None, event: Event) -> _End | None:
+    """What a process has told of its end, if that was after `event`."""
+    return None if end is None or end.order < event.order else end
+
+
+def left_at(event: ProcessLeft) -> str:
+    """What the death of a worker means for the job's result, as a phrase to follow its name."""
+    return f"left at round {event.round}; means are over the other workers from then on"
 
 
 def _all_of(lives: Sequence[Traffic]) -> Traffic:

@@ -3,11 +3,11 @@
 MixedSync in one plane without local servers, where each worker is a party by itself.
 """
 
-from geomx_cli.runtime.algorithms.mixed import refuses, server, server_optimizer, variant, variants, worker
+from geomx_cli.runtime.algorithms.mixed import depart, refuses, server, server_optimizer, variant, variants, worker
 
 __all__ = [
-    "asynchronous", "exchanges", "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer",
-    "title", "variant", "variants", "worker",
+    "asynchronous", "depart", "exchanges", "forced_options", "look", "name", "options", "refuses", "server",
+    "server_optimizer", "title", "variant", "variants", "worker",
 ]  # fmt: skip
 
 name = "async"

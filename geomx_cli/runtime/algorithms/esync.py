@@ -178,6 +178,13 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "E
     return EsyncWorker(client, PseudoGradient(client, model, config))
 
 
+def depart(client: "Client") -> None:
+    """Let the state server decide without this worker."""
+    esync = EsyncClient(client)
+    esync.leave()
+    esync.await_reports()
+
+
 class EsyncWorker(PacedWorkerAlgorithm):
     """Local steps until the state server ends them; then a round.
 

@@ -6,6 +6,7 @@ one WAN round trip.
 """
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
@@ -40,7 +41,9 @@ def refuses(spec: object) -> str | None:
 
 def server(settings: "NodeSettings") -> "ServerAlgorithm":
     """The server part; a script may make it asynchronous."""
-    return FsaServer(max_staleness=int(settings.number("max_staleness")))
+    leaves = settings.text("on_worker_loss") == "leave"
+    workers = settings.num_all_workers if leaves else 0
+    return FsaServer(max_staleness=int(settings.number("max_staleness")), workers=workers)
 
 
 class FsaServer:
@@ -48,14 +51,16 @@ class FsaServer:
 
     asynchronous: see ServerAlgorithm; then a root needs an optimizer, as the sum of a single party's gradients is not a
     meaningful result.
+    workers: for as many the scripts scale their gradients, also if some of them have died; 0 if none may.
     """
 
     starts_from_value = False
     takes_rows = True
 
-    def __init__(self, *, asynchronous: bool = False, max_staleness: int = -1) -> None:
+    def __init__(self, *, asynchronous: bool = False, max_staleness: int = -1, workers: int = 0) -> None:
         self.asynchronous = asynchronous
         self.max_staleness = max_staleness
+        self._workers = workers
 
     def aggregate_local(self, slot: "SliceView", total: "Aggregate") -> "PushUp":
         """Send the party's sum to the roots."""
@@ -72,7 +77,10 @@ class FsaServer:
         if slot.value is not None and total.weight == 0 and (optimizer is not None or self.asynchronous):
             return slot.value
         if optimizer is not None and slot.value is not None:
-            return optimizer.update(slot.optimizer_state, slot.value, total.array, member=total.member)
+            gradient = total.array
+            if (factor := self._factor(total.weight)) != 1:
+                gradient = gradient * gradient.dtype.type(factor)
+            return optimizer.update(slot.optimizer_state, slot.value, gradient, member=total.member)
         self._check_synchronous()
         slot.state.pop("rows", None)
         return total.array
@@ -85,10 +93,18 @@ class FsaServer:
         if weight == 0 and (optimizer is not None or self.asynchronous):
             return None
         if optimizer is not None:
+            if (factor := self._factor(weight)) != 1:
+                total = replace(total, values=total.values * total.values.dtype.type(factor))
             return optimizer.update_rows(slot.optimizer_state, slot.value, total, member=member)
         self._check_synchronous()
         before, slot.state["rows"] = slot.state.get("rows"), total.numbers
         return total.with_zeros(total.not_zero(slot.value) if before is None else before)
+
+    def _factor(self, weight: float) -> float:
+        """By which an optimizer's gradients are to be multiplied, so that the mean is that of the workers that are
+        there.
+        """
+        return self._workers / weight if weight < self._workers and not self.asynchronous else 1.0
 
     def _check_synchronous(self) -> None:
         if self.asynchronous:

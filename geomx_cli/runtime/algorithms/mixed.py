@@ -10,7 +10,7 @@ Synchronous Parallel Parameter Server", NIPS 2013). The dcasgd optimizers compen
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.options import Option
-from geomx_cli.runtime.algorithms._async_completion import TOPIC, CompletionServer
+from geomx_cli.runtime.algorithms._async_completion import TOPIC, CompletionClient, CompletionServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer, FsaWorker, server_optimizer
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = [
-    "asynchronous", "exchanges", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "variant",
-    "variants", "worker",
+    "asynchronous", "depart", "exchanges", "look", "name", "options", "refuses", "server", "server_optimizer", "title",
+    "variant", "variants", "worker",
 ]  # fmt: skip
 
 name = "mixed"
@@ -85,6 +85,11 @@ def worker(client: "Client", model: "ModelWeights", config: "TrainConfig") -> "M
     """The worker part."""
     workers = 1 if client.flat else client.num_workers
     return MixedWorker(client, model, workers, workers / client.num_all_workers)
+
+
+def depart(client: "Client") -> None:
+    """This worker is done: the others wait for it at their end."""
+    CompletionClient(client).complete(stop=False)
 
 
 class MixedWorker(FsaWorker):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from geomx_cli.core.conventions import CONTRIBUTED
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TimedOut, TrainingFailed
 
 if TYPE_CHECKING:
@@ -105,7 +106,10 @@ class Session:
         return True
 
     def abort(self, error: BaseException) -> None:
-        """After a failed script: log the error, notify all processes, and drain the framework. Idempotent."""
+        """After a failed script: log the error, notify all processes, and drain the framework. Idempotent.
+
+        With `--on-worker-loss leave`, nobody is notified: the agent lets this worker leave, and the job goes on.
+        """
         if self._aborted or os.getpid() != self._process:
             return
         self._aborted = True
@@ -113,6 +117,11 @@ class Session:
         from geomx_cli.runtime.script import reports
 
         cause = self._cause(error)
+        if self._is_let_go(cause):
+            assert self._client is not None
+            self._client.drop()
+            reports.close()
+            return
         try:
             blame = (cause if isinstance(cause, PeerLost) else PeerLost("")).blame
             self._log().write(ProcessFailed(message=cause.message, hint=cause.hint, **blame))
@@ -123,6 +132,14 @@ class Session:
             if self.store is not None:
                 _rest(self.store)
         reports.close()
+
+    def _is_let_go(self, cause: GeomxError) -> bool:
+        """Whether the job goes on without this worker: it fails by itself, and has contributed."""
+        client = self._client
+        if client is None or client.failure is not None or isinstance(cause, Interrupted):
+            return False
+        folder, leaves = client.settings.state_dir, client.settings.text("on_worker_loss") == "leave"
+        return leaves and bool(folder) and Path(folder, CONTRIBUTED).exists()
 
     def note_failure(self, failure: GeomxError) -> None:
         """Tell the agent that the script gets the job's failure, and may save before it ends. Thread-safe."""
@@ -211,12 +228,16 @@ class Session:
         self._joined = True
         if self._client is not None:
             self._client.before_contribution = self.recovery.before_contribution
+            if settings.state_dir and settings.text("on_worker_loss") == "leave":
+                self._client.keep_contributions(Path(settings.state_dir))
             FailureNotice(self._client, self.note_failure, lambda: self._aborted)
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))
         client = self._client
         on_loss = (lambda loss: client.report(loss=loss)) if client is not None else (lambda _: None)
-        reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None, on_loss)
+        since = settings.training_since
+        before = max(0.0, self._log().clock.time() - since) if since else 0.0
+        reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None, on_loss, before)
         return client
 
     @property

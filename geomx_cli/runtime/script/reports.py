@@ -117,15 +117,20 @@ class Reporter:
         events: "EventLog",
         has_failed: Callable[[], bool] = lambda: False,
         on_loss: Callable[[float], None] = lambda _: None,
+        before: float = 0.0,
     ) -> None:
-        """Write to `events` from now on. Seconds count from here, or from an earlier report. `has_failed`: whether the
+        """Write to `events` from now on. Seconds count from here, or from an earlier report, on from those `before` all
+        workers began again. `has_failed`: whether the
         job has failed, called from a thread; reports with a framework's scalars that are read after that are dropped.
         `on_loss`: gets each loss, in that thread.
         """
         with self._lock:
             self._has_failed, self._on_loss = has_failed, on_loss
             self._enabled = events.is_kept
-            self._began = time.monotonic() if self._began is None else self._began
+            if self._began is None:
+                self._began = time.monotonic() - before
+                self._counted = (before, 0)
+                self._rates = deque([self._counted])
             self._events = events
 
     def report(

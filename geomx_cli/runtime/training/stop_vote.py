@@ -69,9 +69,9 @@ class StopVote:
         return Vote(not np.isfinite(self._value[0]), round(self._exchange.weight))
 
 
-def elect(client: "Client", key: str, candidate: int | None, count: int) -> int:
-    """Return the highest of the workers' candidates, each below `count`; blocks. All workers call it, between rounds,
-    and at least one has a candidate. Raises the client's error after the job has failed.
+def elect(client: "Client", key: str, candidate: int | None, count: int) -> int | None:
+    """Return the highest of the workers' candidates, each below `count`, None without any; blocks. All workers call it,
+    between rounds. Raises the client's error after the job has failed.
 
     The weight of a round is the sum of 2^(32 digit), from which the highest digit is read.
     """
@@ -83,6 +83,8 @@ def elect(client: "Client", key: str, candidate: int | None, count: int) -> int:
         weight = 2.0 ** (_BITS * (candidate // unit % _DIGITS)) if stands and candidate is not None else 0.0
         exchange = client.exchange(key, np.zeros(1, np.float32) if weight else None, value, weight=weight or 1.0)
         exchange.done.result()
+        if not exchange.weight:  # in the first round, as later ones have candidates
+            return None
         found += int(math.log2(exchange.weight) // _BITS) * unit
         if unit == 1:
             return found

@@ -38,10 +38,12 @@ class WorkerState:
     directory: of the process; None if recovery is off, and then every call does nothing.
     warn: gets a warning when recovery ends because there is no room.
     is_set_up: this worker has set the job's optimizer, in this life or an earlier one.
+    advice: returns what its script lacks to be saved, as a hint for its user.
     """
 
     def __init__(self, directory: Path | None, warn: Callable[[str], object]) -> None:
         self.is_set_up = False
+        self.advice: Callable[[], str] = str
         self._directory = directory
         self._warn = warn
         self._file: StateFile | None = None
@@ -106,7 +108,7 @@ class WorkerState:
             assert self._directory is not None
             self.close()
             with suppress(OSError):
-                (self._directory / STATE_ENDED).touch()
+                (self._directory / STATE_ENDED).write_text(self.advice())
 
     def set_up(self) -> None:
         """The servers have the job's optimizer. Another request for it, once rounds have begun, might begin it anew."""

@@ -371,4 +371,4 @@ class LocalSynchroniser(Synchroniser):
         """See Synchroniser: the members' weights are the same already."""
         self.ended = True
         self._spread()
-        self._state.copy_final(*self._reduction.broadcasts(), trained=False)
+        self._state.copy_final(*self._reduction.last_broadcasts(self._state.prefix), trained=False)

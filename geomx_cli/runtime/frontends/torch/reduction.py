@@ -156,6 +156,16 @@ class Reduction:
         """See ScriptStore."""
         return agrees(wishes())
 
+    def last_broadcasts(self, prefix: str) -> tuple[Broadcast, ...]:
+        """As `broadcasts`, at the end. If workers may have died by now (`--on-worker-loss leave`), copies are from the
+        first one that comes here.
+        """
+        if self.settings.text("on_worker_loss") != "leave":
+            return self.broadcasts()
+        own = str(self.global_rank).encode()
+        body = {"op": "compare", "keys": [f"{prefix}geomx.last"], "values": [b"", own]}
+        return self.broadcasts(int(self.member.control.ask("store", body).result()["values"][0]))
+
     def prepare_end(self, calls: int) -> None:
         """The script takes no step any more, after so many rounds; blocks while others of the party do."""
 
@@ -173,9 +183,13 @@ class Reduction:
         return self.broadcasts(elected), is_newest and not has_failed
 
     def _elect(self, state: ModelState, *, is_newest: bool, has_failed: bool) -> int:
-        members = self.member.num_all_workers
+        members, key = self.member.num_all_workers, f"{state.prefix}{ELECTION}"
         candidate = self.member.global_rank + (0 if has_failed else members) if is_newest else None
-        return elect(self.member, f"{state.prefix}{ELECTION}", candidate, 2 * members) % members
+        elected = elect(self.member, key, candidate, 2 * members)
+        if elected is None:  # the workers of the last round have died since (--on-worker-loss leave)
+            elected = elect(self.member, key, self.member.global_rank, 2 * members)
+        assert elected is not None
+        return elected % members
 
     def leave(self) -> None:
         """No operation follows."""

@@ -11,7 +11,7 @@ import torch
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.frontends.torch.checks import BatchCheck, is_finite, not_finite
-from geomx_cli.runtime.frontends.torch.model_state import Broadcast, ModelState
+from geomx_cli.runtime.frontends.torch.model_state import ModelState
 from geomx_cli.runtime.frontends.torch.script_model import last_gradients
 from geomx_cli.runtime.frontends.torch.synchroniser import Synchroniser
 from geomx_cli.runtime.frontends.torch.tensors import EXCHANGED, check_gradient
@@ -191,7 +191,7 @@ class ServerSynchroniser(Synchroniser):
         for slot, pull in zip(self._slots, pulls, strict=True):
             pull.result()
             slot.parameter.copy_(slot.values)
-        self._state.copy_final(Broadcast(self._client), trained=False)
+        self._state.copy_final(*self._reduction.last_broadcasts(self._state.prefix), trained=False)
 
 
 # The optimizer of torch.optim as one that the global servers run: name and hyper-parameters.

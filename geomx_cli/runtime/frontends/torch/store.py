@@ -26,6 +26,7 @@ from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, Ser
 from geomx_cli.runtime.frontends.torch.tensors import BUFFERS
 from geomx_cli.runtime.script.base_store import option_of
 from geomx_cli.runtime.script.remote_optimizer import MomentumCheck
+from geomx_cli.runtime.script.state_advice import StateAdvice
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
 from geomx_cli.runtime.training.worker_state import WorkerState
@@ -62,6 +63,7 @@ class Store:
         self._on_servers = ServersOptimizer()
         self._accumulating = False  # within no_sync
         self._is_told = False  # that no step follows
+        self._state_advice = StateAdvice("geomx_cli.torch")
         self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
         self.finished = False
 
@@ -188,6 +190,14 @@ class Store:
             raise InvalidSettings(what, "wrap one optimizer of all parameters, or launch with --algo hfa or diloco")
         for each in given:
             self._wrap(model, _innermost(each), buffers)
+
+    def wrap_for_loop(self, model: Any, optimizer: Any, buffers: str) -> None:
+        """As `wrap`, in a script that has the training loop itself, and so may save through `state`."""
+        self.wrap(model, optimizer, buffers)
+        self._state_advice.add("model", model)
+        for each in optimizer if isinstance(optimizer, list | tuple) else (optimizer,):
+            self._state_advice.add("optimizer", each)
+        self.recovery.advice = self._state_advice.text
 
     def _wrap(self, model: Any, optimizer: Any, buffers: str) -> None:
         if self.finished:

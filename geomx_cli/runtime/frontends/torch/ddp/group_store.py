@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupStore"]
 
+_ADVICE = (
+    "to go on after such a death, let the script save and load a snapshot of its own, as under torchrun, and launch it"
+    " with --on-worker-loss restart-all"
+)
+
 
 class GroupStore(Store):
     """See ScriptStore. All of the script's process groups share one client. Where the algorithm exchanges gradients,
@@ -38,6 +43,10 @@ class GroupStore(Store):
     """
 
     def __init__(self, client: "Client", session: "ScriptSession") -> None:
+        """Raises InvalidSettings in a job that is to go on without a worker that dies."""
+        if client.settings.text("on_worker_loss") == "leave":
+            what = "--on-worker-loss leave: this script makes a process group, which needs all workers"
+            raise InvalidSettings(what, "use --on-worker-loss restart-all, or leave it out: then the job ends")
         super().__init__(session, Reduction(client, session))
         self._client = client
         self._thread = threading.get_ident()  # which trains
@@ -45,6 +54,7 @@ class GroupStore(Store):
         self._groups: list[GeomxProcessGroup] = []  # of all workers
         self._models: list[weakref.ref[Any]] = []
         self._trained: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self.recovery.advice = lambda: _ADVICE
         self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
 
     @property
@@ -103,6 +113,10 @@ class GroupStore(Store):
         elif not any(isinstance(item, DistributedDataParallel) for item in model.modules()):
             what = "geomx_cli.torch.wrap of a model without DistributedDataParallel, beside init_process_group"
             raise InvalidSettings(what, "wrap what DistributedDataParallel returns; or leave init_process_group out")
+
+    def wrap_for_loop(self, model: Any, optimizer: Any, buffers: str) -> None:
+        """See Store; a process group cannot go on from the middle."""
+        self.wrap(model, optimizer, buffers)
 
     def while_waiting(self, other: "Future[Any]") -> None:
         """Called while the script waits for the other workers, as in a collective operation, until `other` is done.

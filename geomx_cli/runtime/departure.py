@@ -1,0 +1,48 @@
+"""Leaves the job in the name of a worker that has died: its agent runs this with the worker's variables.
+
+    python -m geomx_cli.runtime.departure
+
+It completes what the worker had begun to contribute, so that this counts at all servers or at none. Then it leaves as a
+worker does that has come to its end: servers and barriers wait for it no more.
+"""
+
+import sys
+from pathlib import Path
+
+from geomx_cli.contract.settings import Settings
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.events import ProcessFailed
+from geomx_cli.ps.client import Client
+from geomx_cli.runtime.plugin_factory import event_log, part
+from geomx_cli.runtime.training import parting
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Return the exit status: 0 once all servers know, or the job has ended without this worker."""
+    settings = Settings.from_environment(plugins.table())
+    events = event_log(settings)
+    if parting.has_begun(settings):
+        parting.end(settings, events)
+        return 0
+    client = Client(settings, events, part(settings, "delivery", "worker")())
+    client.report(state="leaving")
+    try:
+        plugins.algorithms()[settings.text("algo")].depart(client)
+        client.complete_contributions(Path(settings.state_dir))
+        client.leave()
+        parting.begin(settings)
+        client.close()
+    except GeomxError as error:
+        cause = client.failure or error
+        events.write(ProcessFailed(message=cause.message, hint=cause.hint))
+        client.close(cause)
+        print(f"error: {cause}", file=sys.stderr)
+        return cause.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
