@@ -141,7 +141,9 @@ def state(**given: Any) -> "TorchState":
         ...     for images, labels in state.batches(loader):
         ...         ...
     """
-    return _store().state(given)
+    from geomx_cli.runtime.frontends.torch.training_state import TorchState
+
+    return _store().state(given, TorchState)
 
 
 def no_sync() -> AbstractContextManager[None]:

@@ -82,6 +82,13 @@ class Child:
         """Whether it has no folder for its state, or has said that it saves none, or that there was no room."""
         return self.state_dir is None or (self.state_dir / STATE_ENDED).exists()
 
+    @property
+    def _why_no_state(self) -> str:
+        """What it has said of that."""
+        with suppress(OSError, ValueError):
+            return "" if self.state_dir is None else (self.state_dir / STATE_ENDED).read_text()[:_TELLING]
+        return ""
+
     def bury(self, how: str) -> list[dict[str, Any]]:
         """End what a life that has ended has left, and prepare the next one, which `start` begins. Its log and its
         event log go on. Return the event that says so, if the event log has no room for it.
@@ -116,6 +123,8 @@ class Child:
             ending, how = "reported", "failed"
         how += f" after {counted(self.incarnation, 'restart')}" if self.incarnation else ""
         hint, peer = str(told.get("hint") or ""), str(told.get("peer") or "")
+        if not hint and ending == "killed" and status == -signal.SIGKILL:
+            hint = self._why_no_state
         output = "" if peer else "\n".join((message, *tail))
         temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
         places = (folder_of(self.task), self._working_dir, Path(temp))

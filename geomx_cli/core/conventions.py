@@ -8,7 +8,7 @@ __all__ = [
 ]  # fmt: skip
 
 STATE_ENDED = "ended"
-"""A file in the folder of a process's state: the process had no more room, and saves nothing any more."""
+"""A file in the folder of a process's state: the process saves nothing any more. It may say why, for the user."""
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:

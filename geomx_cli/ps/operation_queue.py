@@ -18,6 +18,7 @@ from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of, numbers_payload
 from geomx_cli.ps.net.wire import DTYPE_NAMES, Header, Kind, Reply
+from geomx_cli.ps.result_log import ResultLog
 
 __all__ = ["Operation", "OperationQueue", "PendingExchange"]
 
@@ -148,13 +149,14 @@ class OperationQueue:
 
     Used by the loop's thread only. contributors: the ranks in each EXCHANGE; set before the first. compression: this
     end of encoded exchanges. asynchronous: whether parties complete rounds separately, according to the results so far;
-    read by any thread.
+    read by any thread. results: where those of all exchanges are kept; None: nowhere.
     """
 
     def __init__(self, node: Node, upstream: UpstreamClient, delivery: WorkerDelivery) -> None:
         self.contributors: tuple[int, ...] = ()
         self.compression = Compression(plane="lan")
         self.asynchronous = False
+        self.results: ResultLog | None = None
         self._node = node
         self._upstream = upstream
         self._delivery = delivery
@@ -234,6 +236,11 @@ class OperationQueue:
             else:
                 payload, offset = self._payload(header, operation.src, piece, rows, slices[index]), piece.offset
             on_result = self._on_result(operation, header, offset, slices[index])
+            if exchanges and self.results is not None:
+                if (known := self.results.find(placement.key, index, operation.round)) is not None:
+                    on_result(*known)  # an earlier life of this worker has contributed the same, and got this
+                    continue
+                on_result = self.results.keeping(on_result)
             if exchanges:
                 self._delivery.up(piece.server, header, payload, on_result)
             else:

@@ -6,7 +6,8 @@ and the servers answer with its result once more. What follows from time, as the
 saved before the contribution. Between rounds a worker saves every two seconds, so that no more computing is lost.
 
 A script saves only if it says what (runtime/script/training_state.py). Until a worker contributes to a round, its next
-life may begin anew; from then on it goes on from what is saved, or not at all.
+life may begin anew; from then on it goes on from what is saved, or not at all. Collective operations are rounds too, of
+which there may be several between two saves: their results are kept, and the next life takes them (ps/result_log.py).
 
 With no room left recovery ends with one warning, and the job goes on.
 """
@@ -15,14 +16,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.result_log import ResultLog
 from geomx_cli.ps.state_file import Saved, StateFile
 from geomx_cli.runtime.training.worker_algorithm import State
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
 
 __all__ = ["INTERVAL", "WorkerState"]
 
@@ -30,6 +36,8 @@ INTERVAL = 2.0
 """Seconds of computing after which a worker saves within a round."""
 _FILE = "worker"
 _SET_UP, _TRAINING, _CLIENT, _ROUND = "set up", "training", "client", "round"
+_NO_STATE = "geomx starts a killed worker again if its script saves its training: see geomx_cli.torch.state"
+_NO_RESULTS = "collective operations have brought more than is kept for a restart of this worker"
 
 
 class WorkerState:
@@ -38,10 +46,12 @@ class WorkerState:
     directory: of the process; None if recovery is off, and then every call does nothing.
     warn: gets a warning when recovery ends because there is no room.
     is_set_up: this worker has set the job's optimizer, in this life or an earlier one.
+    advice: what the failure of the job says if this worker is killed, and has saved nothing.
     """
 
     def __init__(self, directory: Path | None, warn: Callable[[str], object]) -> None:
         self.is_set_up = False
+        self.advice = _NO_STATE
         self._directory = directory
         self._warn = warn
         self._file: StateFile | None = None
@@ -50,6 +60,7 @@ class WorkerState:
         self._rounds: int | None = None
         self._is_recorded = False  # training is
         self._saved = 0.0
+        self._results: ResultLog | None = None
         if directory is not None:
             self._open(directory)
 
@@ -86,6 +97,8 @@ class WorkerState:
             state = State(found.fields, found.arrays)
             client = state.part(_CLIENT)
             load(state.part(_TRAINING), Saved(client.values, client.arrays))
+            if self._results is not None:
+                self._results.begin()
         except (KeyError, TypeError, ValueError) as error:
             raise self._unreadable(error) from error
 
@@ -94,19 +107,69 @@ class WorkerState:
         """Whether `save` has an effect."""
         return self._file is not None
 
-    def before_contribution(self) -> None:
+    @property
+    def folder(self) -> Path:
+        """Where other files may lie, which outlive this process as its state does; if it `saves`."""
+        assert self._directory is not None
+        return self._directory
+
+    def peek(self) -> State | None:
+        """The state of training that `restore` will load, None if there is none. Do not change it."""
+        return None if self._found is None else State(self._found.fields, self._found.arrays).part(_TRAINING)
+
+    def keep_results(self, client: "Client", prefix: str) -> None:
+        """Keep results of rounds between saves. So keys that begin with `prefix`, those of collective operations, may
+        have rounds before there is a record of training, and any number between two saves.
+        """
+        if self._file is None:
+            return
+        assert self._directory is not None
+        try:
+            results = ResultLog(self._directory, self._note_gap, continues=self.continues)
+        except OSError as error:
+            self._end(error)
+            return
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise self._unreadable(error) from error
+        self._results = results
+        client.keep_results(results)
+        client.before_contribution = lambda name: not name.startswith(prefix) and self.before_contribution(name)
+
+    def _note_gap(self, has_gap: bool) -> None:
+        """In any thread."""
+        assert self._directory is not None
+        with suppress(OSError):
+            if has_gap:
+                (self._directory / STATE_ENDED).write_text(_NO_RESULTS)
+            else:
+                (self._directory / STATE_ENDED).unlink(missing_ok=True)
+
+    def before_contribution(self, name: str = "") -> bool:
         """Before this worker's first contribution: without a record of its training no life follows this one.
 
-        Raises InvalidSettings if there is one which this life has not restored.
+        Return True: it need not be called again. Raises InvalidSettings if there is a record which this life has not
+        restored.
         """
         if self.continues:
             what = "this worker was started again, and trains without what it has saved before"
             raise InvalidSettings(what, "call geomx.state before the first step, each time that the script runs")
         if self._file is not None and not self._is_recorded:
-            assert self._directory is not None
-            self.close()
-            with suppress(OSError):
-                (self._directory / STATE_ENDED).touch()
+            self._drop(self.advice)
+        return True
+
+    def give_up(self, why: str) -> None:
+        """No life follows this one, for a reason that is said in a warning."""
+        if self._file is not None:
+            self._drop(why)
+            self._warn(f"{why}; so if this worker is killed from now on, the job ends")
+
+    def _drop(self, why: str) -> None:
+        """What is there falls behind what the servers know, so it goes."""
+        self.close()
+        assert self._directory is not None
+        with suppress(OSError):
+            (self._directory / _FILE).unlink(missing_ok=True)
+            (self._directory / STATE_ENDED).write_text(why)
 
     def set_up(self) -> None:
         """The servers have the job's optimizer. Another request for it, once rounds have begun, might begin it anew."""
@@ -136,12 +199,18 @@ class WorkerState:
         self._commit(_TRAINING, state)
         self._is_recorded = True
         self._rounds, self._saved = rounds, time.monotonic()
+        if self._results is not None:
+            self._results.clear(sum(array.nbytes for array in state.arrays.values()))
+            if self._results.has_gap:  # before the first save
+                self.give_up(_NO_RESULTS)
 
     def close(self) -> None:
         """Nothing follows."""
         if self._file is not None:
             self._file.close()
         self._file = None
+        if self._results is not None:
+            self._results.close()
 
     def _commit(self, name: str, state: State) -> None:
         if self._file is None:
@@ -153,12 +222,8 @@ class WorkerState:
             self._end(error)
 
     def _end(self, error: OSError) -> None:
-        """Recovery is over: what is there falls behind what the servers know, so it goes."""
-        self.close()
-        assert self._directory is not None
-        with suppress(OSError):
-            (self._directory / _FILE).unlink(missing_ok=True)
-            (self._directory / STATE_ENDED).touch()
+        """Recovery is over."""
+        self._drop("")
         self._warn(
             f"{self._directory} has no more room ({error.strerror}): if this worker is killed from now on, the job"
             " ends. Make room there, or use --restarts 0"

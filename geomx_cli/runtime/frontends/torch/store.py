@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from geomx_cli.runtime.frontends.torch.data import batches_in_epoch
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser
 from geomx_cli.runtime.frontends.torch.local_steps import LocalSynchroniser
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable, compare_request
+from geomx_cli.runtime.frontends.torch.model_watch import Compared, ModelWatch, comparable, compare_request
 from geomx_cli.runtime.frontends.torch.reduction import Reduction
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, ServerSynchroniser
@@ -29,7 +29,10 @@ from geomx_cli.runtime.script.base_store import option_of
 from geomx_cli.runtime.script.remote_optimizer import MomentumCheck
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
+from geomx_cli.runtime.training.worker_algorithm import State
 from geomx_cli.runtime.training.worker_state import WorkerState
+
+_Made = TypeVar("_Made", bound=TorchState)
 
 if TYPE_CHECKING:
     from geomx_cli.contract.config import NodeSettings
@@ -50,6 +53,7 @@ class Store:
     reduction: how this worker contributes.
     global_rank, num_all_workers, party_ranks: see BaseStore.
     finished: no step follows.
+    watch: see Watchable.
     """
 
     def __init__(self, session: "ScriptSession", reduction: Reduction) -> None:
@@ -65,13 +69,15 @@ class Store:
         self._is_told = False  # that no step follows
         self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
         self.finished = False
+        self.watch = ModelWatch()
 
     def option(self, name: str) -> Value:
         """See BaseStore."""
         return option_of(self._reduction.settings, name)
 
     @property
-    def _recovery(self) -> WorkerState:
+    def recovery(self) -> WorkerState:
+        """What outlives this process."""
         assert self._session.recovery is not None  # it has joined
         return self._session.recovery
 
@@ -135,9 +141,22 @@ class Store:
         """The parameters that all wrapped optimizers train."""
         return [tensor for state in self._states for tensor in state.trained.values()]
 
-    def state(self, given: Mapping[str, Any]) -> TorchState:
-        """See geomx_cli.torch.state."""
-        return TorchState(self, self._recovery, self._reduction.client, given)
+    def state(self, given: Mapping[str, Any], kind: "type[_Made]") -> "_Made":
+        """See geomx_cli.torch.state. kind: of state."""
+        return kind(self, self.recovery, self._reduction.client, given)
+
+    @property
+    def collectives(self) -> int:
+        """The script's calls of collective operations so far."""
+        return 0
+
+    def kept(self) -> State:
+        """What this part in the job keeps between steps, besides the wrapped optimizers."""
+        return State({"watch": self.watch.state([state.optimizer for state in self._states])})
+
+    def go_on(self, state: State) -> None:
+        """Continue from what an earlier life has `kept`, with the same optimizers wrapped."""
+        self.watch.load(state.values["watch"], [state.optimizer for state in self._states])
 
     def check_complete(self, objects: Sequence[Any]) -> None:
         """Raise InvalidSettings unless each wrapped model, or one that contains it, and optimizer is among objects."""
@@ -262,7 +281,7 @@ class Store:
         by_gradients = about.exchanges == "gradients"
         reduction.check(optimizer, buffers, about.name, by_gradients=by_gradients and not about.asynchronous)
         chosen = _Chosen.of(reduction.settings, state, buffers)
-        recovery = self._recovery
+        recovery = self.recovery
         client, check = reduction.client, self._batch_check()
         if client is not None:
             if about.asynchronous:

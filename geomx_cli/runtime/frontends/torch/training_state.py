@@ -69,6 +69,7 @@ class TorchState(TrainingState):
         kept = [] if self._steps != steps_taken() else [tensor.grad for tensor in self._store.trained]
         state.add("gradients", pack_state(kept, "gradients"))
         state.add("random", random_state())
+        state.add("store", self._store.kept())
         return state
 
     def _load_script(self, objects: Mapping[str, Any], state: State) -> None:
@@ -80,6 +81,7 @@ class TorchState(TrainingState):
         for tensor, gradient in zip(self._store.trained if gradients else (), gradients, strict=True):
             if gradient is not None:
                 set_gradient(tensor, gradient.to(tensor.device))
+        self._store.go_on(state.part("store"))
         self._random = state.part("random")
         self._begin_again()
 
