@@ -25,7 +25,7 @@ from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.result_log import ResultLog
 from geomx_cli.ps.state_file import Saved, StateFile
-from geomx_cli.runtime.training.worker_algorithm import State
+from geomx_cli.runtime.training.worker_algorithm import Contributed, State
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -56,7 +56,7 @@ class WorkerState:
         self._warn = warn
         self._file: StateFile | None = None
         self._found: Saved | None = None
-        self._contributed: tuple[int, int] | None = None
+        self._contributed: dict[int, Contributed] = {}  # by round
         self._rounds: int | None = None
         self._is_recorded = False  # training is
         self._saved = 0.0
@@ -76,8 +76,8 @@ class WorkerState:
         self.is_set_up = _SET_UP in saved
         self._found = saved.get(_TRAINING)
         if _ROUND in saved:
-            fields = saved[_ROUND].fields
-            self._contributed = int(fields["rounds"]), int(fields["steps"])
+            rounds = saved[_ROUND].fields["rounds"]
+            self._contributed = {int(round_): Contributed(int(steps), when) for round_, steps, when in rounds}
 
     @property
     def continues(self) -> bool:
@@ -176,15 +176,16 @@ class WorkerState:
         self.is_set_up = True
         self._commit(_SET_UP, State())
 
-    def contribute(self, rounds: int, steps: int) -> None:
-        """The round after so many ends with this number of steps, which followed from time."""
-        self._commit(_ROUND, State({"rounds": rounds, "steps": steps}))
+    def contribute(self, rounds: int, contributed: Contributed) -> None:
+        """This worker contributes this, which follows from time, to the round after so many."""
+        if self._file is None:
+            return
+        self._contributed[rounds] = contributed
+        self._commit(_ROUND, State({"rounds": [[round_, *each] for round_, each in self._contributed.items()]}))
 
-    def contributed(self, rounds: int) -> int | None:
-        """Return the number of steps that an earlier life contributed to the round after so many; None if none."""
-        if self._contributed is None or self._contributed[0] != rounds:
-            return None
-        return self._contributed[1]
+    def contributed(self, rounds: int) -> Contributed | None:
+        """What an earlier life contributed to the round after so many; None if nothing, or if that is not known."""
+        return self._contributed.get(rounds)
 
     def is_due(self, rounds: int) -> bool:
         """Whether to save, after so many rounds: one was completed since the last save, or time has passed."""
@@ -199,6 +200,7 @@ class WorkerState:
         self._commit(_TRAINING, state)
         self._is_recorded = True
         self._rounds, self._saved = rounds, time.monotonic()
+        self._contributed = {round_: each for round_, each in self._contributed.items() if round_ >= rounds}
         if self._results is not None:
             self._results.clear(sum(array.nbytes for array in state.arrays.values()))
             if self._results.has_gap:  # before the first save

@@ -97,6 +97,11 @@ class Store:
     @property
     def calls(self) -> int:
         """See ScriptStore; the rounds that the script has begun."""
+        return self.rounds
+
+    @property
+    def rounds(self) -> int:
+        """Those of all wrapped optimizers that this worker has begun."""
         return sum(item.rounds for item in self._wrapped)
 
     @property

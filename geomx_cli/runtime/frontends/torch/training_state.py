@@ -33,7 +33,7 @@ class TorchState(TrainingState):
 
     @property
     def _rounds(self) -> int:
-        return self._store.calls
+        return self._store.rounds
 
     @property
     def _is_exchanging(self) -> bool:

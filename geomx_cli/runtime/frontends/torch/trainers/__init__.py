@@ -84,6 +84,10 @@ class TrainingRun:
 
         return saved_loop(self._store.recovery) if self.saves else None
 
+    def give_up(self, why: str) -> None:
+        """No life of this worker follows this one, for a reason that is said in a warning."""
+        self._store.recovery.give_up(why)
+
     def keep(self, model: Any, objects: Mapping[str, Any]) -> "State":
         """After `begin`: save all objects, one of which is the LOOP, from now on; or go on from what an earlier life
         has saved. Return the place that this had come to, without values if to none.
@@ -92,7 +96,7 @@ class TrainingRun:
 
         for name, each in objects.items():
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-                self._store.recovery.give_up(f"the {name} is a {type(each).__name__}, which has no state_dict")
+                self.give_up(f"the {name} is a {type(each).__name__}, which has no state_dict")
                 return State()
         self._state = self._store.state({"model": ModelTensors(model, self._store.trained), **objects}, LoopState)
         return self._state.place
@@ -116,7 +120,7 @@ class TrainingRun:
         """See `begin_repeatable`. Collective operations cannot be done again then: the others are behind them."""
         if self._calls not in (-1, self._store.collectives):
             what = "the loop exchanges something when an epoch begins, as with a data set that one worker reads for all"
-            self._store.recovery.give_up(what)
+            self.give_up(what)
         self._calls = -1
 
     def finish(self) -> None:

@@ -30,6 +30,11 @@ class BatchOrder(Skipping):
         self.notes = self._returns = False
         super().__init__(sampler, *generators)
 
+    def begin_pass(self) -> None:
+        """The last pass is over, though not all of it may have been asked for."""
+        self._noted.clear()
+        self._loaded, self._epochs, self.begun = 0, [], None
+
     def place(self, batch: int) -> State:
         """The place behind so many batches of the pass, which only grows within one."""
         state = State({"batch": batch})
@@ -61,12 +66,11 @@ class BatchOrder(Skipping):
         self.skipped = self.until = 0
 
     def __iter__(self) -> Iterator[Any]:
-        self._noted.clear()
-        self._loaded = 0
-        if self._returns:  # in a new process samplers count epochs anew
-            self._set_epochs()
-        else:
-            self._epochs = []
+        epochs = self._epochs if self._returns else []
+        self.begin_pass()
+        for each, epoch in zip(self.within, epochs, strict=False):  # in a new process samplers count them anew
+            if epoch is not None and hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
         for index, item in enumerate(super().__iter__(), self.skipped):
             self._epochs = self._epochs or [getattr(each, "epoch", None) for each in self.within]
             if (noted := self._repeated.pop(index, None)) is not None:
@@ -75,11 +79,6 @@ class BatchOrder(Skipping):
                 self._note(index)
             self._loaded = index + 1
             yield item
-
-    def _set_epochs(self) -> None:
-        for each, epoch in zip(self.within, self._epochs, strict=False):
-            if epoch is not None and hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
 
     def _note(self, index: int) -> None:
         now = random_state()
