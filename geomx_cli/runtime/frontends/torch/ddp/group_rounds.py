@@ -42,12 +42,15 @@ class GroupRounds:
     client's error if the job does, and with TrainingFailed if a worker has left the job and so does not take part.
 
     while_waiting: see Lane.
+    repeats: whether an earlier life of this worker may have made the same calls; their results are known then.
     difference: the error of workers that made different calls, which has ended the job.
     """
 
     def __init__(
-        self, client: "Client", group: int, batches: "SkippedBatches", while_waiting: "Callable[[Future[Any]], None]"
-    ) -> None:
+        self, client: "Client", group: int, batches: "SkippedBatches", while_waiting: "Callable[[Future[Any]], None]",
+        *, repeats: bool,
+    ) -> None:  # fmt: skip
+        self.repeats = repeats
         self._client = client
         self._group = group
         self._lock = threading.Lock()
@@ -126,6 +129,9 @@ class GroupRounds:
                 rows = made.result()
                 texts = [row[:_CALL].tobytes().decode("ascii", "replace").rstrip() for row in rows]
                 batches = [int.from_bytes(row[_CALL:].tobytes(), "little") for row in rows]
+                if texts[self.rank] != call:
+                    what = f"this worker was started again, and its {which} is {call}; before it was {texts[self.rank]}"
+                    raise InvalidSettings(what, "let the script make the same calls each time it runs")
                 why = self._difference(texts, batches, which, calls)
             except Exception as error:
                 agreed.set_exception(error)
@@ -222,6 +228,7 @@ class LoneRounds:
     """The rounds of a process group of one worker: nothing leaves it. See GroupRounds."""
 
     difference = None
+    repeats = False
     workers, rank = 1, 0
 
     def __init__(self) -> None:

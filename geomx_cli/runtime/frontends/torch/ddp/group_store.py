@@ -120,7 +120,8 @@ class GroupStore(Store):
         if size == 1 and self._client.num_all_workers > 1:
             return GeomxProcessGroup(LoneRounds(), self._session, store, encodes=False)
         batches = SkippedBatches(self._session, self._client.global_rank)
-        rounds = GroupRounds(self._client, len(self._groups), batches, self.while_waiting)
+        repeats = not self.exchanges_gradients and self.recovery.saves
+        rounds = GroupRounds(self._client, len(self._groups), batches, self.while_waiting, repeats=repeats)
         adds = self.exchanges_gradients
         finite = GradientCheck(self._reduction.warn, self._trained) if adds else None
         group = GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes, adds=adds, finite=finite)
