@@ -67,8 +67,7 @@ class NodeSettings:
     clock_ahead: seconds, see JobClock. supervised: an agent of `geomx launch` has started this process.
     incarnation: which life of the process this is, 0 for the first one.
     state_dir: a folder of its own, in which its state survives it; "" if nothing restarts it.
-    restart_count: how often all workers of a script have begun again. training_since: when its training began before
-    that, by the job's clock; 0 if it had not.
+    training_since: when its training began, by the job's clock, if all processes have begun again since; else 0.
     options: the table of options, by name.
     """
 
@@ -104,7 +103,6 @@ class NodeSettings:
     supervised: bool = False
     incarnation: int = 0
     state_dir: str = ""
-    restart_count: int = 0
     training_since: float = 0.0
     options: Mapping[str, Value] = field(default_factory=dict)
 
