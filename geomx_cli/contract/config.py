@@ -67,6 +67,7 @@ class NodeSettings:
     clock_ahead: seconds, see JobClock. supervised: an agent of `geomx launch` has started this process.
     incarnation: which life of the process this is, 0 for the first one.
     state_dir: a folder of its own, in which its state survives it; "" if nothing restarts it.
+    stop_file: see StopFiles; "" without an agent.
     training_since: when its training began, by the job's clock, if all processes have begun again since; else 0.
     options: the table of options, by name.
     """
@@ -103,6 +104,7 @@ class NodeSettings:
     supervised: bool = False
     incarnation: int = 0
     state_dir: str = ""
+    stop_file: str = ""
     training_since: float = 0.0
     options: Mapping[str, Value] = field(default_factory=dict)
 
