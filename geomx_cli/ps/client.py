@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from geomx_cli.contract.config import NodeSettings
+from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Traffic, WarningRaised
@@ -154,7 +156,8 @@ class Client:
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
     and provides the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
     global rank 0. late_source: the `source` of `init` after a master that does not train has ended.
-    before_contribution: called with the key's name before an exchange, until it returns True.
+    before_contribution: called with the key's name before an exchange, until it returns True. By default it says that
+        this worker saves nothing, so that no life follows this one.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -178,7 +181,7 @@ class Client:
         self.ranks_are_global = info.flat or settings.text("rank_scope") == "global"
         self.is_master = info.global_rank == 0 if self.ranks_are_global else settings.master
         self.late_source = None if info.master_trains else 0
-        self.before_contribution: Callable[[str], bool] = lambda name: True
+        self.before_contribution: Callable[[str], bool] = self._is_not_saved
         self._left = self._contributes = False
 
     # Tensors.
@@ -363,6 +366,12 @@ class Client:
         self._worker.waits(waits)
 
     # What outlives this process.
+
+    def _is_not_saved(self, name: str) -> bool:
+        if self.settings.state_dir:
+            with suppress(OSError):
+                Path(self.settings.state_dir, STATE_ENDED).touch()
+        return True
 
     def state(self) -> Saved:
         """What this end keeps between rounds: numbers of rounds and barriers, and the arrays of codecs. These are in
