@@ -66,6 +66,7 @@ class StopAgreement:
         """Whether all stop at this place or have stopped before; blocks if another worker may have decided that. Raises
         the client's error after the job has failed. wishes: this worker has learnt that the job is asked to stop.
         """
+        self._control.check()
         if wishes and not self._wishes:
             self._wishes = True
             self._control.ask("store", {"op": "set", "keys": [_WISH], "values": [b""]})
