@@ -24,8 +24,9 @@ from geomx_cli.ps.client import Client
 from geomx_cli.ps.control_client import _in_loop as in_loop
 from geomx_cli.ps.operation_queue import OperationQueue
 from geomx_cli.ps.state_file import Saved, StateFile
-from geomx_cli.runtime.bundled import job, recovery
+from geomx_cli.runtime.bundled import job
 from geomx_cli.runtime.bundled.loop import Loop
+from geomx_cli.runtime.training import worker_state
 from geomx_cli.runtime.training.worker_algorithm import Contributed, State
 from geomx_cli.runtime.training.worker_state import WorkerState
 
@@ -156,7 +157,7 @@ def test_killed_workers_end_with_the_bits_of_others(
     options = {"data_dir": str(data), **WAYS[name]}
     straight = TrainingJob(tmp_path / "straight", recovers=False, **options)
     straight.run()
-    monkeypatch.setattr(recovery, "INTERVAL", 0.0 if "diloco" in name else 2.0)
+    monkeypatch.setattr(worker_state, "INTERVAL", 0.0 if "diloco" in name else 2.0)
     kills(1, 0.06)
     killed = TrainingJob(tmp_path / "killed", **options)
     killed.run()

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,6 @@ from geomx_cli.runtime.frontends.torch.reduction import Reduction
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, ServerSynchroniser
 from geomx_cli.runtime.frontends.torch.tensors import BUFFERS
-from geomx_cli.runtime.frontends.torch.training_state import TorchState
 from geomx_cli.runtime.script.base_store import option_of
 from geomx_cli.runtime.script.remote_optimizer import MomentumCheck
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
@@ -32,7 +31,7 @@ from geomx_cli.runtime.training.train_config import TrainConfig
 from geomx_cli.runtime.training.worker_algorithm import State
 from geomx_cli.runtime.training.worker_state import WorkerState
 
-_Made = TypeVar("_Made", bound=TorchState)
+_State = TypeVar("_State")
 
 if TYPE_CHECKING:
     from geomx_cli.contract.config import NodeSettings
@@ -146,9 +145,11 @@ class Store:
         """The parameters that all wrapped optimizers train."""
         return [tensor for state in self._states for tensor in state.trained.values()]
 
-    def state(self, given: Mapping[str, Any], kind: "type[_Made]") -> "_Made":
-        """See geomx_cli.torch.state. kind: of state."""
-        return kind(self, self.recovery, self._reduction.client, given)
+    def state(
+        self, given: Mapping[str, Any], make: "Callable[[Store, WorkerState, Client | None, Mapping[str, Any]], _State]"
+    ) -> "_State":
+        """See geomx_cli.torch.state. make: a TorchState, or a class derived from it."""
+        return make(self, self.recovery, self._reduction.client, given)
 
     @property
     def collectives(self) -> int:
