@@ -145,23 +145,23 @@ class _Groups:
             group.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     def broadcast_object_list(
-        self, objects: list[Any], src: Any = None, group: Any = None, *args: Any, **options: Any
+        self, object_list: list[Any], src: Any = None, group: Any = None, *args: Any, **options: Any
     ) -> None:
         """As PyTorch's. The source, too, gets what an earlier life of this worker has given, if that made this call."""
         own = group or self._c10d.group.WORLD
         source = options.get("group_src") if src is None else src  # the same, as groups have all workers or one
         if self._store is None or not getattr(getattr(own, "rounds", None), "repeats", False):
-            self._broadcast_objects(objects, src, group, *args, **options)
+            self._broadcast_objects(object_list, src, group, *args, **options)
             return
         torch, is_source = sys.modules["torch"], own.rank() == (source or 0)
-        content = pickle.dumps(objects) if is_source else b""
+        content = pickle.dumps(object_list) if is_source else b""
         size = torch.tensor([len(content)], device="cpu")
         self._c10d.broadcast(size, source or 0, group=own)
         given = bytearray(content) if len(content) == int(size) else bytearray(int(size))
         whole = torch.frombuffer(given, dtype=torch.uint8)
         self._c10d.broadcast(whole, source or 0, group=own)
         if bytes(given) != content:
-            objects[:] = pickle.loads(given)  # as PyTorch does
+            object_list[:] = pickle.loads(given)  # as PyTorch does
 
     def _join(self) -> "GroupStore":
         try:
