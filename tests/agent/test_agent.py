@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -286,7 +287,8 @@ def test_control_machine_that_leaves_or_talks_nonsense_ends_the_job(
     else:
         agent.process.stdin.close()
     agent.assert_clean()
-    assert "the control machine disconnected and did not reconnect for 0.5 s" in (tmp_path / "agent.log").read_text()
+    told = (tmp_path / "agent.log").read_text()  # a busy machine takes longer than the lease to send what it is to send
+    assert re.search(r"control machine (disconnected and did not reconnect|has been silent) for 0\.5 s", told)
 
 
 def test_agent_that_fails_ends_its_processes_and_says_why(agents: Any, tmp_path: Path) -> None:
