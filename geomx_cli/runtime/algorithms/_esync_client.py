@@ -98,8 +98,8 @@ class EsyncClient:
         self._ended = time.monotonic()
 
     def continue_round(self, contributed: Contributed | None) -> None:
-        """This round is repeated as an earlier life `contributed` to it, if so. Others may have begun the next one then:
-        the state server must not be asked about this one. Otherwise it may not have heard of it.
+        """Repeat this round as an earlier life has `contributed` to it, if it has. Others may have begun the next round
+        then: the state server must not be asked about this one. Otherwise it may not have heard of it.
         """
         self._contributed = contributed
         if contributed is None:
