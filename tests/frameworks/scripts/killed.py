@@ -42,7 +42,7 @@ class Model(torch.nn.Module):
         loss = torch.nn.functional.cross_entropy(self.layers(inputs), labels)
         if self.training:
             self._batches += 1
-            with Path(written()).open("a") as file:
+            with written().open("a") as file:
                 file.write(f"{index.tolist()} {loss.item().hex()}\n")
             life = os.environ.get("GEOMX_INCARNATION", "0")
             if f"{os.environ['RANK']}:{life}:{self._batches}" in sys.argv:
@@ -66,8 +66,8 @@ def trainer(folder: Path, model: Model) -> dict[str, Any]:
         model=model, args=arguments, train_dataset=Noisy(34), eval_dataset=Noisy(8), callbacks=[geomx.hf.Callback()]
     )
     loss = made.train().training_loss
-    told = made.state.log_history
-    logs = [[entry["step"], entry.get("loss", -1.0), entry.get("learning_rate", -1.0)] for entry in told]
+    names = ("step", "loss", "grad_norm", "learning_rate", "eval_loss")
+    logs = [[entry.get(name, -1.0) for name in names] for entry in made.state.log_history]
     return {"logs": np.array(logs), "losses": np.array([loss, made.evaluate()["eval_loss"]])}
 
 
@@ -114,6 +114,5 @@ if __name__ == "__main__":
     own = Model()
     ways = {"trainer": trainer, "lit": lit}
     results = ways[sys.argv[2]](Path(sys.argv[1]) / "saved", own)
-    state = [tensor.float().reshape(-1) for tensor in own.state_dict().values()]
-    seen = np.unique(written().read_text().splitlines())
-    common.keep({**results, "state": torch.cat(state).numpy(), "batches": seen})
+    state = torch.cat([tensor.float().reshape(-1) for tensor in own.state_dict().values()]).numpy()
+    common.keep({**results, "state": state, "batches": np.unique(written().read_text().splitlines())})
