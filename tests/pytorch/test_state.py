@@ -32,7 +32,7 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "stateful.py")
     ],
 )  # fmt: skip
 def test_a_gan_whose_workers_are_killed_has_the_same_bits(options: str, loader: str, tmp_path: Path) -> None:
-    script = [sys.executable, SCRIPT, json.dumps({"epochs": 6, "loader": loader, "pause": 0.02})]
+    script = [sys.executable, SCRIPT, json.dumps({"epochs": 10, "loader": loader, "pause": 0.02})]
     words = ["--framework", "torch", "--parties", "2", "--workers", "1", *options.split()]
     calm = play(tmp_path / "calm", words, script)
     disturbed = play(tmp_path / "disturbed", words, script, kills="worker|server", count=2)
