@@ -37,12 +37,12 @@ class WorkerState:
 
     directory: of the process; None if recovery is off, and then every call does nothing.
     warn: gets a warning when recovery ends because there is no room.
-    is_set_up: this worker has set the job's optimizer, in this life or an earlier one.
+    optimizers: how many this worker has set for the servers, in this life or earlier ones.
     advice: returns what its script lacks to be saved, as a hint for its user.
     """
 
     def __init__(self, directory: Path | None, warn: Callable[[str], object]) -> None:
-        self.is_set_up = False
+        self.optimizers = 0
         self.advice: Callable[[], str] = str
         self._directory = directory
         self._warn = warn
@@ -64,7 +64,7 @@ class WorkerState:
             return
         except (ValueError, TypeError, msgspec.MsgspecError) as error:
             raise self._unreadable(error) from error
-        self.is_set_up = _SET_UP in saved
+        self.optimizers = saved[_SET_UP].fields["optimizers"] if _SET_UP in saved else 0
         self._found = saved.get(_TRAINING)
         if _ROUND in saved:
             fields = saved[_ROUND].fields
@@ -105,15 +105,33 @@ class WorkerState:
             what = "this worker was started again, and trains without what it has saved before"
             raise InvalidSettings(what, "call geomx.state before the first step, each time that the script runs")
         if self._file is not None and not self._is_recorded:
-            assert self._directory is not None
-            self.close()
-            with suppress(OSError):
-                (self._directory / STATE_ENDED).write_text(self.advice())
+            self._drop(self.advice())
 
-    def set_up(self) -> None:
-        """The servers have the job's optimizer. Another request for it, once rounds have begun, might begin it anew."""
-        self.is_set_up = True
-        self._commit(_SET_UP, State())
+    def give_up(self, why: str) -> None:
+        """No life follows this one, for a reason that is said in a warning."""
+        if self._file is not None:
+            self._drop(why)
+            self._warn(f"{why}; so if this worker is killed from now on, the job ends")
+
+    def _drop(self, why: str) -> None:
+        """What is there falls behind what the servers know, so it goes."""
+        self.close()
+        assert self._directory is not None
+        with suppress(OSError):
+            (self._directory / _FILE).unlink(missing_ok=True)
+            (self._directory / STATE_ENDED).write_text(why)
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the servers have the job's optimizer from this worker."""
+        return self.optimizers > 0
+
+    def set_up(self, optimizers: int = 1) -> None:
+        """The servers have so many optimizers from this worker. Another request for one of them, once rounds have
+        begun, might begin it anew.
+        """
+        self.optimizers = optimizers
+        self._commit(_SET_UP, State({"optimizers": optimizers}))
 
     def contribute(self, rounds: int, steps: int) -> None:
         """The round after so many ends with this number of steps, which followed from time."""
@@ -155,12 +173,9 @@ class WorkerState:
             self._end(error)
 
     def _end(self, error: OSError) -> None:
-        """Recovery is over: what is there falls behind what the servers know, so it goes."""
-        self.close()
+        """Recovery is over."""
+        self._drop("")
         assert self._directory is not None
-        with suppress(OSError):
-            (self._directory / _FILE).unlink(missing_ok=True)
-            (self._directory / STATE_ENDED).touch()
         self._warn(
             f"{self._directory} has no more room ({error.strerror}): if this worker is killed from now on, the job"
             " ends. Make room there, or use --restarts 0"

@@ -13,8 +13,10 @@ from geomx_cli.runtime.frontends.mxnet.arrays import Arrays, Engine
 from geomx_cli.runtime.frontends.mxnet.exchanges import Exchanges
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
+from geomx_cli.runtime.frontends.mxnet.store_state import StoreState
 from geomx_cli.runtime.script.base_store import BaseStore, Key, pairs, plain
 from geomx_cli.runtime.script.store import Store
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -51,17 +53,20 @@ class KVStore(BaseStore):
 
     Call the store from the training thread, and never in a forked child. Errors are MXNetErrors. When the job fails,
     every pending operation completes, MXNet raises the error from waiting calls, and each later call raises it again.
+
+    kept: what a script's state saves of it.
     """
 
-    def __init__(self, mx: Any, client: "Client", kind: str) -> None:
+    def __init__(self, mx: Any, client: "Client", kind: str, recovery: WorkerState) -> None:
         super().__init__(client, kind)
         self._mx = mx
-        self._store = store = Store(client, kind)
+        self._store = store = Store(client, kind, recovery)
         native = Native(mx)
         self._engine = Engine(mx, native)
         self._arrays = Arrays(mx, native)
         self._script_optimizer = ScriptOptimizer(mx, store)
         self._exchanges = Exchanges(mx, store, self._engine, self._arrays, self._script_optimizer)
+        self.kept = StoreState(client, recovery, self._engine, self._exchanges, self._script_optimizer)
         self.handle = None
         self.calls = self.steps = 0
 
@@ -142,6 +147,7 @@ class KVStore(BaseStore):
         """
         if out is None or row_ids is None:
             raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
+        self.kept.check_rows()
         if isinstance(key, (list, tuple)) and len(key) == 1:
             key, out, row_ids = (_only(item) for item in (key, out, row_ids))
         outs, numbers = self._checked(key, out, converted=True), pairs(key, row_ids)

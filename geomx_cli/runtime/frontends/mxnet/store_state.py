@@ -1,0 +1,98 @@
+"""What a worker's KVStore keeps between rounds, so that a script's state can save it."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import WarningRaised
+from geomx_cli.runtime.frontends.mxnet.arrays import Engine
+from geomx_cli.runtime.frontends.mxnet.exchanges import Exchanges
+from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
+from geomx_cli.runtime.training.worker_algorithm import State
+from geomx_cli.runtime.training.worker_state import WorkerState
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["StoreState"]
+
+
+class StoreState:
+    """For the training thread. A script that has a state `begin`s to save; others never call anything here.
+
+    recovery: what an earlier life of this worker has saved.
+    is_saved: whether the script has a state.
+    """
+
+    def __init__(
+        self, client: "Client", recovery: WorkerState, engine: Engine, exchanges: Exchanges,
+        optimizer: ScriptOptimizer,
+    ) -> None:  # fmt: skip
+        self.client = client
+        self.recovery = recovery
+        self._engine = engine
+        self._exchanges = exchanges
+        self._optimizer = optimizer
+        self._unsaved: set[str] = set()  # keys with a round since the last save
+        self._is_told = False
+        self.is_saved = False
+
+    @property
+    def rounds(self) -> int:
+        """Pushes of all keys so far."""
+        return self._exchanges.rounds
+
+    def begin(self) -> None:
+        """The script saves from now on. Raises InvalidSettings before it has initialised a key, and the second time."""
+        if self.is_saved:
+            what = "a second geomx.state or geomx.fit in one script, of which a killed worker could not tell the place"
+            raise InvalidSettings(what, "call it once, with all that the script trains")
+        if not self.client.tensors:
+            raise InvalidSettings("geomx.state before kv.init", "initialise all keys before it")
+        self.is_saved = True
+        self._exchanges.before_round = self._before_round
+        self._exchanges.on_older = self._warn_of_newer
+
+    def check_rows(self) -> None:
+        """Raise InvalidSettings for a script that saves, and pulls single rows: an earlier life may have had others."""
+        if self.is_saved:
+            what = "row_sparse_pull in a script that calls geomx.state: a killed worker could not get these rows again"
+            raise InvalidSettings(what, "pull whole arrays, or leave geomx.state out")
+
+    def settle(self) -> None:
+        """Wait for all that the script has begun. Raises its failure."""
+        self._engine.wait_for_operations()
+        if self._engine.error is not None:
+            raise self._engine.error
+
+    def state(self) -> State:
+        """Return what is kept, once all is settled. The next save is due when a key has a round."""
+        state = State()
+        state.add("exchanges", self._exchanges.state())
+        state.add("optimizer", self._optimizer.state())
+        self._unsaved.clear()
+        return state
+
+    def load(self, state: State) -> None:
+        """Continue from a `state`."""
+        self._exchanges.go_on(state.part("exchanges"))
+        self._optimizer.go_on(state.part("optimizer"))
+
+    def _before_round(self, name: str) -> None:
+        """Two rounds of a key between saves cannot be repeated: the servers keep one result."""
+        if name in self._unsaved and self.recovery.saves:
+            self.recovery.give_up(
+                f"this worker has pushed key {name} twice without a save between: call state.save() between two pushes"
+                " of a key"
+            )
+        self._unsaved.add(name)
+
+    def _warn_of_newer(self, name: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            message = (
+                f"key {name} was pulled again after this worker was killed: its value may be one round newer than"
+                " without the kill; pull each key once after a push"
+            )
+            print(f"warning: {message}", file=sys.stderr, flush=True)
+            self.client.events.write(WarningRaised(message=message, affects_result=True))
