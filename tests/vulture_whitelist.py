@@ -121,6 +121,13 @@ pytest_sessionstart
 pytestmark
 at_once
 
+# of frameworks
+_._loaded_from_state_dict
+_._resuming_from_checkpoint
+_.on_epoch_begin
+_.on_step_begin
+_.on_train_epoch_start
+
 # named on a command line
 _.compare_with_numpy
 _.party_a

@@ -193,8 +193,7 @@ class Supervisor:
         is_new = who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING
         if is_new:
             self._asked_by = who
-            self._lifecycle.is_asked = True
-            self._host_spec.stop_files.ask()
+            self._ask_processes()
         self._lifecycle.grace = min(self._lifecycle.grace, grace) if self._lifecycle.why else grace
         self._lifecycle.holding = bool(message.get("hold"))
         by = f" by {who}" if who else ""
@@ -203,13 +202,22 @@ class Supervisor:
             self._control.send_durable({"type": "stopping", "who": who, "grace": grace})
 
     def _stop_by_signal(self, who: str) -> None:
-        """Stop as `who` asks, where nobody tells yet when the workers of other hosts have ended. Those may need servers
-        of a host without any, and of one whose workers end by themselves together with theirs.
-        """
+        """Stop as `who` asks, while nobody tells when the workers of other hosts have ended."""
         if self._lifecycle.stage <= Stage.RUNNING:
-            awaited = any(child.life.events.awaits_stop for child in self._children)
-            hold = awaited or all(child.task.serves for child in self._children)
-            self._stop_as_asked({"who": who, "hold": hold})
+            self._stop_as_asked({"who": who, "hold": self._is_needed_elsewhere})
+
+    def _ask_processes(self) -> None:
+        """Let those end by themselves that await that."""
+        self._lifecycle.is_asked = True
+        self._host_spec.stop_files.ask()
+
+    @property
+    def _is_needed_elsewhere(self) -> bool:
+        """Whether workers of other hosts may need the servers of this one: without any of its own, or with some that
+        end by themselves, together with them.
+        """
+        awaited = any(child.life.events.awaits_stop for child in self._children)
+        return awaited or all(child.task.serves for child in self._children)
 
     def _start(self) -> None:
         self._lifecycle.enter_running()
@@ -355,12 +363,13 @@ class Supervisor:
             self._stop_alone(f"the control machine {how} for {lease:g} s")
 
     def _stop_alone(self, why: str) -> None:
-        """Stop, while nobody tells when the workers of other hosts have ended: servers of a host without any wait until
+        """Stop, while nobody tells when the workers of other hosts have ended: servers that these may need wait until
         all have left, or the grace is over.
         """
         self._recall.forbid()
         if self._lifecycle.stage <= Stage.RUNNING:
-            self._lifecycle.holding = all(child.task.serves for child in self._children)
+            self._lifecycle.holding = self._is_needed_elsewhere
+            self._ask_processes()
         self._lifecycle.stop(why, 0)
 
     def _drain(self, log: OutputLog) -> None:

@@ -93,7 +93,8 @@ def launch(
 
     \b
     schema_version, job, exit_code, directory
-    status                  "done", "failed", "interrupted" or "done in part"
+    status                  "done", "failed", "interrupted", "done in part"
+                            or, with exit code 75, "stopped": see below
     accuracy, loss, rounds, samples_per_s, training_s, first_step_s, total_s
     bytes                   "lan" and "wan", each sent and received; "encoded" and
                             "encoded_lan", before and after encoding
@@ -108,6 +109,10 @@ def launch(
     problems                sentences, for example about a process that could not be ended
     failure                 "process", "host", "cause", "hint", "tail"; or null
     error                   "message" and "hint"; or null
+
+    Ctrl-C, SIGTERM and SIGUSR1 stop the job, and a second Ctrl-C kills it. Scripts that call should_stop() save first,
+    within --grace. If all workers then end with status 0, the exit code is 75, so that a batch system can start the job
+    again. Otherwise it is 130.
 
     If the job could not be started, the object has only "schema_version" and "error", which contains "exit_code".
 

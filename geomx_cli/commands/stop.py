@@ -36,7 +36,8 @@ def stop(name: str, party: str, grace: float | None, json: bool) -> None:
     file or socket of the job, and touches no process of another job. If the job has ended on all its hosts, the command
     says so.
 
-    Workers receive SIGTERM first, then schedulers and servers. A process that does not end within the grace period
+    Scripts that call should_stop(), and the bundled job, stop after the same step in all workers, and save. Other
+    workers receive SIGTERM. Then schedulers and servers do. A process that does not end within the grace period
     receives SIGKILL. If you stop one party, the other parties notice this, and end as after a failure. If a launch
     still runs its checks, this launch counts as the newest job, and the command ends it. Exit code 7 means that a host
     could not be reached, or that a process could not be ended.

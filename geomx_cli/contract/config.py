@@ -68,8 +68,7 @@ class NodeSettings:
     incarnation: which life of the process this is, 0 for the first one.
     state_dir: a folder of its own, in which its state survives it; "" if nothing restarts it.
     stop_file: see StopFiles; "" without an agent.
-    restart_count: how often all workers of a script have begun again. training_since: when its training began before
-    that, by the job's clock; 0 if it had not.
+    training_since: when its training began, by the job's clock, if all processes have begun again since; else 0.
     options: the table of options, by name.
     """
 
@@ -106,7 +105,6 @@ class NodeSettings:
     incarnation: int = 0
     state_dir: str = ""
     stop_file: str = ""
-    restart_count: int = 0
     training_since: float = 0.0
     options: Mapping[str, Value] = field(default_factory=dict)
 

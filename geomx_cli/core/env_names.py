@@ -26,13 +26,16 @@ SETTINGS: Mapping[str, str] = {
     "rendezvous": "GEOMX_RENDEZVOUS", "peers": "GEOMX_PEERS", "clock_ahead": "GEOMX_CLOCK_AHEAD",
     "supervised": "GEOMX_SUPERVISED", "incarnation": "GEOMX_INCARNATION", "state_dir": "GEOMX_STATE_DIR",
     "stop_file": "GEOMX_STOP_FILE",
-    "restart_count": "GEOMX_RESTART_COUNT", "training_since": "GEOMX_TRAINING_SINCE",
+    "training_since": "GEOMX_TRAINING_SINCE",
 }  # fmt: skip
 """The variables of a process's settings, by field of NodeSettings."""
 OWN = frozenset(
-    ("GEOMX_GLOBAL_SCHEDULER", "GEOMX_HOSTS", "GEOMX_SCHEDULER", "GEOMX_SCRIPT_PROCESS", *SETTINGS.values())
-)
-"""Variables read in addition to those of options."""
+    (
+        "GEOMX_GLOBAL_SCHEDULER", "GEOMX_HOSTS", "GEOMX_RESTART_COUNT", "GEOMX_SCHEDULER", "GEOMX_SCRIPT_PROCESS",
+        *SETTINGS.values(),
+    )
+)  # fmt: skip
+"""Variables read in addition to those of options, and those that scripts may read."""
 
 
 def of_options() -> tuple[str, ...]:

@@ -154,7 +154,7 @@ OPTIONS: tuple[Option, ...] = (
     _net(
         "grace", "duration", 30.0, "GEOMX_GRACE",
         "How long scripts may take to save and end, before they are killed. The time begins when the job fails, or is"
-        " stopped by Ctrl-C, SIGTERM, geomx stop or an expired lease.", minimum=0, maximum=86400,
+        " stopped by Ctrl-C, SIGTERM, SIGUSR1, geomx stop or an expired lease.", minimum=0, maximum=86400,
     ),
     _net(
         "checkpoint_every", "duration", 600.0, "GEOMX_CHECKPOINT_EVERY",

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from geomx_cli.contract.config import NodeSettings
+from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Traffic, WarningRaised
@@ -29,6 +31,7 @@ from geomx_cli.ps.control_client import ControlClient, _in_loop
 from geomx_cli.ps.net.payload import Content, Rows
 from geomx_cli.ps.net.wire import EVERY, MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
 from geomx_cli.ps.operation_queue import Operation, PendingExchange
+from geomx_cli.ps.result_log import ResultLog
 from geomx_cli.ps.sent_contributions import SentContributions
 from geomx_cli.ps.state_file import Saved
 from geomx_cli.ps.worker import Worker
@@ -153,7 +156,8 @@ class Client:
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
     and provides the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
     global rank 0. late_source: the `source` of `init` after a master that does not train has ended.
-    before_contribution: called once, before the first exchange.
+    before_contribution: called with the key's name before an exchange, until it returns True. By default it says that
+        this worker saves nothing, so that no life follows this one.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -177,7 +181,7 @@ class Client:
         self.ranks_are_global = info.flat or settings.text("rank_scope") == "global"
         self.is_master = info.global_rank == 0 if self.ranks_are_global else settings.master
         self.late_source = None if info.master_trains else 0
-        self.before_contribution: Callable[[], object] = lambda: None
+        self.before_contribution: Callable[[str], bool] = self._is_not_saved
         self._left = self._contributes = False
 
     # Tensors.
@@ -257,8 +261,9 @@ class Client:
         latest = tensor.latest
         abstains_from_rows = src is None and out is None and latest is not None and not latest.holds
         if not self._contributes:
-            self.before_contribution()
-            self._contributes = True
+            self._contributes = self.before_contribution(name)
+        if (results := self._worker.operations.results) is not None:
+            results.check(tensor.placement.key, name, tensor.round + 1)
         tensor.round += 1
         operation = Operation(
             Kind.EXCHANGE, tensor.placement, src, out, tensor.round, 0.0 if src is None else weight, priority,
@@ -362,22 +367,29 @@ class Client:
 
     # What outlives this process.
 
+    def _is_not_saved(self, name: str) -> bool:
+        if self.settings.state_dir:
+            with suppress(OSError):
+                Path(self.settings.state_dir, STATE_ENDED).touch()
+        return True
+
     def state(self) -> Saved:
         """What this end keeps between rounds: numbers of rounds and barriers, and the arrays of codecs. These are in
         the memory in use: read them before the next exchange. Raises InvalidSettings while a round has no result.
         """
         arrays = _in_loop(self._worker, self._worker.operations.state)
-        tensors = {name: [each.round, each.pulls, *self.versions(name)] for name, each in self.tensors.items()}
+        tensors = {name: [*_about(each), *self.versions(name)] for name, each in self.tensors.items()}
         barriers = dict(self.control.barriers)
         return Saved({"tensors": tensors, "barriers": barriers, "asynchronous": self.asynchronous}, arrays)
 
     def load(self, state: Saved) -> None:
-        """Go on from the `state` of this worker's earlier life, once the same tensors are declared and initialised, and
-        before the first exchange.
+        """Go on from the `state` of this worker's earlier life, once the same tensors are initialised, and before the
+        first exchange that this did not make.
         """
-        for name, (round_, *numbers) in state.fields["tensors"].items():
-            if round_ or name in self.tensors:  # keys that only compare what workers compute come later
-                self._tensor(name).go_on(round_, *numbers)
+        begun = {name: each for name, each in state.fields["tensors"].items() if each[1] or name in self.tensors}
+        self.declare([Tensor(name, *about) for name, (about, *_) in begun.items()])
+        for name, (_, *numbers) in begun.items():  # keys that only compare what workers compute come later
+            self._tensor(name).go_on(*numbers)
         self.control.barriers.update(state.fields["barriers"])
         operations = self._worker.operations
 
@@ -406,6 +418,12 @@ class Client:
         for future in done:
             worker.wait(future, limit, "the rounds to which this worker had contributed")
         sent.close()
+
+    def keep_results(self, results: ResultLog) -> None:
+        """Keep the results of all exchanges there, and take from there those that an earlier life has got. Call before
+        the first exchange.
+        """
+        self._worker.operations.results = results
 
     # Telemetry.
 
@@ -474,3 +492,9 @@ def _fail(futures: Sequence["Future[None]"], error: GeomxError | None) -> None:
     for future in futures:
         if error is not None and not future.done():
             future.set_exception(error)
+
+
+def _about(declared: DeclaredTensor) -> list[Any]:
+    """What is needed to declare the tensor again, and how far it has come."""
+    tensor = declared.placement.tensor
+    return [[tensor.size, tensor.dtype, tensor.row, tensor.shard], declared.round, declared.pulls]

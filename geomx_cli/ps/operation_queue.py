@@ -19,6 +19,7 @@ from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.net.payload import Content, Rows, as_payload, form_of, numbers_payload
 from geomx_cli.ps.net.wire import DTYPE_NAMES, Header, Kind, Reply
+from geomx_cli.ps.result_log import ResultLog
 from geomx_cli.ps.sent_contributions import SentContributions
 
 __all__ = ["Operation", "OperationQueue", "PendingExchange"]
@@ -157,7 +158,8 @@ class OperationQueue:
 
     Used by the loop's thread only. contributors: the ranks in each EXCHANGE; set before the first. compression: this
     end of encoded exchanges. asynchronous: whether parties complete rounds separately, according to the results so far;
-    read by any thread. sent: keeps each contribution before it is sent, None if nothing needs it.
+    read by any thread. sent: keeps each contribution before it is sent, None if nothing needs it. results: where those
+    of all exchanges are kept; None: nowhere.
     """
 
     def __init__(self, node: Node, upstream: UpstreamClient, delivery: WorkerDelivery) -> None:
@@ -165,6 +167,7 @@ class OperationQueue:
         self.compression = Compression(plane="lan")
         self.asynchronous = False
         self.sent: SentContributions | None = None
+        self.results: ResultLog | None = None
         self._node = node
         self._upstream = upstream
         self._delivery = delivery
@@ -255,7 +258,13 @@ class OperationQueue:
                 offset, place = place, place + len(rows) * placement.row
             else:
                 payload, offset = self._payload(header, operation.src, piece, rows, slices[index]), piece.offset
-            yield header, payload, self._on_result(operation, header, offset, slices[index])
+            on_result = self._on_result(operation, header, offset, slices[index])
+            if exchanges and self.results is not None:
+                if (known := self.results.find(placement.key, index, operation.round)) is not None:
+                    on_result(*known)  # an earlier life of this worker has contributed the same, and got this
+                    continue
+                on_result = self.results.keeping(on_result)
+            yield header, payload, on_result
 
     def _payload(
         self, header: Header, src: Content | None, piece: Slice, rows: Rows | None, kept: SliceArrays

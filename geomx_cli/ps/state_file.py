@@ -206,7 +206,7 @@ class StateFile:
 
 @dataclass
 class Journal:
-    """Entries that are appended and never changed; for one thread.
+    """Entries that are appended, and dropped only together; for one thread.
 
     path: created with mode 0600 if it is not there. Opening it drops an entry whose writer was killed.
     replayed: the entries that were there.
@@ -238,6 +238,11 @@ class Journal:
             os.ftruncate(self._file, self._end)
             raise
         self._end += _ENTRY.size + len(raw)
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._end = 0
+        os.ftruncate(self._file, 0)
 
     def close(self) -> None:
         os.close(self._file)

@@ -47,7 +47,8 @@ def children(tmp_path: Path) -> Iterator[list[Child]]:
     yield found
     for child in found:
         child.life.sweep()
-        child.life.check_end()
+        while not child.life.check_end():
+            time.sleep(0.01)
         child.close()
 
 

@@ -28,9 +28,9 @@ PAGES.remove(ROOT / "docs" / "reference" / "commands.md")
 PLACES = re.compile(r"\b(JOB[12]?|PROCESS|DIR|FILE|NAME|NUMBER|PROJECT|EXPERIMENT|SPEC|MODE|DURATION)\b")
 OTHERS = {
     "--help", "--version", "--name", "--no-name", "--heterogeneous", "--straggling-party", "--sweep", "--bounds",
-    "--codecs", "--server-hosts", "--global-servers", "--local-servers", "--warm-up",
+    "--codecs", "--server-hosts", "--global-servers", "--local-servers", "--warm-up", "--signal",
 }  # fmt: skip
-"""Flags of every program, and those that benchmarks make of names."""
+"""Flags of every program, of Slurm, and those that benchmarks make of names."""
 EXAMPLES = (ROOT / "CONTRIBUTING.md",)
 """Pages with plug-ins that are not installed."""
 

@@ -65,12 +65,12 @@ class Runs:
         """Why a job fails."""
         return self._rehearsed(script, words, options, "job").failure(LIMIT)
 
-    def launched(self, script: str, *words: str) -> list[dict[str, Any]]:
+    def launched(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
         """As `job`, by `geomx launch` itself: each worker imports the frameworks after our hook."""
-        launch = ["launch", *TWO, "--json", "--job-dir", str(self.folder / "job.job"), "--", "python"]
-        argv = [sys.executable, "-m", "geomx_cli", *launch, str(SCRIPTS / script), str(self.folder / "job"), *words]
-        assert json.loads(self._run(argv))["status"] == "done"
-        return self.kept("job")
+        launch = ["launch", *TWO, *options.split(), "--json", "--job-dir", str(self.folder / f"{name}.job"), "--"]
+        script_words = ["python", str(SCRIPTS / script), str(self.folder / name), *words]
+        assert json.loads(self._run([sys.executable, "-m", "geomx_cli", *launch, *script_words]))["status"] == "done"
+        return self.kept(name)
 
     def events(self, kind: str, process: str = "A-worker-0", name: str = "job") -> list[dict[str, Any]]:
         """Events of a job's worker."""

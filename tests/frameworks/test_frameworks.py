@@ -84,6 +84,19 @@ def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:
     assert found[0]["logs"][-1, 1] < 0.99 * found[0]["logs"][0, 1], "the loss falls"
 
 
+@pytest.mark.parametrize(("kind", "options"), [("trainer", "--algo hfa --k1 2 --k2 1")])
+def test_a_killed_worker_goes_on_at_the_same_batch(runs: Runs, kind: str, options: str) -> None:
+    """Model, learning rate, log values and batches have the bits of an undisturbed job, of which nothing is saved."""
+    kills = ("0:0:5", "1:0:8", "0:1:9")  # the last one in the epoch after
+    calm = runs.job("killed.py", kind, options=f"--framework torch {options}", name="calm")
+    disturbed = runs.launched("killed.py", kind, *kills, options=f"--framework torch {options}", name="disturbed")
+    for own, control in zip(disturbed, calm, strict=True):
+        for name in control:
+            np.testing.assert_array_equal(own[name], control[name], err_msg=name)
+    assert runs.log("A-worker-0", "disturbed").count("this worker goes on at") == 2
+    assert not any(event.get("affects_result") for event in runs.events("warning", name="disturbed"))
+
+
 @pytest.mark.parametrize(
     ("script", "checkpoint"),
     [("trainer.py", "trainer/checkpoint-4"), ("accelerated.py", ""), ("lit.py", "lit/epoch=0.ckpt")],

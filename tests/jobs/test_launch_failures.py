@@ -115,12 +115,13 @@ def test_killed_agent_is_named_and_its_processes_are_ended(desk: Desk) -> None:
     launch.assert_clean()
 
 
-def test_terminated_agent_ends_the_job(start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_terminated_agent_ends_the_job(start: Start, number: signal.Signals) -> None:
     launch = start(FOREVER)
     launch.wait_until_running()
-    os.kill(launch.pid("agent A"), signal.SIGTERM)
-    assert launch.finish() == 1
-    assert "the agent on host A ended its processes: received a signal to stop" in launch.errors
+    os.kill(launch.pid("agent A"), number)
+    assert result(launch, 130)["status"] == "interrupted"
+    assert f"was stopped by {number.name} to the agent on host A" in launch.errors
     launch.assert_clean()
 
 

@@ -468,8 +468,8 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     browser.value("document.getElementById('log').open = true")
     browser.wait_for(f"{LOG}.includes('A/scheduler:0') && !!document.querySelector('#log-lines mark')")
     assert desk.geomx("stop").returncode == 0
-    assert launch.wait(240) == 130
-    browser.wait_for(f"{TEXT}.includes('· interrupted ·')")
+    assert launch.wait(240) == 75
+    browser.wait_for(f"{TEXT}.includes('· stopped ·')")
     browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))")
     dashboard.terminate()
     assert dashboard.wait(240) == 0
@@ -482,7 +482,7 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -
     browser.wait_for("document.getElementById('trouble').hidden")
     browser.complaints.clear()
     browser.open(url)
-    browser.wait_for(f"{TEXT}.includes('· interrupted ·') && {TEXT}.includes('test accuracy')")
+    browser.wait_for(f"{TEXT}.includes('· stopped ·') && {TEXT}.includes('test accuracy')")
     browser.screenshot(tmp_path / "over.png")
     assert not browser.complaints
     for name in ("running", "over"):

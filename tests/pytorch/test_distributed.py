@@ -122,7 +122,8 @@ def test_what_is_not_supported_is_refused_by_name(workers: Workers, algorithm: s
 
 def test_modules_whose_import_is_blocked_are_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed.blocked", None)  # type: ignore[arg-type]
-    original = SimpleNamespace(init_process_group=print, new_group=repr, monitored_barrier=all)
+    names = {"monitored_barrier": all, "broadcast_object_list": any}
+    original = SimpleNamespace(init_process_group=print, new_group=repr, **names)
     register(original, None)  # type: ignore[arg-type]
     assert original.init_process_group is not print and original.new_group is not repr
 

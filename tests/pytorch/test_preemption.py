@@ -76,7 +76,7 @@ def test_all_workers_stop_in_the_middle_of_a_long_round(desk: Desk) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("SIGTERM to a worker", "SIGUSR1 to launch")])
+@pytest.mark.parametrize("way", ["SIGTERM to a server", "SIGTERM to an agent", "SIGTERM to all", "geomx stop"])
 def test_whatever_asks_the_job_to_stop(desk: Desk, way: str) -> None:
     ask, by = WAYS[way]
     steps = assert_stopped(trained(desk, ask, *FSA, "--", "python", SCRIPT), by)
@@ -87,8 +87,7 @@ def test_whatever_asks_the_job_to_stop(desk: Desk, way: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "--algo hfa --k1 3 --k2 4", "--algo mixed", "--algo esync", "--reduce torch", "--reduce torch --shards 2",
-        "--reduce torch --algo diloco --inner-steps 50", "--topology central", "ddp",
+        "--algo hfa --k1 3 --k2 4", "--algo mixed", "--reduce torch --shards 2", "ddp",
     ],
 )  # fmt: skip
 def test_with_whatever_algorithm_and_members(desk: Desk, words: str) -> None:

@@ -22,11 +22,12 @@ from geomx_cli.runtime.data import reader
 def test_what_is_public() -> None:
     assert geomx_cli.mxnet.__all__ == [
         "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
-        "report", "shard",
+        "report", "shard", "should_stop",
     ]  # fmt: skip
     assert geomx_cli.torch.__all__ == [
         "DiLoCo", "GeomxError", "InvalidSettings", "LocalSGD", "Training", "finish", "global_rank", "init", "is_master",
-        "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "state", "wrap",
+        "load_data", "load_text", "no_sync", "num_all_workers", "report", "sampler", "shard", "should_stop",
+        "state", "wrap",
     ]  # fmt: skip
     for module in (geomx_cli.mxnet, geomx_cli.torch):
         assert all(getattr(module, name).__doc__ for name in module.__all__)

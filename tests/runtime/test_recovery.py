@@ -23,10 +23,11 @@ from geomx_cli.core.event_log import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.control_client import _in_loop as in_loop
 from geomx_cli.ps.operation_queue import OperationQueue
-from geomx_cli.ps.state_file import StateFile
+from geomx_cli.ps.state_file import Saved, StateFile
 from geomx_cli.runtime.bundled import job
 from geomx_cli.runtime.bundled.loop import Loop
 from geomx_cli.runtime.training import worker_state
+from geomx_cli.runtime.training.worker_algorithm import Contributed, State
 from geomx_cli.runtime.training.worker_state import WorkerState
 
 EQUAL = ("parameters", "rounds", "samples", "stopped", "accuracy")
@@ -211,13 +212,16 @@ def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
         state.restore(lambda *_: None)
 
 
-def test_a_round_that_follows_time_is_repeated_with_as_many_steps(tmp_path: Path) -> None:
+def test_rounds_that_follow_time_are_repeated_with_as_many_steps(tmp_path: Path) -> None:
     state = WorkerState(tmp_path, print)
     assert state.contributed(4) is None
-    state.contribute(4, 17)
+    state.contribute(4, Contributed(17, "step"))
+    state.save(5, State(), Saved({}, {}))
+    state.contribute(5, Contributed(3, "join"))
+    state.contribute(6, Contributed(0, "drain"))
     state.close()
     again = WorkerState(tmp_path, print)
-    assert again.contributed(4) == 17 and again.contributed(5) is None
+    assert [again.contributed(rounds) for rounds in range(4, 8)] == [None, (3, "join"), (0, "drain"), None]
 
 
 def test_without_a_directory_nothing_is_kept() -> None:

@@ -60,7 +60,7 @@ class Worker:
 
     def _begin(self) -> None:
         control: Any = Control(self._root, str(self._rank))
-        self._agreement = StopAgreement(control, [self._rank], lambda: range(self._count))
+        self._agreement = StopAgreement(control, [self._rank], lambda: range(self._count), self.step)
 
     def restart(self, step: int) -> None:
         """Begin anew after an earlier step; nobody answers what the earlier life has asked."""

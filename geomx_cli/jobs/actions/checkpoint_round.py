@@ -24,7 +24,7 @@ class CheckpointRound:
     """Takes a checkpoint of the job regularly, and on demand. For the main thread.
 
     every: seconds between two; 0 for none.
-    tell: gets a problem; of the regular ones each once.
+    tell: gets a problem, each once.
     newest: when the last whole one was taken, in Unix seconds; None before.
     """
 
@@ -94,10 +94,12 @@ class CheckpointRound:
             self.newest = self._number
         else:
             self._pool.broadcast({"type": "thaw"})
-            self._due = min(self._due, time.monotonic() + max(_SOON, self._every / 10))
-            for problem in set(self._problems) - self._told:
-                self._told.add(problem)
-                self._tell(f"no checkpoint: {problem}")
+            if self.newest is not None:  # else a script may keep no state, and will not
+                self._due = min(self._due, time.monotonic() + max(_SOON, self._every / 10))
+            first = min(self._problems)
+            if first not in self._told:
+                self._told.add(first)
+                self._tell(f"no checkpoint: {first}")
         self._end()
 
     def _end(self) -> None:

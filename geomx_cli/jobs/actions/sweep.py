@@ -22,6 +22,10 @@ _LOCK = ".lock"  # not the folder itself, which is locked to collect a job into 
 _FIGURES = "figures"
 _MOST_PROBLEMS = 3
 _RESUME = "repeat the command to continue"
+_STATES: Mapping[Any, State] = {
+    "done in part": "done in part", "interrupted": "interrupted", "stopped": "interrupted",
+}  # fmt: skip
+"""Of a cell, by the status of its job; "failed" for others."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +141,7 @@ class _Sweep:
         if conclusion.error is None or status == "done":
             self._collect(cell)
         else:
-            states: dict[Any, State] = {
-                "done in part": "done in part", "interrupted": "interrupted", "stopped": "interrupted"
-            }  # fmt: skip
-            state = states.get(status, "failed")
-            self._set(cell, state, first_line(conclusion.error).removesuffix(":"))
+            self._set(cell, _STATES.get(status, "failed"), first_line(conclusion.error).removesuffix(":"))
         took = format_duration(time.monotonic() - began)
         accuracy = conclusion.result.get("accuracy")
         why = cell.why.removeprefix(f"job {cell.job} was ")  # which is named before

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.futures import after
 from geomx_cli.core.untrusted import check_whole
-from geomx_cli.runtime.training.worker_algorithm import State
+from geomx_cli.runtime.training.worker_algorithm import Contributed, State
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -48,19 +48,19 @@ class EsyncClient:
         self._asked: Future[dict[str, Any]] | None = None
         self._reports: deque[Future[dict[str, Any]]] = deque()
         self._left = False
-        self._contributed: int | None = None
+        self._contributed: Contributed | None = None
         self._ended = 0.0
         self._times: deque[float] = deque(maxlen=REMEMBERED)
 
-    def begin(self) -> None:
-        """Start a round: this worker has received the weights it starts from."""
+    def begin(self, contributed: Contributed | None = None) -> None:
+        """Start a round: this worker has received the weights it starts from. contributed: see `continue_round`."""
         if self._asked is not None:  # about a step of the last round, which others have ended
             self._reports.append(self._asked)
             self._asked = None
         self.await_reports()
         self.rounds += 1
-        self.steps, self._contributed = 0, None
-        self._enter()
+        self.steps = 0
+        self.continue_round(contributed)
         self._ended = time.monotonic()
 
     def _enter(self) -> None:
@@ -73,7 +73,7 @@ class EsyncClient:
         self._times.append(now - self._ended)
         self._ended, self.steps = now, self.steps + 1
         if self._contributed is not None:
-            return self.steps == self._contributed
+            return self._contributed == (self.steps, "step")
         if self._ready(wait=False):
             return True
         # The median: one step that the system delays would make a fast worker appear the slowest.
@@ -97,13 +97,20 @@ class EsyncClient:
         )
         self._ended = time.monotonic()
 
-    def continue_round(self, steps: int | None) -> None:
-        """See PacedWorkerAlgorithm. If an earlier life has contributed, others may have begun the next round: then the
-        state server must not be asked about this one. Otherwise it may not have heard of it.
+    def continue_round(self, contributed: Contributed | None) -> None:
+        """This round is repeated as an earlier life `contributed` to it, if so.
+
+        Others may have begun the next one then, so the state server must not be asked about this one. Otherwise it may
+        not have heard of it.
         """
-        self._contributed = steps
-        if steps is None:
+        self._contributed = contributed
+        if contributed is None:
             self._enter()
+
+    @property
+    def must_join(self) -> bool:
+        """See PacedWorkerAlgorithm."""
+        return self._contributed == (self.steps, "join")
 
     def awaited(self) -> "Future[bool]":
         """Ask whether another worker of this round has been told to synchronize: this one waits for something else

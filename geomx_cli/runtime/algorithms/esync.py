@@ -20,7 +20,7 @@ from geomx_cli.core.options import Option
 from geomx_cli.runtime.algorithms._esync_client import EsyncClient, StateServer
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.diloco import MeanServer
-from geomx_cli.runtime.training.worker_algorithm import PacedWorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import Contributed, PacedWorkerAlgorithm
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -216,12 +216,13 @@ class EsyncWorker(PacedWorkerAlgorithm):
             ready = self._esync.step()
         if not ready:
             return False
-        self.before_round(self._esync.steps)
+        self.before_round(self.rounds, Contributed(self._esync.steps, "step"))
         self._pseudo_gradient.push(self._tensors)
         return True
 
     def drain(self) -> None:
         """Take no more steps: push those since the last round, or abstain if there are none."""
+        self.before_round(self.rounds, Contributed(self._esync.steps, "drain"))
         self._esync.leave()
         self._is_behind = False
         self._contribute()
@@ -232,9 +233,14 @@ class EsyncWorker(PacedWorkerAlgorithm):
         else:
             self._pseudo_gradient.abstain(self._tensors)
 
-    def continue_round(self, steps: int | None) -> None:
+    def continue_round(self) -> None:
         """See PacedWorkerAlgorithm."""
-        self._esync.continue_round(steps)
+        self._esync.continue_round(self.contributed(self.rounds))
+
+    @property
+    def must_join(self) -> bool:
+        """See PacedWorkerAlgorithm."""
+        return self._esync.must_join
 
     def awaited(self) -> "Future[bool]":
         """See PacedWorkerAlgorithm."""
@@ -242,6 +248,7 @@ class EsyncWorker(PacedWorkerAlgorithm):
 
     def join(self) -> None:
         """See PacedWorkerAlgorithm."""
+        self.before_round(self.rounds, Contributed(self._esync.steps, "join"))
         self._is_behind = True
         self._contribute()
 
@@ -264,7 +271,7 @@ class EsyncWorker(PacedWorkerAlgorithm):
         self.recorded = {"epsilon": self._esync.epsilon}
         self._pseudo_gradient.steps.count = 0
         self.rounds += 1
-        self._esync.begin()
+        self._esync.begin(self.contributed(self.rounds))
 
     def end(self) -> None:
         """Report to the state server that this worker takes no more steps."""

@@ -164,7 +164,7 @@ class Loop:
         process = client.settings.process
         factor = factor_of(config.text("slowdown"), process, client.settings.party, is_last)
         if isinstance(part, PacedWorkerAlgorithm) and recovery is not None:
-            part.before_round = lambda steps: recovery.contribute(part.rounds, steps)
+            part.before_round, part.contributed = recovery.contribute, recovery.contributed
         self._straggler = StragglerEmulation(factor) if factor > 1 else None
         every = config.save_every if self._rank == 0 else 0
         folder = client.settings.output_dir or client.settings.job_dir
@@ -254,8 +254,8 @@ class Loop:
         self._record.continue_from(self.position.seconds)
         self._model.load(state.part("model"))
         self._part.load(state.part("algorithm"))
-        if isinstance(self._part, PacedWorkerAlgorithm) and self._recovery is not None:
-            self._part.continue_round(self._recovery.contributed(self._part.rounds))
+        if isinstance(self._part, PacedWorkerAlgorithm):
+            self._part.continue_round()
         self._evaluations.load(state.part("evaluations"))
 
     def _save(self) -> None:

@@ -42,17 +42,17 @@ class StopAgreement:
     thread. The constructor blocks for a round trip: a worker may be restarted when others have stopped.
 
     own: the global ranks for which this worker speaks. together: those that stop at the same place; called in the
-        client's thread.
+        client's thread. passed: the last place behind which this worker is already, as one that was restarted may be.
     """
 
     def __init__(
-        self, control: "ControlClient", own: Sequence[int], together: Callable[[], Sequence[int]]
+        self, control: "ControlClient", own: Sequence[int], together: Callable[[], Sequence[int]], passed: int
     ) -> None:
         self._control = control
         self._own = own
         self._together = together
         self._lock = threading.Lock()
-        self._place = -2 * _BEFORE  # up to which it has gone on; stays once that is told
+        self._place = passed  # up to which it has gone on; stays once that is told
         self._is_told = False
         self._wishes = False
         self._last: Future[int] = Future()  # up to which any has gone on
@@ -66,6 +66,7 @@ class StopAgreement:
         """Whether all stop at this place or have stopped before; blocks if another worker may have decided that. Raises
         the client's error after the job has failed. wishes: this worker has learnt that the job is asked to stop.
         """
+        self._control.check()
         if wishes and not self._wishes:
             self._wishes = True
             self._control.ask("store", {"op": "set", "keys": [_WISH], "values": [b""]})
@@ -150,7 +151,10 @@ class Stopping:
         if client is not None and not (settings.group_size and settings.rank):
             own, party, everyone = _ranks(settings, client)
             # Parties that train independently also stop independently.
-            self._agreement = StopAgreement(client.control, own, lambda: party if client.asynchronous else everyone)
+            passed = store.steps - 1 if store.steps else -2 * _BEFORE
+            self._agreement = StopAgreement(
+                client.control, own, lambda: party if client.asynchronous else everyone, passed
+            )  # fmt: skip
         self._notice = StopNotice(events, settings.stop_file)
 
     def should_stop(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = [
-    "Algorithm", "DrainableWorkerAlgorithm", "FiniteWorkerAlgorithm", "PacedWorkerAlgorithm", "State", "Stopwatch",
-    "WorkerAlgorithm",
+    "Algorithm", "Contributed", "DrainableWorkerAlgorithm", "FiniteWorkerAlgorithm", "PacedWorkerAlgorithm", "State",
+    "Stopwatch", "WorkerAlgorithm",
 ]  # fmt: skip
 
 # The state of training as data: named arrays and JSON values, that any file or message can hold. It imports numpy only
@@ -204,20 +204,37 @@ class DrainableWorkerAlgorithm(WorkerAlgorithm):
         """Without a batch: begin a round with the steps not yet exchanged, or abstain from it."""
 
 
+class Contributed(NamedTuple):
+    """What a worker has contributed to a round that follows from time.
+
+    steps: of its own.
+    when: after a "step", while it waited for other workers ("join"), or after its last step ("drain").
+    """
+
+    steps: int
+    when: Literal["step", "join", "drain"]
+
+
 class PacedWorkerAlgorithm(DrainableWorkerAlgorithm):
     """Its workers take different numbers of steps in a round. So while a script's worker waits for all others in a
     collective operation, others may wait for it in a round: it asks, and takes part without further steps.
 
-    before_round: called with the number of steps of a round before they are contributed, so that it can be saved.
+    before_round: called before this worker contributes to the round after so many, so that this can be saved.
+    contributed: returns what an earlier life has contributed to the round after so many, which then is repeated; None
+        if it did not contribute.
     """
 
-    before_round: Callable[[int], object] = staticmethod(lambda steps: None)
+    before_round: Callable[[int, Contributed], object] = staticmethod(lambda rounds, contributed: None)
+    contributed: Callable[[int], Contributed | None] = staticmethod(lambda rounds: None)
 
     @abstractmethod
-    def continue_round(self, steps: int | None) -> None:
-        """Call after `load`: the round in progress has exactly so many steps, since an earlier life contributed them.
-        None: it did not contribute.
-        """
+    def continue_round(self) -> None:
+        """Call after `load`, when `contributed` is set."""
+
+    @property
+    @abstractmethod
+    def must_join(self) -> bool:
+        """Whether to `join` now, as an earlier life of this worker did while it waited after as many steps."""
 
     @abstractmethod
     def awaited(self) -> "Future[bool]":

@@ -6,7 +6,8 @@ and the servers answer with its result once more. What follows from time, as the
 saved before the contribution. Between rounds a worker saves every two seconds, so that no more computing is lost.
 
 A script saves only if it says what (runtime/script/training_state.py). Until a worker contributes to a round, its next
-life may begin anew; from then on it goes on from what is saved, or not at all.
+life may begin anew; from then on it goes on from what is saved, or not at all. Collective operations are rounds too, of
+which there may be several between two saves: their results are kept, and the next life takes them (ps/result_log.py).
 
 With no room left recovery ends with one warning, and the job goes on.
 """
@@ -15,14 +16,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.result_log import ResultLog
 from geomx_cli.ps.state_file import Saved, StateFile
-from geomx_cli.runtime.training.worker_algorithm import State
+from geomx_cli.runtime.training.worker_algorithm import Contributed, State
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
 
 __all__ = ["INTERVAL", "WorkerState"]
 
@@ -30,6 +36,8 @@ INTERVAL = 2.0
 """Seconds of computing after which a worker saves within a round."""
 _FILE = "worker"
 _SET_UP, _TRAINING, _CLIENT, _ROUND = "set up", "training", "client", "round"
+_NO_STATE = "geomx starts a killed worker again if its script saves its training: see geomx_cli.torch.state"
+_NO_RESULTS = "collective operations have brought more than is kept for a restart of this worker"
 
 
 class WorkerState:
@@ -43,15 +51,16 @@ class WorkerState:
 
     def __init__(self, directory: Path | None, warn: Callable[[str], object]) -> None:
         self.optimizers = 0
-        self.advice: Callable[[], str] = str
+        self.advice: Callable[[], str] = lambda: _NO_STATE
         self._directory = directory
         self._warn = warn
         self._file: StateFile | None = None
         self._found: Saved | None = None
-        self._contributed: tuple[int, int] | None = None
+        self._contributed: dict[int, Contributed] = {}  # by round
         self._rounds: int | None = None
         self._is_recorded = False  # training is
         self._saved = 0.0
+        self._results: ResultLog | None = None
         if directory is not None:
             self._open(directory)
 
@@ -67,8 +76,8 @@ class WorkerState:
         self.optimizers = saved[_SET_UP].fields["optimizers"] if _SET_UP in saved else 0
         self._found = saved.get(_TRAINING)
         if _ROUND in saved:
-            fields = saved[_ROUND].fields
-            self._contributed = int(fields["rounds"]), int(fields["steps"])
+            rounds = saved[_ROUND].fields["rounds"]
+            self._contributed = {int(round_): Contributed(int(steps), when) for round_, steps, when in rounds}
 
     @property
     def continues(self) -> bool:
@@ -88,6 +97,8 @@ class WorkerState:
             state = State(found.fields, found.arrays)
             client = state.part(_CLIENT)
             load(state.part(_TRAINING), Saved(client.values, client.arrays))
+            if self._results is not None:
+                self._results.begin()
         except (KeyError, TypeError, ValueError) as error:
             raise self._unreadable(error) from error
 
@@ -96,16 +107,55 @@ class WorkerState:
         """Whether `save` has an effect."""
         return self._file is not None
 
-    def before_contribution(self) -> None:
+    @property
+    def folder(self) -> Path:
+        """Where other files may lie, which outlive this process as its state does; if it `saves`."""
+        assert self._directory is not None
+        return self._directory
+
+    def peek(self) -> State | None:
+        """The state of training that `restore` will load, None if there is none. Do not change it."""
+        return None if self._found is None else State(self._found.fields, self._found.arrays).part(_TRAINING)
+
+    def keep_results(self, client: "Client", prefix: str) -> None:
+        """Keep results of rounds between saves. So keys that begin with `prefix`, those of collective operations, may
+        have rounds before there is a record of training, and any number between two saves.
+        """
+        if self._file is None:
+            return
+        assert self._directory is not None
+        try:
+            results = ResultLog(self._directory, self._note_gap, continues=self.continues)
+        except OSError as error:
+            self._end(error)
+            return
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise self._unreadable(error) from error
+        self._results = results
+        client.keep_results(results)
+        client.before_contribution = lambda name: not name.startswith(prefix) and self.before_contribution(name)
+
+    def _note_gap(self, has_gap: bool) -> None:
+        """In any thread."""
+        assert self._directory is not None
+        with suppress(OSError):
+            if has_gap:
+                (self._directory / STATE_ENDED).write_text(_NO_RESULTS)
+            else:
+                (self._directory / STATE_ENDED).unlink(missing_ok=True)
+
+    def before_contribution(self, name: str = "") -> bool:
         """Before this worker's first contribution: without a record of its training no life follows this one.
 
-        Raises InvalidSettings if there is one which this life has not restored.
+        Return True: it need not be called again. Raises InvalidSettings if there is a record which this life has not
+        restored.
         """
         if self.continues:
             what = "this worker was started again, and trains without what it has saved before"
             raise InvalidSettings(what, "call geomx.state before the first step, each time that the script runs")
         if self._file is not None and not self._is_recorded:
             self._drop(self.advice())
+        return True
 
     def give_up(self, why: str) -> None:
         """No life follows this one, for a reason that is said in a warning."""
@@ -133,15 +183,16 @@ class WorkerState:
         self.optimizers = optimizers
         self._commit(_SET_UP, State({"optimizers": optimizers}))
 
-    def contribute(self, rounds: int, steps: int) -> None:
-        """The round after so many ends with this number of steps, which followed from time."""
-        self._commit(_ROUND, State({"rounds": rounds, "steps": steps}))
+    def contribute(self, rounds: int, contributed: Contributed) -> None:
+        """This worker contributes this, which follows from time, to the round after so many."""
+        if self._file is None:
+            return
+        self._contributed[rounds] = contributed
+        self._commit(_ROUND, State({"rounds": [[round_, *each] for round_, each in self._contributed.items()]}))
 
-    def contributed(self, rounds: int) -> int | None:
-        """Return the number of steps that an earlier life contributed to the round after so many; None if none."""
-        if self._contributed is None or self._contributed[0] != rounds:
-            return None
-        return self._contributed[1]
+    def contributed(self, rounds: int) -> Contributed | None:
+        """What an earlier life contributed to the round after so many; None if nothing, or if that is not known."""
+        return self._contributed.get(rounds)
 
     def is_due(self, rounds: int) -> bool:
         """Whether to save, after so many rounds: one was completed since the last save, or time has passed."""
@@ -156,12 +207,19 @@ class WorkerState:
         self._commit(_TRAINING, state)
         self._is_recorded = True
         self._rounds, self._saved = rounds, time.monotonic()
+        self._contributed = {round_: each for round_, each in self._contributed.items() if round_ >= rounds}
+        if self._results is not None:
+            self._results.clear(sum(array.nbytes for array in state.arrays.values()))
+            if self._results.has_gap:  # before the first save
+                self.give_up(_NO_RESULTS)
 
     def close(self) -> None:
         """Nothing follows."""
         if self._file is not None:
             self._file.close()
         self._file = None
+        if self._results is not None:
+            self._results.close()
 
     def _commit(self, name: str, state: State) -> None:
         if self._file is None:
@@ -175,7 +233,6 @@ class WorkerState:
     def _end(self, error: OSError) -> None:
         """Recovery is over."""
         self._drop("")
-        assert self._directory is not None
         self._warn(
             f"{self._directory} has no more room ({error.strerror}): if this worker is killed from now on, the job"
             " ends. Make room there, or use --restarts 0"

@@ -91,4 +91,5 @@ def train(
 if __name__ == "__main__":
     clip = {"gradient_clip_val": 0.0} if "noclip" in sys.argv else {}
     resume = next((word.removeprefix("resume=") for word in sys.argv if word.startswith("resume=")), "")
-    common.keep(train(Path(sys.argv[1]) / "lit", line="line" in sys.argv, resume=resume, **clip))
+    epochs = {"max_epochs": -1} if "endless" in sys.argv else {}
+    common.keep(train(Path(sys.argv[1]) / "lit", line="line" in sys.argv, resume=resume, **clip, **epochs))

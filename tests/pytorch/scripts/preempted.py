@@ -40,7 +40,7 @@ while True:
         break
     if step == 5:
         Path(f"trains-{rank}").touch()
-    time.sleep(0.01 * (1 + rank))
+    time.sleep(0.03 * (1 + rank))
 assert geomx.should_stop(), "from then on"
 if "ddp" not in sys.argv:
     geomx.finish()

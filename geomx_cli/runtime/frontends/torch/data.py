@@ -105,6 +105,11 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
             hint = "start fewer workers or give more data"
             raise InvalidSettings(f"{count} workers cannot share {self._size} samples", hint)
 
+    @property
+    def epoch(self) -> int:
+        """That of the last pass."""
+        return self._epoch
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, for a script that resumes, or one that counts epochs itself."""
         self._epoch, self._offset, self._begun = epoch, 0, math.inf

@@ -3,8 +3,9 @@
 import copy
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from geomx_cli.runtime.frontends.torch.data import ShardSampler
@@ -14,35 +15,38 @@ from geomx_cli.runtime.script.loader_place import OwnPlace, ReadPlace, has_own_p
 from geomx_cli.runtime.script.training_state import Place
 from geomx_cli.runtime.training.worker_algorithm import State
 
-__all__ = ["place_in"]
+__all__ = ["Skipping", "has_indices", "place_in"]
 
 
 def place_in(loader: Any, name: str) -> Place:
     """Return a place at the begin of a loader; the kind depends on how one returns to it. name: for messages."""
     if has_own_place(loader):
         return OwnPlace(loader, lambda state: pack_state(state, name), unpack_state)
-    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        return _IndexPlace(loader)
-    return ReadPlace(loader, random_state, set_random_state)
+    return _IndexPlace(loader) if has_indices(loader) else ReadPlace(loader, random_state, set_random_state)
+
+
+def has_indices(loader: Any) -> bool:
+    """Whether it is a DataLoader of a map-style data set that leaves its place to others."""
+    is_map = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+    return is_map and not has_own_place(loader)
 
 
 _FOLLOWED: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
-"""Copies of the script's loaders that take their indices from a _Skipping; they keep persistent workers."""
+"""Copies of the script's loaders, with what gives them indices; they keep persistent workers."""
+
+
+_DEPTH = 5
+"""Samplers, each within another one, that are looked at."""
 
 
 class _IndexPlace(Place):
     """Of a DataLoader of a map-style data set: its sampler, or batch sampler, returns to the place."""
 
     def __init__(self, loader: Any) -> None:
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         if loader not in _FOLLOWED:
-            followed = copy.copy(loader)
-            # A DataLoader refuses this to protect the workers that it may have started; a copy has none.
-            vars(followed).update({name: _Skipping(getattr(loader, name)), "_iterator": None})
-            _FOLLOWED[loader] = followed
-        self._loader = _FOLLOWED[loader]
-        self._indices: _Skipping = getattr(self._loader, name)
-        self._indices.skipped, self._indices.begun, self._indices.begins = 0, None, None
+            _FOLLOWED[loader] = Skipping.in_copy(loader)
+        self._loader, self._indices = _FOLLOWED[loader]
+        self._indices.begin_anew()
         self._sampler, self._batch = _shard_sampler(loader)
         self._batches = 0  # of the pass so far, without those before an offset of the sampler
 
@@ -57,46 +61,101 @@ class _IndexPlace(Place):
         state = State({"index": True})
         if self._sampler is not None:
             state.values["samples"] = self._sampler.place(self._batches * self._batch, within=self._batches > 0)
-        if self._indices.begun is not None and self._batches:
-            state.add("random", self._indices.begun)
+        begun = self._indices.begun if self._batches else None
+        state.add("random", self._indices.generators() if begun is None else begun)
         return state
 
     def load(self, state: State, batches: int) -> None:
         if self._sampler is not None:
             self._sampler.go_on(state.values["samples"])
         if self._sampler is None or not self._batch:
-            self._batches = self._indices.skipped = batches
-            self._indices.begins = state.part("random") if "random" in state.values else None
+            self._batches = self._indices.skipped = self._indices.until = batches
+            if batches:
+                self._indices.begins = state.part("random")
+            else:
+                self._indices.set_generators(state.part("random"))
 
 
-class _Skipping:
+class Skipping:
     """Gives what another sampler gives, from its `skipped`-th on.
 
+    until: once so many are passed, random numbers go on as before `begins`.
+    within: that sampler, and those within it.
     begun: the random state with which the pass has begun, None before. begins: the one with which it is to begin.
     """
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, *generators: Any) -> None:
+        """generators: from which it draws besides its own."""
         self._sampler = sampler
-        self.skipped = 0
+        self.within = _within(sampler)
+        found = [*generators, *(getattr(each, "generator", None) for each in self.within)]
+        self._generators = list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+        self.begin_anew()
+
+    @classmethod
+    def in_copy(cls, loader: Any) -> "tuple[Any, Self]":
+        """Return a copy of a DataLoader that takes its indices from the second result."""
+        copied = copy.copy(loader)
+        # A DataLoader refuses this to protect the workers that it may have started; a copy has none.
+        return copied, cls.put_in(copied)
+
+    @classmethod
+    def put_in(cls, loader: Any) -> "Self":
+        """As `in_copy`, in a DataLoader that was not iterated yet."""
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        own = cls(getattr(loader, name), loader.generator)
+        vars(loader).update({name: own, "_iterator": None})
+        return own
+
+    def begin_anew(self) -> None:
+        """The next pass has nothing to do with earlier ones."""
+        self.skipped = self.until = 0
         self.begun: State | None = None
         self.begins: State | None = None
+
+    def generators(self) -> State:
+        """The state of the generators alone, of a pass that has not begun."""
+        return State({}, {f"generator/{at}": each.get_state().numpy() for at, each in enumerate(self._generators)})
+
+    def set_generators(self, state: State) -> None:
+        """Return to a state of the generators."""
+        for at, each in enumerate(self._generators):
+            each.set_state(torch.from_numpy(state.arrays[f"generator/{at}"].copy()))
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_sampler":  # of an object that is being copied
+            raise AttributeError(name)
         return getattr(self._sampler, name)
 
     def __iter__(self) -> Iterator[Any]:
-        skipped, begins, now = self.skipped, self.begins, random_state()
+        skipped, until, begins, now = self.skipped, self.until, self.begins, random_state()
         if begins is not None:
             set_random_state(begins)
-        self.begun, self.begins = begins or now, None
-        for index, item in enumerate(self._sampler):
-            if index == skipped and begins is not None:
+            self.set_generators(begins)
+        self.begun, self.begins = random_state(), None
+        self.begun.arrays |= self.generators().arrays
+        passed = 0
+        for item in self._sampler:
+            if passed == until and begins is not None:
                 set_random_state(now)
-            if index >= skipped:
+            passed += 1
+            if passed > skipped:
                 yield item
+        if passed <= until and begins is not None:  # the pass was at its end
+            set_random_state(now)
+
+
+def _within(sampler: Any) -> list[Any]:
+    """A sampler and those within it."""
+    found: list[Any] = []
+    while sampler is not None and len(found) < _DEPTH:
+        found.append(sampler)
+        within = (getattr(sampler, name, None) for name in ("batch_sampler", "sampler"))
+        sampler = next((each for each in within if each is not None), None)
+    return found
 
 
 def _shard_sampler(loader: Any) -> tuple[ShardSampler | None, int]:

@@ -61,9 +61,8 @@ class LocalRounds:
         self._watch = Stopwatch()
         self._exchanging = False
         self._finite = _FiniteCheck(warn, state)
-        self._recovery = recovery
         if isinstance(part, PacedWorkerAlgorithm):
-            part.before_round = lambda steps: recovery.contribute(part.rounds, steps)
+            part.before_round, part.contributed = recovery.contribute, recovery.contributed
         if not recovery.continues:
             self._part.start()
 
@@ -83,7 +82,7 @@ class LocalRounds:
         self.count = state.values["count"]
         self._part.load(state.part("algorithm"))
         if isinstance(self._part, PacedWorkerAlgorithm):
-            self._part.continue_round(self._recovery.contributed(self._part.rounds))
+            self._part.continue_round()
 
     def advance(self, samples: int) -> None:
         """The optimizer has taken a step, with so many samples. A round that is due ends here."""
@@ -108,16 +107,21 @@ class LocalRounds:
             return
         self._client.waits(True)
         try:
+            while part.must_join:  # `other` may be done at once, as in an earlier life of this worker it was not
+                self._join(part)
             while not wait((other,), _ASKING).done:
                 asked = part.awaited()
                 wait((other, asked), return_when=FIRST_COMPLETED)
                 if asked.done() and asked.result():
-                    part.join()
-                    self._begin_round(steps_left=sys.maxsize)
-                    self._synchronise()
+                    self._join(part)
         finally:
             self._client.waits(False)
         part.waited(time.monotonic() - began)
+
+    def _join(self, part: PacedWorkerAlgorithm) -> None:
+        part.join()
+        self._begin_round(steps_left=sys.maxsize)
+        self._synchronise()
 
     def _begin_round(self, steps_left: int) -> None:
         self.count += 1

@@ -99,13 +99,26 @@ class CheckTimes:
         self._cost = seconds if self.step < _FIRST else (self._cost + seconds) / 2
         self._spent += seconds
 
+    def state(self) -> dict[str, float]:
+        """Return what is kept between steps."""
+        elapsed = self._clock() - self._began
+        return {"step": self.step, "elapsed": elapsed, "cost": self._cost, "spent": self._spent}
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Continue from a `state`."""
+        self.step, self._began = int(state["step"]), self._clock() - state["elapsed"]
+        self._cost, self._spent = state["cost"], state["spent"]
+
 
 @runtime_checkable
 class Watchable(Protocol):
     """A script's store, as a ModelWatch sees it.
 
     passes: backward passes that have exchanged gradients; None where no step is possible after others.
+    watch: the comparison of its models.
     """
+
+    watch: "ModelWatch"
 
     @property
     def passes(self) -> int | None:
@@ -153,6 +166,19 @@ class ModelWatch:
                 compared.send(watched.settings(optimizer, compared))
         watched.times.took(time.monotonic() - began)
 
+    def state(self, optimizers: Sequence[Any]) -> list[Any]:
+        """Return what is kept of these optimizers between steps: None of those that have taken none."""
+        found = [self._watched.get(each) for each in optimizers]
+        return [None if each is None else each.state() for each in found]
+
+    def load(self, state: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        """Continue from a `state` of as many optimizers."""
+        for optimizer, saved in zip(optimizers, state, strict=True):
+            if saved is not None:
+                self._watched[optimizer] = _Watched(saved["number"])
+                self._watched[optimizer].load(saved)
+                self._count = max(self._count, saved["number"] + 1)
+
 
 class _Watched:
     """An optimizer, and which of its tensors were trained in its first step; the hyper-parameters in that step, and
@@ -167,6 +193,17 @@ class _Watched:
         self._first: set[str] = set()
         self._original: dict[str, float] = {}
         self._largest: dict[str, float] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what is kept between steps."""
+        own = {"number": self._number, "passes": self.passes, "layout": self._layout, "first": sorted(self._first)}
+        return {**own, "original": self._original, "largest": self._largest, "times": self.times.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state` with the same number."""
+        self.passes, self._layout, self._first = state["passes"], state["layout"], set(state["first"])
+        self._original, self._largest = dict(state["original"]), dict(state["largest"])
+        self.times.load(state["times"])
 
     def settings(self, optimizer: Any, compared: Compared) -> "Body":
         """The row of an optimizer's hyper-parameters; see ControlClient.compare."""

@@ -19,7 +19,7 @@ from geomx_cli.runtime.frontends.torch.data import batches_in_epoch
 from geomx_cli.runtime.frontends.torch.gradients import GradientSynchroniser
 from geomx_cli.runtime.frontends.torch.local_steps import LocalSynchroniser
 from geomx_cli.runtime.frontends.torch.model_state import ModelState
-from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable, compare_request
+from geomx_cli.runtime.frontends.torch.model_watch import Compared, ModelWatch, comparable, compare_request
 from geomx_cli.runtime.frontends.torch.reduction import Reduction
 from geomx_cli.runtime.frontends.torch.script_model import ScriptModel
 from geomx_cli.runtime.frontends.torch.server_steps import ServersOptimizer, ServerSynchroniser
@@ -29,6 +29,7 @@ from geomx_cli.runtime.script.remote_optimizer import MomentumCheck
 from geomx_cli.runtime.script.state_advice import StateAdvice
 from geomx_cli.runtime.training.stop_vote import ELECTION, STOP
 from geomx_cli.runtime.training.train_config import TrainConfig
+from geomx_cli.runtime.training.worker_algorithm import State
 from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Store:
     reduction: how this worker contributes.
     global_rank, num_all_workers, party_ranks: see BaseStore.
     finished: no step follows.
+    watch: see Watchable.
     """
 
     def __init__(self, session: "ScriptSession", reduction: Reduction) -> None:
@@ -66,6 +68,7 @@ class Store:
         self._state_advice = StateAdvice("geomx_cli.torch")
         self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
         self.finished = False
+        self.watch = ModelWatch()
 
     def option(self, name: str) -> Value:
         """See BaseStore."""
@@ -98,6 +101,11 @@ class Store:
     @property
     def calls(self) -> int:
         """See ScriptStore; the rounds that the script has begun."""
+        return self.rounds
+
+    @property
+    def rounds(self) -> int:
+        """Those of all wrapped optimizers that this worker has begun."""
         return sum(item.rounds for item in self._wrapped)
 
     @property
@@ -151,6 +159,19 @@ class Store:
     def trained(self) -> list[Any]:
         """The parameters that all wrapped optimizers train."""
         return [tensor for state in self._states for tensor in state.trained.values()]
+
+    @property
+    def collectives(self) -> int:
+        """The script's calls of collective operations so far."""
+        return 0
+
+    def kept(self) -> State:
+        """What this part in the job keeps between steps, besides the wrapped optimizers."""
+        return State({"watch": self.watch.state([state.optimizer for state in self._states])})
+
+    def go_on(self, state: State) -> None:
+        """Continue from what an earlier life has `kept`, with the same optimizers wrapped."""
+        self.watch.load(state.values["watch"], [state.optimizer for state in self._states])
 
     def check_complete(self, objects: Sequence[Any]) -> None:
         """Raise InvalidSettings unless each wrapped model, or one that contains it, and optimizer is among objects."""

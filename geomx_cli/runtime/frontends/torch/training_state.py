@@ -29,7 +29,7 @@ class TorchState(TrainingState):
 
     @property
     def _rounds(self) -> int:
-        return self._store.calls
+        return self._store.rounds
 
     @property
     def _is_exchanging(self) -> bool:
@@ -71,6 +71,7 @@ class TorchState(TrainingState):
         kept = [] if self._steps != steps_taken() else [tensor.grad for tensor in self._store.trained]
         state.add("gradients", pack_state(kept, "gradients"))
         state.add("random", random_state())
+        state.add("store", self._store.kept())
         return state
 
     def _load_script(self, objects: Mapping[str, Any], state: State) -> None:
@@ -82,6 +83,7 @@ class TorchState(TrainingState):
         for tensor, gradient in zip(self._store.trained if gradients else (), gradients, strict=True):
             if gradient is not None:
                 set_gradient(tensor, gradient.to(tensor.device))
+        self._store.go_on(state.part("store"))
         self._random = state.part("random")
         self._begin_again()
 

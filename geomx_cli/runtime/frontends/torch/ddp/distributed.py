@@ -1,6 +1,7 @@
 """Makes torch.distributed use the job's servers, in scripts written for torchrun."""
 
 import functools
+import pickle
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,12 @@ _ALL = (
 
 
 def register(c10d: Any, session: "ScriptSession") -> None:
-    """Replace init_process_group, new_group, monitored_barrier and TCPStore in torch.distributed.distributed_c10d,
-    before or after scripts can import them from torch.distributed. None listens on a port: rank and size are those of
-    the job.
+    """Replace init_process_group, new_group, monitored_barrier, broadcast_object_list and TCPStore in
+    torch.distributed.distributed_c10d, before or after scripts can import them from torch.distributed. None listens on
+    a port: rank and size are those of the job.
     """
     groups = _Groups(c10d, session)
-    for name in ("init_process_group", "new_group", "monitored_barrier"):
+    for name in ("init_process_group", "new_group", "monitored_barrier", "broadcast_object_list"):
         original = getattr(c10d, name)
         _replace(c10d, name, original, _wrapped(getattr(groups, name), original))
     from torch._C._distributed_c10d import TCPStore
@@ -85,6 +86,7 @@ class _Groups:
         self._c10d = c10d
         self._session = session
         self._init, self._new, self._monitored = c10d.init_process_group, c10d.new_group, c10d.monitored_barrier
+        self._broadcast_objects = c10d.broadcast_object_list
         self._store: GroupStore | None = None
         self._begun = 0
 
@@ -141,6 +143,25 @@ class _Groups:
         group = group or self._c10d.group.WORLD
         if group is not self._c10d.GroupMember.NON_GROUP_MEMBER:
             group.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    def broadcast_object_list(
+        self, object_list: list[Any], src: Any = None, group: Any = None, *args: Any, **options: Any
+    ) -> None:
+        """As PyTorch's. The source, too, gets what an earlier life of this worker has given, if that made this call."""
+        own = group or self._c10d.group.WORLD
+        source = options.get("group_src") if src is None else src  # the same, as groups have all workers or one
+        if self._store is None or not getattr(getattr(own, "rounds", None), "repeats", False):
+            self._broadcast_objects(object_list, src, group, *args, **options)
+            return
+        torch, is_source = sys.modules["torch"], own.rank() == (source or 0)
+        content = pickle.dumps(object_list) if is_source else b""
+        size = torch.tensor([len(content)], device="cpu")
+        self._c10d.broadcast(size, source or 0, group=own)
+        given = bytearray(content) if len(content) == int(size) else bytearray(int(size))
+        whole = torch.frombuffer(given, dtype=torch.uint8)
+        self._c10d.broadcast(whole, source or 0, group=own)
+        if bytes(given) != content:
+            object_list[:] = pickle.loads(given)  # as PyTorch does
 
     def _join(self) -> "GroupStore":
         try:

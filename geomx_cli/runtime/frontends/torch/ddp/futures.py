@@ -1,7 +1,7 @@
 """Futures that PyTorch waits for."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
@@ -104,6 +104,14 @@ class Lane:
     def fail(self, error: BaseException) -> None:
         """A callback of this lane has raised `error`."""
         self._error = self._error or error
+
+    def state(self) -> dict[str, int]:
+        """Return what is kept between operations."""
+        return {"calls": self.calls, "begun": self._begun}
+
+    def load(self, state: Mapping[str, int]) -> None:
+        """Continue from a `state`."""
+        self.calls, self._begun = state["calls"], state["begun"]
 
     def wait(self) -> BaseException | None:
         """Wait until nothing runs in this lane and those of its operations; return what failed there."""

@@ -6,7 +6,7 @@ their number stays bounded: sizes are rounded up, by at most an eighth if they a
 
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from geomx_cli.ps.operation_queue import PendingExchange
     from geomx_cli.runtime.frontends.torch.ddp.made_calls import SkippedBatches
 
-__all__ = ["GroupRounds", "LoneRounds", "check_parts", "check_whole", "size_class"]
+__all__ = ["PREFIX", "GroupRounds", "LoneRounds", "check_parts", "check_whole", "size_class"]
+
+PREFIX = "c10d/"
+"""Of the names of all keys."""
 
 _SMALLEST = 64
 _CALL = 60
@@ -39,12 +42,15 @@ class GroupRounds:
     client's error if the job does, and with TrainingFailed if a worker has left the job and so does not take part.
 
     while_waiting: see Lane.
+    repeats: whether an earlier life of this worker may have made the same calls; their results are known then.
     difference: the error of workers that made different calls, which has ended the job.
     """
 
     def __init__(
-        self, client: "Client", group: int, batches: "SkippedBatches", while_waiting: "Callable[[Future[Any]], None]"
-    ) -> None:
+        self, client: "Client", group: int, batches: "SkippedBatches", while_waiting: "Callable[[Future[Any]], None]",
+        *, repeats: bool,
+    ) -> None:  # fmt: skip
+        self.repeats = repeats
         self._client = client
         self._group = group
         self._lock = threading.Lock()
@@ -54,6 +60,20 @@ class GroupRounds:
         self.difference: InvalidSettings | None = None
         self._batches = batches
         self.made = MadeCalls(client.control, group, self.rank, batches)
+
+    @property
+    def calls(self) -> int:
+        """The script's calls so far; a backward pass counts as one."""
+        return self._own.calls
+
+    def state(self) -> dict[str, Any]:
+        """Return what is kept between calls, besides the client's rounds."""
+        return {"lane": self._own.state(), "made": self.made.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        self._own.load(state["lane"])
+        self.made.load(state["made"])
 
     def next_lane(self) -> Lane:
         """The lane of the next operation of this thread."""
@@ -109,6 +129,9 @@ class GroupRounds:
                 rows = made.result()
                 texts = [row[:_CALL].tobytes().decode("ascii", "replace").rstrip() for row in rows]
                 batches = [int.from_bytes(row[_CALL:].tobytes(), "little") for row in rows]
+                if texts[self.rank] != call:
+                    what = f"this worker was started again, and its {which} is {call}; before it was {texts[self.rank]}"
+                    raise InvalidSettings(what, "let the script make the same calls each time it runs")
                 why = self._difference(texts, batches, which, calls)
             except Exception as error:
                 agreed.set_exception(error)
@@ -178,7 +201,7 @@ class GroupRounds:
         self, name: str, source: "Array | None", out: "Array", *, priority: int = 0
     ) -> "PendingExchange":
         lane = self._lane().name
-        key = f"c10d/{self._group}/{lane}/{name}" if lane else f"c10d/{self._group}/{name}"
+        key = f"{PREFIX}{self._group}/{lane}/{name}" if lane else f"{PREFIX}{self._group}/{name}"
         with self._lock:
             if key not in self._client.tensors:
                 self._client.declare([Tensor(key, out.size, str(out.dtype))])
@@ -205,6 +228,7 @@ class LoneRounds:
     """The rounds of a process group of one worker: nothing leaves it. See GroupRounds."""
 
     difference = None
+    repeats = False
     workers, rank = 1, 0
 
     def __init__(self) -> None:

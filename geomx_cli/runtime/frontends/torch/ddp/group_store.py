@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.bodies import MAX_PATIENCE
 from geomx_cli.runtime.frontends.torch.checks import GradientCheck
-from geomx_cli.runtime.frontends.torch.ddp.group_rounds import GroupRounds, LoneRounds
+from geomx_cli.runtime.frontends.torch.ddp.group_rounds import PREFIX, GroupRounds, LoneRounds
 from geomx_cli.runtime.frontends.torch.ddp.made_calls import SkippedBatches
 from geomx_cli.runtime.frontends.torch.ddp.parallel import refuse_synchronised
 from geomx_cli.runtime.frontends.torch.ddp.process_group import GeomxProcessGroup
@@ -21,6 +21,7 @@ from geomx_cli.runtime.frontends.torch.model_watch import Compared, comparable
 from geomx_cli.runtime.frontends.torch.reduction import Reduction
 from geomx_cli.runtime.frontends.torch.store import Store
 from geomx_cli.runtime.frontends.torch.tensors import is_divided
+from geomx_cli.runtime.training.worker_algorithm import State
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["GroupStore"]
 
 _ADVICE = (
-    "to go on after such a death, let the script save and load a snapshot of its own, as under torchrun, and launch it"
-    " with --on-worker-loss restart-all"
+    "no worker can go on in the middle of DistributedDataParallel's collective operations. Let the script save and load"
+    " a snapshot of its own, as under torchrun, and launch it with --on-worker-loss restart-all; with local steps"
+    " (--algo hfa, diloco or esync) geomx starts a killed worker of HF's Trainer or Lightning again"
 )
 
 
@@ -52,10 +54,32 @@ class GroupStore(Store):
         self._thread = threading.get_ident()  # which trains
         self._taking_part = threading.Lock()  # autograd has a thread for each GPU
         self._groups: list[GeomxProcessGroup] = []  # of all workers
+        self._saved: list[Any] = []  # their states in an earlier life
         self._models: list[weakref.ref[Any]] = []
         self._trained: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self.recovery.advice = lambda: _ADVICE
         self._encodes = any(client.settings.text(name) not in ("", "none") for name in ("compress", "compress_lan"))
+        if self.exchanges_gradients:
+            self.recovery.advice = lambda: _ADVICE
+        else:
+            self.recovery.keep_results(client, PREFIX)
+
+    @property
+    def collectives(self) -> int:
+        """See Store."""
+        return sum(group.calls for group in self._groups)
+
+    def kept(self) -> State:
+        """See Store."""
+        state = super().kept()
+        state.values["groups"] = [group.state() for group in self._groups]
+        return state
+
+    def go_on(self, state: State) -> None:
+        """See Store."""
+        super().go_on(state)
+        self._saved = state.values["groups"]
+        for group, saved in zip(self._groups, self._saved, strict=False):
+            group.load(saved)
 
     @property
     def control(self) -> "ControlClient":
@@ -96,11 +120,14 @@ class GroupStore(Store):
         if size == 1 and self._client.num_all_workers > 1:
             return GeomxProcessGroup(LoneRounds(), self._session, store, encodes=False)
         batches = SkippedBatches(self._session, self._client.global_rank)
-        rounds = GroupRounds(self._client, len(self._groups), batches, self.while_waiting)
+        repeats = not self.exchanges_gradients and self.recovery.saves
+        rounds = GroupRounds(self._client, len(self._groups), batches, self.while_waiting, repeats=repeats)
         adds = self.exchanges_gradients
         finite = GradientCheck(self._reduction.warn, self._trained) if adds else None
         group = GeomxProcessGroup(rounds, self._session, store, encodes=self._encodes, adds=adds, finite=finite)
         self._groups.append(group)
+        if len(self._groups) <= len(self._saved):
+            group.load(self._saved[len(self._groups) - 1])
         return group
 
     def wrap(self, model: Any, optimizer: Any, buffers: str) -> None:

@@ -1,7 +1,7 @@
 """The collective calls that a worker has made, told to those that wait for one that it did not make, or made others."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import zip_longest
@@ -88,6 +88,14 @@ class MadeCalls:
         self._texts: dict[int, str] = {}
         self._count = 0
         self._passes = 0
+
+    def state(self) -> dict[str, int]:
+        """Return what is kept between calls; `load` continues from it."""
+        return {"count": self._count, "passes": self._passes}
+
+    def load(self, state: Mapping[str, int]) -> None:
+        """See `state`."""
+        self._count, self._passes = state["count"], state["passes"]
 
     def note(self, call: str) -> None:
         """This worker makes a call."""

@@ -1,7 +1,7 @@
 """The process group of scripts written for torchrun: collectives over the job's servers instead of NCCL or gloo."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -64,6 +64,24 @@ class GeomxProcessGroup(GroupCopies):
     def passes(self) -> int:
         """Backward passes that have begun a sum."""
         return self._passes.passes
+
+    @property
+    def calls(self) -> int:
+        """The script's calls so far, of a group of all workers; a backward pass counts as one."""
+        return self.rounds.calls if isinstance(self.rounds, GroupRounds) else 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what is kept between the script's calls, of a group of all workers."""
+        assert isinstance(self.rounds, GroupRounds)
+        kept = {"exchanged": self.exchanged, "passes": self._passes.passes, "monitored": self._monitored}
+        return {**kept, "rounds": self.rounds.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        assert isinstance(self.rounds, GroupRounds)
+        self.exchanged, self._monitored = state["exchanged"], state["monitored"]
+        self._passes.passes = state["passes"]
+        self.rounds.load(state["rounds"])
 
     def in_next_pass(self, action: Callable[[], None]) -> None:
         """Call `action` in the next backward pass that sums something, before the first sum."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
-    from geomx_cli.runtime.frontends.torch.model_watch import ModelWatch
     from geomx_cli.runtime.frontends.torch.store import Store
 
 __all__ = ["RoundTrips", "watch"]
@@ -33,18 +32,16 @@ class _Comparison:
     def __init__(self, session: "ScriptSession") -> None:
         self._session = session
         self._process = os.getpid()
-        self._watch: ModelWatch | None = None
 
     def before_step(self, optimizer: Any, *_: Any) -> None:
         """Hook of all optimizers."""
         store = self._session.store
         if store is None or self._session.num_all_workers == 1 or os.getpid() != self._process:
             return
-        from geomx_cli.runtime.frontends.torch.model_watch import ModelWatch, Watchable
+        from geomx_cli.runtime.frontends.torch.model_watch import Watchable
 
         if isinstance(store, Watchable):
-            self._watch = self._watch or ModelWatch()
-            self._watch.before_step(store, optimizer)
+            store.watch.before_step(store, optimizer)
 
 
 _NOT_JOINED = (

@@ -6,8 +6,9 @@ Each module imports its framework, so none is imported here.
 import math
 import numbers
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime import script
@@ -15,6 +16,10 @@ from geomx_cli.runtime.frontends import finder
 from geomx_cli.runtime.frontends.torch import load
 from geomx_cli.runtime.frontends.torch.store import Store
 from geomx_cli.runtime.script import reports
+from geomx_cli.runtime.training.worker_algorithm import State
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends.torch.trainers.loop_state import LoopState
 
 __all__ = ["TrainingRun"]
 
@@ -31,10 +36,14 @@ class TrainingRun:
 
     Where the algorithm exchanges weights, `begin` wraps the optimizer and `finish` ends the training; where it
     exchanges gradients, DistributedDataParallel does, and both do nothing. So one script serves all of them.
+
+    step: the last one whose samples were reported.
     """
 
     def __init__(self) -> None:
-        self._step = 0
+        self.step = 0
+        self._state: LoopState | None = None
+        self._calls = -1  # of collective operations, when those began that a next life repeats
 
     @staticmethod
     def check_launched() -> None:
@@ -55,9 +64,64 @@ class TrainingRun:
         """The loop begins, after `step` steps of earlier runs. All workers get the tensors of the worker of rank 0;
         blocks until all have called this. Raises InvalidSettings as `wrap`.
         """
-        self._step = step
+        self.step = step
         if self.takes_local_steps:
             self._store.wrap(model, list(optimizers), buffers)
+
+    @property
+    def saves(self) -> bool:
+        """Whether a next life of this worker could go on from what the loop saves."""
+        return self.takes_local_steps and self._store.recovery.saves
+
+    @property
+    def folder(self) -> Path:
+        """Of what outlives this process; of a run that `saves`."""
+        return self._store.recovery.folder
+
+    def found(self) -> dict[str, Any] | None:
+        """What the loop has saved in an earlier life, before `keep` restores it; None if that had come to no step."""
+        from geomx_cli.runtime.frontends.torch.trainers.loop_state import saved_loop
+
+        return saved_loop(self._store.recovery) if self.saves else None
+
+    def give_up(self, why: str) -> None:
+        """No life of this worker follows this one, for a reason that is said in a warning."""
+        self._store.recovery.give_up(why)
+
+    def keep(self, model: Any, objects: Mapping[str, Any]) -> "State":
+        """After `begin`: save all objects, one of which is the LOOP, from now on; or go on from what an earlier life
+        has saved. Return the place that this had come to, without values if to none.
+        """
+        from geomx_cli.runtime.frontends.torch.trainers.loop_state import LoopState, ModelTensors
+
+        for name, each in objects.items():
+            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+                self.give_up(f"the {name} is a {type(each).__name__}, which has no state_dict")
+                return State()
+        self._state = LoopState(self._store, {"model": ModelTensors(model, self._store.trained), **objects})
+        return self._state.place
+
+    def reach(self, epoch: int, batch: int, place: "Callable[[], State]") -> None:
+        """The loop is between two steps, behind so many batches of an epoch: save if that is due."""
+        if self._state is not None:
+            self._state.reach(epoch, batch, place)
+
+    def go_on(self) -> None:
+        """The loop is where the earlier life was: random numbers go on as they were there."""
+        if self._state is not None:
+            self._state.go_on()
+
+    def begin_repeatable(self) -> None:
+        """What follows, up to `end_repeatable`, a next life does again before it is where this one was."""
+        if self._calls == -1:
+            self._calls = self._store.collectives
+
+    def end_repeatable(self) -> None:
+        """See `begin_repeatable`. Collective operations cannot be done again then: the others are behind them."""
+        if self._calls not in (-1, self._store.collectives):
+            what = "the loop exchanges something when an epoch begins, as with a data set that one worker reads for all"
+            self.give_up(what)
+        self._calls = -1
 
     def finish(self) -> None:
         """The last step is taken: contribute what is left, and leave the same tensors in all workers. Idempotent."""
@@ -71,7 +135,7 @@ class TrainingRun:
 
     def steps_until(self, step: int) -> int:
         """The number of steps since the last call, or `begin`; none where steps begin anew, as in each epoch."""
-        before, self._step = self._step, step
+        before, self.step = self.step, step
         return max(0, step - before)
 
     def report(self, values: Mapping[str, Any], step: int, samples: int = 0) -> None:

@@ -9,6 +9,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from geomx_cli.runtime.frontends.torch.trainers import TrainingRun
+from geomx_cli.runtime.frontends.torch.trainers.lightning_loop import LightningLoop
 
 __all__ = ["Callback", "Strategy"]
 
@@ -18,8 +19,9 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
 
     With algorithms that exchange weights, each worker takes the Trainer's steps on its part of the data. The
     optimizer's `step` exchanges weights when a round is due. After the last step all workers get the same model, before
-    the Trainer validates or saves it. With fsa and sync DistributedDataParallel averages the gradients. When the job is
-    asked to stop, the Trainer ends after that step, as with `trainer.should_stop`.
+    the Trainer validates or saves it. A killed worker goes on at the same batch. With fsa and sync
+    DistributedDataParallel averages the gradients, and a killed worker ends the job. When the job is asked to stop, the
+    Trainer ends after that step, as with `trainer.should_stop`.
 
     Args:
         buffers: See `wrap`.
@@ -32,11 +34,13 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
     def __init__(self, *, buffers: str = "local") -> None:
         self._buffers = buffers
         self._run = TrainingRun()
-        self._samples = 0  # since the last report
+        self._loop: LightningLoop | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Hook of the Trainer."""
         self._run.check_launched()
+        if stage == "fit":
+            self._loop = LightningLoop(trainer, self._run)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Hook of the Trainer: checkpoints are loaded."""
@@ -44,6 +48,11 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
         loop = trainer.fit_loop.epoch_loop
         if hasattr(loop, "_broadcast_sigterm_tensor"):  # Lightning 2.6: a round trip before every batch
             loop._broadcast_sigterm_tensor = _nothing  # each worker gets SIGTERM itself, and the loop then ends
+        self._loops.begin(pl_module)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Hook of the Trainer."""
+        self._loops.begin_epoch()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Hook of the Trainer: a step's validation and checkpoint follow."""
@@ -51,13 +60,18 @@ class Callback(LightningCallback):  # type: ignore[misc, unused-ignore]
             trainer.should_stop = True
         if _is_last(trainer):
             self._run.finish()
-        self._samples += getattr(trainer.train_dataloader, "batch_size", None) or 1
+        self._loops.samples += getattr(trainer.train_dataloader, "batch_size", None) or 1
         if trainer.global_step and trainer.global_step % trainer.log_every_n_steps == 0:
             # Automatic optimization gives the loss itself, or what `training_step` has returned with it.
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             values = {**trainer.callback_metrics, **({} if loss is None else {"loss": loss})}
-            self._run.report(values, trainer.global_step, self._samples)
-            self._samples = 0
+            self._run.report(values, trainer.global_step, self._loops.samples)
+            self._loops.samples = 0
+
+    @property
+    def _loops(self) -> LightningLoop:
+        assert self._loop is not None
+        return self._loop
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Hook of the Trainer: another callback may have stopped it since the last batch."""
