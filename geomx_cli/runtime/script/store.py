@@ -41,12 +41,14 @@ class Store(BaseStore):
     recovery: what an earlier life of this worker has saved, if its script may save.
     optimizer: that of the global servers.
     momentum: of the script's optimizer, compared with the codec's.
+    client: over which it is.
     """
 
     def __init__(self, client: "Client", kind: str = "dist_sync", recovery: WorkerState | None = None) -> None:
         super().__init__(client, kind)
         self.optimizer = RemoteOptimizer(client, recovery or WorkerState(None, str))
         self.momentum = MomentumCheck(client)
+        self.client = client
         self._key_type: type | None = None
         self._tensors: dict[str, Tensor] = {}
 
@@ -89,6 +91,11 @@ class Store(BaseStore):
         if value.size < 1:
             raise InvalidSettings(f"key {key!r} has no elements", "leave it out")
         return Tensor(name, value.size, str(value.dtype), row_size(value.shape))
+
+    def adopt(self, key: Key) -> None:
+        """Take up a key that an earlier life of this worker has initialised, and the client has declared again."""
+        self._tensors[str(key)] = self._client.tensors[str(key)].placement.tensor
+        self._key_type = type(key)
 
     def _name(self, key: Key) -> str:
         key = plain(key)

@@ -25,8 +25,10 @@ _CACHED = ("_cache_data", "_cache_label")
 
 
 def observe_shuffles(kind: Any) -> None:
-    """Have iterators of this class note their order."""
+    """Have iterators of this class note their order. Idempotent."""
     shuffle = kind._shuffle_data
+    if hasattr(shuffle, "__wrapped__"):
+        return
 
     @functools.wraps(shuffle)
     def shuffle_and_note(self: Any) -> None:

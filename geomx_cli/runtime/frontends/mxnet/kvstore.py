@@ -20,6 +20,7 @@ from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
 __all__ = ["KVStore"]
 
@@ -66,7 +67,7 @@ class KVStore(BaseStore):
         self._arrays = Arrays(mx, native)
         self._script_optimizer = ScriptOptimizer(mx, store)
         self._exchanges = Exchanges(mx, store, self._engine, self._arrays, self._script_optimizer)
-        self.kept = StoreState(client, recovery, self._engine, self._exchanges, self._script_optimizer)
+        self.kept = StoreState(recovery, store, self._engine, self._arrays, self._exchanges, self._script_optimizer)
         self.handle = None
         self.calls = self.steps = 0
 
@@ -91,7 +92,7 @@ class KVStore(BaseStore):
         arrays = [[item.array.asnumpy() for item in values] for _, values in found]
         self._store.init(keys, arrays, script_optimizer.initial([plain(one) for one in keys]))
         for one, values in found:
-            self._arrays.add(str(one), values[0])
+            self._arrays.add(str(one), values[0].shape, values[0].dtype)
             script_optimizer.add(plain(one), values[0].shape, values[0].dtype, self._exchanges.fill)
 
     @_guarded
@@ -273,6 +274,13 @@ class KVStore(BaseStore):
     def option(self, name: str) -> Any:
         """Return the job's value of an option of `geomx launch`, such as option("k1")."""
         return super().option(name)
+
+    def esync_client(self) -> "EsyncClient":
+        """Return the client of ESync's state server for this worker. Raises InvalidSettings in a job with another
+        algorithm.
+        """
+        self._check_paced()
+        return self.kept.esync_client()
 
     def versions(self, key: Key) -> tuple[int, int]:
         """Return the lowest and highest version of the global servers' weights in the key's latest pull."""

@@ -242,15 +242,21 @@ class ScriptOptimizer:
     def state(self) -> State:
         """Return what is kept between pushes: that of the optimizer, and of its run here."""
         kind = type(self.optimizer).__name__ if self.optimizer is not None else ""
-        state = State({"remote": self._store.optimizer.state(), "kind": kind})
+        keys = [[key, list(known.shape), str(known.dtype)] for key, known in self._keys.items()]
+        state = State({"remote": self._store.optimizer.state(), "kind": kind, "keys": keys})
         if self.optimizer is not None:
             state.add("optimizer", pack_state(attributes(self.optimizer, f"the optimizer {kind}"), kind))
         if self.updates is not None:
             state.add("updates", self.updates.state())
         return state
 
+    def unknown_keys(self, state: State) -> list[tuple[Key, tuple[int, ...], str]]:
+        """Return the keys of a `state` that this life has not initialised, with shapes and dtypes."""
+        found = [(key, tuple(shape), dtype) for key, shape, dtype in state.values["keys"]]
+        return [item for item in found if item[0] not in self._keys]
+
     def go_on(self, state: State) -> None:
-        """Continue from a `state`. Raises InvalidSettings if another optimizer is set than then."""
+        """Continue from a `state` of the same keys. Raises InvalidSettings if another optimizer is set than then."""
         kind, now = state.values["kind"], type(self.optimizer).__name__ if self.optimizer is not None else ""
         if kind != now or ("updates" in state.values) != (self.updates is not None):
             what = f"the optimizer was {kind or 'not set'} when this worker saved its state, and is {now or 'not set'}"

@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.runtime.frontends.mxnet.arrays import Engine
+from geomx_cli.runtime.frontends.mxnet.arrays import Arrays, Engine
 from geomx_cli.runtime.frontends.mxnet.exchanges import Exchanges
 from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
+from geomx_cli.runtime.script.store import Store
 from geomx_cli.runtime.training.worker_algorithm import State
 from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.script.esync import SavedEsyncClient
 
 __all__ = ["StoreState"]
 
@@ -25,14 +26,18 @@ class StoreState:
     """
 
     def __init__(
-        self, client: "Client", recovery: WorkerState, engine: Engine, exchanges: Exchanges,
+        self, recovery: WorkerState, store: Store, engine: Engine, arrays: Arrays, exchanges: Exchanges,
         optimizer: ScriptOptimizer,
     ) -> None:  # fmt: skip
-        self.client = client
+        self.client = store.client
         self.recovery = recovery
+        self._store = store
         self._engine = engine
+        self._arrays = arrays
         self._exchanges = exchanges
         self._optimizer = optimizer
+        self._esync: SavedEsyncClient | None = None
+        self._of_esync: State | None = None  # found, and not loaded yet
         self._unsaved: set[str] = set()  # keys with a round since the last save
         self._is_told = False
         self.is_saved = False
@@ -70,13 +75,37 @@ class StoreState:
         state = State()
         state.add("exchanges", self._exchanges.state())
         state.add("optimizer", self._optimizer.state())
+        if (esync := self._esync.state() if self._esync is not None else self._of_esync) is not None:
+            state.add("esync", esync)
         self._unsaved.clear()
         return state
 
     def load(self, state: State) -> None:
-        """Continue from a `state`."""
+        """Continue from a `state`, when the client has its own."""
+        for key, shape, dtype in self._optimizer.unknown_keys(state.part("optimizer")):
+            self._store.adopt(key)
+            self._arrays.add(str(key), shape, dtype)
+            self._optimizer.add(key, shape, dtype, self._exchanges.fill)
         self._exchanges.go_on(state.part("exchanges"))
         self._optimizer.go_on(state.part("optimizer"))
+        if "esync" in state.values:
+            self._of_esync = state.part("esync")
+        if self._esync is not None:
+            self._load_esync(self._esync)
+
+    def esync_client(self) -> "SavedEsyncClient":
+        """Return this worker's client of ESync's state server, the same each time."""
+        from geomx_cli.runtime.script.esync import SavedEsyncClient
+
+        if self._esync is None:
+            self._esync = SavedEsyncClient(self.client, self.recovery)
+            self._load_esync(self._esync)
+        return self._esync
+
+    def _load_esync(self, esync: "SavedEsyncClient") -> None:
+        if self._of_esync is not None:
+            esync.load(self._of_esync)
+            self._of_esync = None
 
     def _before_round(self, name: str) -> None:
         """Two rounds of a key between saves cannot be repeated: the servers keep one result."""
