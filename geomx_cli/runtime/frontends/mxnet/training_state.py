@@ -19,8 +19,9 @@ _SEEDS = 2**31 - 1
 
 
 class MxnetState(TrainingState):
-    """See TrainingState. MXNet cannot tell the state of its random numbers. So they are seeded before each batch, also
-    in a job without kills, by a number that they gave at the begin, and the place.
+    """See TrainingState. MXNet cannot tell the state of its random numbers. So they are seeded before each batch and
+    after each save that the script asks for, by a number that they gave at the begin, and the place. A job without
+    kills does that too.
     """
 
     def __init__(self, store: StoreState, given: Mapping[str, Any]) -> None:
@@ -28,8 +29,23 @@ class MxnetState(TrainingState):
         self._kept: dict[str, Kept] = {}
         self._random: State | None = None  # as saved by an earlier life
         self._seed = int(load_mxnet().nd.random.randint(0, _SEEDS, shape=(1,)).asscalar())
+        self._saves = 0  # that the script has asked for
         store.begin()
         super().__init__(store.recovery, store.client, given)
+
+    def save(self) -> None:
+        """See TrainingState."""
+        self._saves += 1
+        super().save()
+        self._seed_after_save()
+
+    def _save_if_due(self) -> None:
+        # That depends on time, so random numbers go on.
+        if self._recovery.is_due(self._rounds):
+            super().save()
+
+    def _seed_after_save(self) -> None:
+        load_mxnet().random.seed(seed_of([self._seed, 0, self._saves]))
 
     @property
     def _rounds(self) -> int:
@@ -53,11 +69,11 @@ class MxnetState(TrainingState):
         """See TrainingState."""
 
     def _reseed(self, *place: int) -> None:
-        # Numbers from 1: a seed of (s, 0) would be that of (s, 0, 0).
+        # Numbers from 1: a seed of (s, 0) would be that of (s, 0, 0), and that of a save begins with 0.
         load_mxnet().random.seed(seed_of([self._seed, *(int(number) + 1 for number in (self.epoch, *place))]))
 
     def _of_script(self, objects: Mapping[str, Any]) -> State:
-        state = State({"seed": self._seed})
+        state = State({"seed": self._seed, "saves": self._saves})
         for name in objects:
             state.add(f"object {name}", self._kept[name].state())
         state.add("store", self._store.state())
@@ -71,10 +87,11 @@ class MxnetState(TrainingState):
         for name in objects:
             self._kept[name].load(state.part(f"object {name}"))
         self._store.load(state.part("store"))
-        self._seed = state.values["seed"]
+        self._seed, self._saves = state.values["seed"], state.values["saves"]
         self._random = state.part("random")
         self._begin_again()
 
     def _begin_again(self) -> None:
         if self._random is not None:
             set_random_state(self._random)
+        self._seed_after_save()
