@@ -12,7 +12,7 @@ Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job 
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if __name__ == "mxnet":  # geomx's own folder precedes the real mxnet on sys.path
     raise ImportError(f"{__file__} is not MXNet: take its folder off sys.path and PYTHONPATH")
@@ -27,9 +27,12 @@ from geomx_cli.runtime.frontends.mxnet import load
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
 from geomx_cli.runtime.script.reports import report
 
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends.mxnet.training_state import MxnetState
+
 __all__ = [
-    "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
-    "report", "shard", "should_stop",
+    "InvalidSettings", "KVStore", "Samples", "fit", "global_rank", "init", "is_master", "load_data", "num_all_workers",
+    "report", "shard", "should_stop", "state",
 ]  # fmt: skip
 
 load.prepare_import()  # for `import mxnet` after this, also in a script that runs alone
@@ -59,6 +62,73 @@ def init(kind: str = "dist_sync") -> KVStore:
     if not isinstance(store, KVStore):
         raise InvalidSettings(f"a store of type {kind!r} does not join a job", "choose dist_sync or dist_async")
     return store
+
+
+def state(**given: Any) -> "MxnetState":
+    """Return the state of this worker's training, which saves itself; a killed worker goes on from it.
+
+    Call it once, after `kv.init` or after the Trainer is made, and iterate over epochs and batches through it. Between
+    two batches it waits for what the script has pushed, and saves what that has changed; otherwise it saves every two
+    seconds. geomx starts a killed worker again (`--restarts`). Then the script runs from its begin, and `state` loads
+    all objects, what the store keeps, and the random numbers of numpy and Python. The loops go on at the same batch,
+    and training ends with the bits of an undisturbed job. MXNet's own random numbers are seeded anew before each batch,
+    so that a worker that goes on draws the same ones. Without `state`, a worker that dies after its first push ends the
+    job.
+
+    Args:
+        given: What training changes: gluon blocks and Trainers, Modules, optimizers, updaters, arrays and lists of
+            arrays, and objects with state_dict and load_state_dict. And numbers, which become attributes of the state:
+            also counts of steps, which an `enumerate` would begin anew. An optimizer that `kv.set_optimizer` got is
+            saved anyway.
+
+    Returns:
+        epochs(count): the numbers of the epochs from `state.epoch` on.
+        batches(loader): the batches of a pass over a loader, from the place on at which the worker was killed. A gluon
+        DataLoader and an NDArrayIter return there without loading anything; a loader with a state_dict does it itself;
+        anything else is read again.
+        save(): saves now, for loops that do without `batches`: once between two pushes of a key.
+        resumed: whether this worker was killed and goes on. epoch, and each given number: what it is now.
+
+    Raises:
+        InvalidSettings: A network or a Trainer is missing, a shape is not known yet, or an object cannot be saved.
+        MXNetError: The job has failed.
+
+    Examples:
+        >>> state = geomx.state(net=net, trainer=trainer, steps=0)
+        >>> for epoch in state.epochs(10):
+        ...     for images, labels in state.batches(loader):
+        ...         ...
+    """
+    from geomx_cli.runtime.frontends.mxnet.script_objects import prepare_trainer
+    from geomx_cli.runtime.frontends.mxnet.training_state import MxnetState
+
+    for each in given.values():
+        if isinstance(each, load.load_mxnet().gluon.Trainer):
+            prepare_trainer(each)
+    return MxnetState(_store().kept, given)
+
+
+def fit(module: Any, train_data: Any, **arguments: Any) -> None:
+    """Train a Module as `module.fit(train_data, ...)` does, and save as `state` does; a killed worker goes on from it.
+
+    Call it once, in place of `fit`. The iterator returns to its batch as in `state`. Metrics of the epoch in which a
+    worker goes on are those of the rest of it.
+
+    Args:
+        module: A mx.mod.Module or mx.mod.BucketingModule.
+        train_data: The iterator of the training data.
+        arguments: All other arguments of `fit`, by name, with kvstore="dist_sync" or a store.
+
+    Raises:
+        InvalidSettings: The module has a loop of its own, or its store is not the job's.
+        MXNetError: The job has failed.
+
+    Examples:
+        >>> geomx.fit(module, iterator, kvstore="dist_sync", optimizer="sgd", num_epoch=10)
+    """
+    from geomx_cli.runtime.frontends.mxnet.module_fit import fit as fit_and_save
+
+    fit_and_save(module, train_data, lambda: _store().kept, **arguments)
 
 
 def global_rank() -> int:

@@ -48,6 +48,13 @@ class PendingExchange:
     started: float = field(default_factory=time.monotonic)
     _kept: list[tuple[int, Array]] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, result: Array) -> "PendingExchange":
+        """Return one that is over, with this 1-D result."""
+        done = cls(None, 1)
+        done.add(0, result, -1)
+        return done
+
     def age(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self.started

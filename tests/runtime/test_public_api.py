@@ -21,8 +21,8 @@ from geomx_cli.runtime.data import reader
 
 def test_what_is_public() -> None:
     assert geomx_cli.mxnet.__all__ == [
-        "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
-        "report", "shard", "should_stop",
+        "InvalidSettings", "KVStore", "Samples", "fit", "global_rank", "init", "is_master", "load_data",
+        "num_all_workers", "report", "shard", "should_stop", "state",
     ]  # fmt: skip
     assert geomx_cli.torch.__all__ == [
         "DiLoCo", "GeomxError", "InvalidSettings", "LocalSGD", "Training", "finish", "global_rank", "init", "is_master",

@@ -115,12 +115,16 @@ class BaseStore:
         """Client of ESync's state server for this worker. Raises InvalidSettings in a job with another algorithm."""
         from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
+        self._check_paced()
+        return EsyncClient(self._client)
+
+    def _check_paced(self) -> None:
+        """Raise InvalidSettings in a job of an algorithm without a state server."""
         algorithm = plugins.algorithms()[self._client.settings.text("algo")]
         if not algorithm.own_pace:
             possible = " or ".join(name for name, each in plugins.algorithms().items() if each.own_pace)
             what = f"there is no state server in a job of {algorithm.name}"
             raise InvalidSettings(what, f"launch it with --algo {possible}")
-        return EsyncClient(self._client)
 
 
 def option_of(settings: "NodeSettings", name: str) -> Value:

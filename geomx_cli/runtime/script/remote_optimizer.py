@@ -1,7 +1,7 @@
 """The global servers' optimizer, as one worker sets, changes, saves and loads it."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from geomx_cli.ps.aggregation.optimizer_history import Hyper
 from geomx_cli.ps.aggregation.rounds import SERIAL
 from geomx_cli.runtime.script import optimizer_state
 from geomx_cli.runtime.script.base_store import Key, plain
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -123,11 +124,12 @@ class RemoteOptimizer:
     hyper: what its pushes tell the servers.
     """
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: "Client", recovery: WorkerState) -> None:
         self.training = False
         self._client = client
+        self._recovery = recovery
         self.hyper = PushedHyper()
-        self._is_set = False
+        self._count = 0  # of optimizers that the script has set
 
     def set(
         self,
@@ -141,23 +143,43 @@ class RemoteOptimizer:
         A new optimizer starts without state, as in MXNet, with each key's next push. Set it on rank 0 alone, or the
         same one on every worker. schedule, multipliers: see ControlClient.set_optimizer.
         """
-        serial = self._next_serial()
-        self._client.control.set_optimizer(name, params, schedule=schedule, multipliers=multipliers, serial=serial)
-        self.hyper.begin(params, serial)
-        self._is_set = True
+        control = self._client.control
+        self._set(
+            params,
+            lambda serial: control.set_optimizer(
+                name, params, schedule=schedule, multipliers=multipliers, serial=serial
+            ),
+        )
 
     def leave_to_workers(self, kind: str) -> None:
         """Have the servers only sum, because every training worker runs an optimizer of this class itself; blocks."""
+        self._set({}, lambda serial: self._client.control.leave_optimizer_to_workers(kind, serial))
+
+    def _set(self, params: Params, ask: Callable[[int], object]) -> None:
+        """Set the next optimizer. `ask` tells the servers, unless an earlier life of this worker has: once rounds have
+        begun, they might begin it anew.
+        """
         serial = self._next_serial()
-        self._client.control.leave_optimizer_to_workers(kind, serial)
-        self.hyper.begin({}, serial)
-        self._is_set = True
+        self._count += 1
+        if self._count > self._recovery.optimizers:
+            ask(serial)
+            self._recovery.set_up(self._count)
+        self.hyper.begin(params, serial)
 
     def _next_serial(self) -> int:
         """Return 0 for the first optimizer, which takes effect at once, and increasing numbers for later ones.
         Contributions name the serial, so it does not matter which worker sets the optimizer first.
         """
-        return self.hyper.serial + 1 if self.training or self._is_set or not self._client.trains else 0
+        return self.hyper.serial + 1 if self.training or self._count or not self._client.trains else 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what is kept between pushes, as values."""
+        return {"training": self.training, "count": self._count, "hyper": self.hyper.state()}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        self.training, self._count = state["training"], state["count"]
+        self.hyper.load(state["hyper"])
 
     def save(self, path: Path, counts: Mapping[Key, int] | None = None) -> None:
         """Write the optimizer's state, without the weights, to a file; blocks. `counts`: see SavedState."""

@@ -19,6 +19,7 @@ from geomx_cli.ps.net.wire import FLOAT_NAMES
 from geomx_cli.ps.operation_queue import PendingExchange
 from geomx_cli.runtime.script.base_store import BaseStore, Key, pairs, plain
 from geomx_cli.runtime.script.remote_optimizer import Hyper, MomentumCheck, RemoteOptimizer
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -37,14 +38,17 @@ class Store(BaseStore):
     `fetch` from several threads must keep the order of calls per key; different keys need no order. After the job has
     failed, every call and future raises the client's error: PeerLost, TimedOut.
 
+    recovery: what an earlier life of this worker has saved, if its script may save.
     optimizer: that of the global servers.
     momentum: of the script's optimizer, compared with the codec's.
+    client: over which it is.
     """
 
-    def __init__(self, client: "Client", kind: str = "dist_sync") -> None:
+    def __init__(self, client: "Client", kind: str = "dist_sync", recovery: WorkerState | None = None) -> None:
         super().__init__(client, kind)
-        self.optimizer = RemoteOptimizer(client)
+        self.optimizer = RemoteOptimizer(client, recovery or WorkerState(None, str))
         self.momentum = MomentumCheck(client)
+        self.client = client
         self._key_type: type | None = None
         self._tensors: dict[str, Tensor] = {}
 
@@ -87,6 +91,11 @@ class Store(BaseStore):
         if value.size < 1:
             raise InvalidSettings(f"key {key!r} has no elements", "leave it out")
         return Tensor(name, value.size, str(value.dtype), row_size(value.shape))
+
+    def adopt(self, key: Key) -> None:
+        """Take up a key that an earlier life of this worker has initialised, and the client has declared again."""
+        self._tensors[str(key)] = self._client.tensors[str(key)].placement.tensor
+        self._key_type = type(key)
 
     def _name(self, key: Key) -> str:
         key = plain(key)

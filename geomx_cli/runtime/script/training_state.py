@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.script import reports
+from geomx_cli.runtime.script.random_state import random_state, set_random_state
 from geomx_cli.runtime.training.worker_algorithm import State
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class TrainingState(ABC):
         self._passes = 0  # begun in this epoch by this life
         self._place: Place | None = None
         self._found: State | None = None  # the place that an earlier life has saved
+        self._epoch_begun: tuple[int, State] | None = None  # an epoch, and random numbers at its begin
         self._check()
         if recovery.continues:
             recovery.restore(self._restore)
@@ -100,9 +102,18 @@ class TrainingState(ABC):
         """Yield the numbers of the epochs from `epoch` on, below `count`."""
         while self.epoch < count:
             self._passes = 0
+            self._begin_epoch()
             yield self.epoch
             self.epoch += 1
             self._loop = self._batches = 0
+
+    def _begin_epoch(self) -> None:
+        """The script may draw random numbers before the passes of an epoch, and draws them again in its next life."""
+        if self._found is not None and self._epoch_begun is not None and self._epoch_begun[0] == self.epoch:
+            self._set_random_numbers(self._epoch_begun[1])
+        else:
+            self._epoch_begun = self.epoch, self._random_numbers()
+        self._reseed()
 
     def batches(self, loader: Iterable[_Batch]) -> "Batches[_Batch]":
         """Return the batches of a pass over `loader`, from the place on at which an earlier life was killed.
@@ -121,18 +132,23 @@ class TrainingState(ABC):
     def _iterate(self, loader: Any) -> Iterator[Any]:
         number, self._passes = self._passes, self._passes + 1
         if number < self._loop:
+            if number == self._loop - 1 and self._found is not None and not self._found.values:
+                self._begin_again()  # it was saved after this pass
+                self._found = None
             return
         place, self._place = self._place_in(loader), None
-        if self._found is not None and self._found.values:
-            place.load(self._found, self._batches)
-        found, self._found, self._place = self._found, None, place
+        found, self._found = self._found, None
         batches: Iterator[Any] | None = None
-        if found is not None and self._batches:
-            batches = place.begin()
-        if found is not None:
+        if found is not None and found.values:
+            place.load(found, self._batches)
+            if self._batches:
+                self._reseed(number, 0)
+                batches = place.begin()
             self._begin_again()
+        self._place = place
         while True:
             self._save_if_due()
+            self._reseed(number, self._batches)
             batches = place.begin() if batches is None else batches
             try:
                 batch = next(batches)
@@ -153,7 +169,11 @@ class TrainingState(ABC):
         state = State({
             "numbers": dict(self._numbers), "loop": self._loop, "batches": self._batches, "reports": reports.state(),
         })  # fmt: skip
-        state.add("place", State() if self._place is None else self._place.state())
+        place = self._place.state() if self._place is not None else self._found
+        state.add("place", place or State())
+        if self._epoch_begun is not None:
+            state.values["epoch begun"], random = self._epoch_begun
+            state.add("random at epoch", random)
         state.add("script", self._of_script(self._objects))
         return state
 
@@ -163,10 +183,26 @@ class TrainingState(ABC):
         self._numbers.update(state.values["numbers"])
         self._loop, self._batches = state.values["loop"], state.values["batches"]
         self._found = state.part("place")
+        if "epoch begun" in state.values:
+            self._epoch_begun = state.values["epoch begun"], state.part("random at epoch")
         reports.load(state.values["reports"])
         self._load_script(self._objects, state.part("script"))
 
     # Of the framework.
+
+    def _random_numbers(self) -> State:
+        """Return the state of all random numbers that can be saved."""
+        return random_state()
+
+    def _set_random_numbers(self, state: State) -> None:
+        """Return to `_random_numbers`."""
+        set_random_state(state)
+
+    def _reseed(self, *place: int) -> None:
+        """Seed the random numbers that cannot be saved, if there are any, by the epoch and the `place` in it: the
+        numbers of a pass and a batch.
+        """
+        del place
 
     @property
     @abstractmethod

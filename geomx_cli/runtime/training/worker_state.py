@@ -45,12 +45,12 @@ class WorkerState:
 
     directory: of the process; None if recovery is off, and then every call does nothing.
     warn: gets a warning when recovery ends because there is no room.
-    is_set_up: this worker has set the job's optimizer, in this life or an earlier one.
+    optimizers: how many this worker has set for the servers, in this life or earlier ones.
     advice: returns what its script lacks to be saved, as a hint for its user.
     """
 
     def __init__(self, directory: Path | None, warn: Callable[[str], object]) -> None:
-        self.is_set_up = False
+        self.optimizers = 0
         self.advice: Callable[[], str] = lambda: _NO_STATE
         self._directory = directory
         self._warn = warn
@@ -73,7 +73,7 @@ class WorkerState:
             return
         except (ValueError, TypeError, msgspec.MsgspecError) as error:
             raise self._unreadable(error) from error
-        self.is_set_up = _SET_UP in saved
+        self.optimizers = saved[_SET_UP].fields["optimizers"] if _SET_UP in saved else 0
         self._found = saved.get(_TRAINING)
         if _ROUND in saved:
             rounds = saved[_ROUND].fields["rounds"]
@@ -171,10 +171,17 @@ class WorkerState:
             (self._directory / _FILE).unlink(missing_ok=True)
             (self._directory / STATE_ENDED).write_text(why)
 
-    def set_up(self) -> None:
-        """The servers have the job's optimizer. Another request for it, once rounds have begun, might begin it anew."""
-        self.is_set_up = True
-        self._commit(_SET_UP, State())
+    @property
+    def is_set_up(self) -> bool:
+        """Whether the servers have the job's optimizer from this worker."""
+        return self.optimizers > 0
+
+    def set_up(self, optimizers: int = 1) -> None:
+        """The servers have so many optimizers from this worker. Another request for one of them, once rounds have
+        begun, might begin it anew.
+        """
+        self.optimizers = optimizers
+        self._commit(_SET_UP, State({"optimizers": optimizers}))
 
     def contribute(self, rounds: int, contributed: Contributed) -> None:
         """This worker contributes this, which follows from time, to the round after so many."""

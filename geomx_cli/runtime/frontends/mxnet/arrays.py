@@ -214,9 +214,9 @@ class Arrays:
         with np.errstate(over="ignore"):
             return total.astype(np.dtype(values[0].dtype))
 
-    def add(self, name: str, like: ArrayInfo) -> None:
-        """Declare a new key's buffer: dense, on the CPU, with shape and dtype of `like`. Allocates no memory yet."""
-        self._buffers[name] = self._native.value(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype))
+    def add(self, name: str, shape: Sequence[int], dtype: str) -> None:
+        """Declare a new key's buffer: dense, on the CPU. Allocates no memory yet."""
+        self._buffers[name] = self._native.value(self._mx.nd.empty(tuple(shape), self._mx.cpu(), dtype))
         self._orders[name] = self._mx.nd.empty((1,), self._mx.cpu())
 
     def order(self, name: str) -> Any:

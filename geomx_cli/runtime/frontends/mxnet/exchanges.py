@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.operation_queue import PendingExchange
 from geomx_cli.runtime.frontends.mxnet.arrays import Arrays, Completion, Engine
@@ -21,6 +23,7 @@ from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
 from geomx_cli.runtime.script.base_store import Key
 from geomx_cli.runtime.script.remote_optimizer import Hyper
 from geomx_cli.runtime.script.store import Store
+from geomx_cli.runtime.training.worker_algorithm import State
 
 __all__ = ["Exchanges"]
 
@@ -36,7 +39,12 @@ class _Push:
 
 
 class Exchanges:
-    """For the training thread. Callers have checked keys and values."""
+    """For the training thread. Callers have checked keys and values.
+
+    rounds: pushes of all keys so far.
+    before_round: gets the name of a key of which a round is about to begin.
+    on_older: gets the name of a key whose last result an earlier life of this worker had, and that is pulled again.
+    """
 
     def __init__(
         self, mx: Any, store: Store, engine: Engine, arrays: Arrays, script_optimizer: ScriptOptimizer
@@ -48,6 +56,10 @@ class Exchanges:
         self._script_optimizer = script_optimizer
         self._pushes: dict[str, _Push] = {}
         self._rounds: dict[str, PendingExchange] = {}  # last round by key; only for operations in the key's order
+        self._older: set[str] = set()  # keys whose last result only an earlier life had
+        self.rounds = 0
+        self.before_round: Callable[[str], object] = lambda name: None
+        self.on_older: Callable[[str], object] = lambda name: None
 
     def push(self, key: Key, values: list[ArrayInfo], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
         """Contribute the sum of `values` to the key's next round."""
@@ -83,6 +95,9 @@ class Exchanges:
         *, reads: Sequence[Any] = (), writes: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         """Queue a round of a key that may have one in flight; until then the value stays in the script's own arrays."""
+        self.before_round(name)
+        self.rounds += 1
+        self._older.discard(name)
         self._pushes[name] = push
 
         def exchange(done: Completion) -> None:
@@ -134,6 +149,8 @@ class Exchanges:
     def _write(self, name: str, outs: list[ArrayInfo], priority: int, is_here: bool) -> None:
         """Queue writing the key's result to these suitable arrays. Afterwards only the servers have it."""
         order, buffer, left = self._arrays.order(name), self._arrays.buffer(name), list(outs)
+        if name in self._older and not self._store.asynchronous:
+            self.on_older(name)
 
         def copy(out: ArrayInfo, done: Completion) -> None:
             round_ = self._rounds[name]
@@ -155,6 +172,27 @@ class Exchanges:
             self._engine.queue(partial(work, out), reads=reads, writes=writes, priority=priority, name="geomx pull")
         if is_here:
             self._pushes[name].brings = False
+
+    def state(self) -> State:
+        """Return what is kept between rounds, all of which are over: results that were not pulled yet."""
+        results: dict[str, Array] = {}
+        for name, push in self._pushes.items():
+            if push.brings:
+                buffer = self._arrays.buffer(name)
+                results[name] = np.empty(buffer.size, buffer.dtype)
+                self._rounds[name].copy_to(results[name])
+        return State({"rounds": self.rounds, "pushed": list(self._pushes)}, results)
+
+    def go_on(self, state: State) -> None:
+        """Continue from a `state` of the same keys."""
+        self.rounds = state.values["rounds"]
+        for name in state.values["pushed"]:
+            if name in state.arrays:
+                self._pushes[name] = _Push(brings=True, over=True)
+                self._rounds[name] = PendingExchange.of(state.arrays[name].copy())
+            else:
+                self._pushes[name] = _Push(over=True)
+                self._older.add(name)
 
     def _is_here(self, name: str) -> bool:
         """Return whether the key's last push returns the value, and the servers cannot have a newer one."""

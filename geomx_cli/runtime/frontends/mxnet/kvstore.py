@@ -13,11 +13,14 @@ from geomx_cli.runtime.frontends.mxnet.arrays import Arrays, Engine
 from geomx_cli.runtime.frontends.mxnet.exchanges import Exchanges
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
+from geomx_cli.runtime.frontends.mxnet.store_state import StoreState
 from geomx_cli.runtime.script.base_store import BaseStore, Key, pairs, plain
 from geomx_cli.runtime.script.store import Store
+from geomx_cli.runtime.training.worker_state import WorkerState
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
 __all__ = ["KVStore"]
 
@@ -51,17 +54,20 @@ class KVStore(BaseStore):
 
     Call the store from the training thread, and never in a forked child. Errors are MXNetErrors. When the job fails,
     every pending operation completes, MXNet raises the error from waiting calls, and each later call raises it again.
+
+    kept: what a script's state saves of it.
     """
 
-    def __init__(self, mx: Any, client: "Client", kind: str) -> None:
+    def __init__(self, mx: Any, client: "Client", kind: str, recovery: WorkerState) -> None:
         super().__init__(client, kind)
         self._mx = mx
-        self._store = store = Store(client, kind)
+        self._store = store = Store(client, kind, recovery)
         native = Native(mx)
         self._engine = Engine(mx, native)
         self._arrays = Arrays(mx, native)
         self._script_optimizer = ScriptOptimizer(mx, store)
         self._exchanges = Exchanges(mx, store, self._engine, self._arrays, self._script_optimizer)
+        self.kept = StoreState(recovery, store, self._engine, self._arrays, self._exchanges, self._script_optimizer)
         self.handle = None
         self.calls = self.steps = 0
 
@@ -86,7 +92,7 @@ class KVStore(BaseStore):
         arrays = [[item.array.asnumpy() for item in values] for _, values in found]
         self._store.init(keys, arrays, script_optimizer.initial([plain(one) for one in keys]))
         for one, values in found:
-            self._arrays.add(str(one), values[0])
+            self._arrays.add(str(one), values[0].shape, values[0].dtype)
             script_optimizer.add(plain(one), values[0].shape, values[0].dtype, self._exchanges.fill)
 
     @_guarded
@@ -142,6 +148,7 @@ class KVStore(BaseStore):
         """
         if out is None or row_ids is None:
             raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
+        self.kept.check_rows()
         if isinstance(key, (list, tuple)) and len(key) == 1:
             key, out, row_ids = (_only(item) for item in (key, out, row_ids))
         outs, numbers = self._checked(key, out, converted=True), pairs(key, row_ids)
@@ -267,6 +274,13 @@ class KVStore(BaseStore):
     def option(self, name: str) -> Any:
         """Return the job's value of an option of `geomx launch`, such as option("k1")."""
         return super().option(name)
+
+    def esync_client(self) -> "EsyncClient":
+        """Return the client of ESync's state server for this worker. Raises InvalidSettings in a job with another
+        algorithm.
+        """
+        self._check_paced()
+        return self.kept.esync_client()
 
     def versions(self, key: Key) -> tuple[int, int]:
         """Return the lowest and highest version of the global servers' weights in the key's latest pull."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.option import nearest
+from geomx_cli.runtime.frontends.mxnet.iterator_place import observe_shuffles
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
+from geomx_cli.runtime.frontends.mxnet.state_advice import state_advice
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
@@ -42,6 +44,7 @@ def register(mx: Any, session: "ScriptSession") -> None:
 
     base.kv_registry = _Registry(create, own)
     _observe_trainers(mx.gluon.Trainer)
+    observe_shuffles(mx.io.NDArrayIter)
 
 
 class _Registry(dict[str, Callable[[], Any]]):
@@ -81,7 +84,9 @@ def _make(mx: Any, session: "ScriptSession", kind: str) -> KVStore:
     except GeomxError as error:
         raise mx.base.MXNetError(str(error)) from None
     store_class = type("GeomxKVStore", (KVStore, mx.kvstore.KVStore), {})
-    store: KVStore = store_class(mx, client, kind)
+    assert session.recovery is not None  # it has joined
+    session.recovery.advice = lambda: state_advice(mx)
+    store: KVStore = store_class(mx, client, kind, session.recovery)
     return store
 
 

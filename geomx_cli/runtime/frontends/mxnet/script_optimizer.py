@@ -10,10 +10,12 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.ps.optim.schedules import MULTIPLIERS
+from geomx_cli.runtime.frontends.mxnet.packing import attributes, pack_state, set_attributes, unpack_state
 from geomx_cli.runtime.frontends.mxnet.worker_updates import WorkerUpdates
 from geomx_cli.runtime.script.base_store import Key
 from geomx_cli.runtime.script.remote_optimizer import Hyper
 from geomx_cli.runtime.script.store import Store
+from geomx_cli.runtime.training.worker_algorithm import State
 
 __all__ = [
     "ScriptOptimizer", "can_travel", "from_mxnet", "index_of", "multipliers", "params_of", "schedule_of", "take_up",
@@ -236,6 +238,34 @@ class ScriptOptimizer:
         state = self._store.optimizer.load(path)
         if state.counts is not None and self.optimizer is not None:
             take_up(self.optimizer, state.params, state.counts)
+
+    def state(self) -> State:
+        """Return what is kept between pushes: that of the optimizer, and of its run here."""
+        kind = type(self.optimizer).__name__ if self.optimizer is not None else ""
+        keys = [[key, list(known.shape), str(known.dtype)] for key, known in self._keys.items()]
+        state = State({"remote": self._store.optimizer.state(), "kind": kind, "keys": keys})
+        if self.optimizer is not None:
+            state.add("optimizer", pack_state(attributes(self.optimizer, f"the optimizer {kind}"), kind))
+        if self.updates is not None:
+            state.add("updates", self.updates.state())
+        return state
+
+    def unknown_keys(self, state: State) -> list[tuple[Key, tuple[int, ...], str]]:
+        """Return the keys of a `state` that this life has not initialised, with shapes and dtypes."""
+        found = [(key, tuple(shape), dtype) for key, shape, dtype in state.values["keys"]]
+        return [item for item in found if item[0] not in self._keys]
+
+    def go_on(self, state: State) -> None:
+        """Continue from a `state` of the same keys. Raises InvalidSettings if another optimizer is set than then."""
+        kind, now = state.values["kind"], type(self.optimizer).__name__ if self.optimizer is not None else ""
+        if kind != now or ("updates" in state.values) != (self.updates is not None):
+            what = f"the optimizer was {kind or 'not set'} when this worker saved its state, and is {now or 'not set'}"
+            raise InvalidSettings(what, "set the optimizer before geomx.state, the same one each time the script runs")
+        self._store.optimizer.go_on(state.values["remote"])
+        if self.optimizer is not None:
+            set_attributes(self.optimizer, unpack_state(state.part("optimizer")))
+        if self.updates is not None:
+            self.updates.go_on(state.part("updates"))
 
     def _run_here(self, optimizer: Any, fill: Callable[[str, Any], None]) -> None:
         former, self.updates = self.updates, WorkerUpdates(self._mx, optimizer)

@@ -7,9 +7,11 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
+from geomx_cli.runtime.frontends.mxnet.packing import load_updater, updater_state
 from geomx_cli.runtime.script import optimizer_state
 from geomx_cli.runtime.script.base_store import Key
 from geomx_cli.runtime.script.optimizer_state import SavedState
+from geomx_cli.runtime.training.worker_algorithm import State
 
 __all__ = ["WorkerUpdates"]
 
@@ -77,6 +79,18 @@ class WorkerUpdates:
             self._updater.states[index], self._updater.states_synced[index] = made, True
             optimizer._index_update_count[index] = step
             optimizer.num_update = max(optimizer.num_update, step)
+
+    def state(self) -> State:
+        """Return weights and the optimizer's arrays."""
+        state = updater_state(self._updater, f"the optimizer {self._kind}")
+        state.add("weights", State({}, {name: weight.asnumpy() for name, weight in self.weights.items()}))
+        return state
+
+    def go_on(self, state: State) -> None:
+        """Continue from a `state` of the same keys."""
+        load_updater(self._updater, state)
+        for name, weight in self.weights.items():
+            weight[:] = state.arrays[f"weights/{name}"]
 
     @property
     def _kind(self) -> str:

@@ -1,7 +1,6 @@
 """The place in a pass over a script's DataLoader. Another process returns to it without loading what comes before."""
 
 import copy
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any, Self
@@ -12,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from geomx_cli.runtime.frontends.torch.data import ShardSampler
 from geomx_cli.runtime.frontends.torch.packing import pack_state, unpack_state
 from geomx_cli.runtime.frontends.torch.random_state import random_state, set_random_state
+from geomx_cli.runtime.script.loader_place import OwnPlace, ReadPlace, has_own_place
 from geomx_cli.runtime.script.training_state import Place
 from geomx_cli.runtime.training.worker_algorithm import State
 
@@ -21,64 +21,14 @@ __all__ = ["Skipping", "has_indices", "place_in"]
 def place_in(loader: Any, name: str) -> Place:
     """Return a place at the begin of a loader; the kind depends on how one returns to it. name: for messages."""
     if has_own_place(loader):
-        return _OwnPlace(loader, name)
-    return _IndexPlace(loader) if has_indices(loader) else _ReadPlace(loader)
-
-
-def has_own_place(loader: Any) -> bool:
-    """Whether a loader saves its own place."""
-    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        return OwnPlace(loader, lambda state: pack_state(state, name), unpack_state)
+    return _IndexPlace(loader) if has_indices(loader) else ReadPlace(loader, random_state, set_random_state)
 
 
 def has_indices(loader: Any) -> bool:
     """Whether it is a DataLoader of a map-style data set that leaves its place to others."""
     is_map = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
     return is_map and not has_own_place(loader)
-
-
-class _OwnPlace(Place):
-    """Of a loader that saves its own place, as torchdata's StatefulDataLoader."""
-
-    def __init__(self, loader: Any, name: str) -> None:
-        self._loader, self._name = loader, name
-
-    def begin(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-    def advance(self) -> None:
-        """See Place; the loader knows."""
-
-    def state(self) -> State:
-        return pack_state(self._loader.state_dict(), self._name)
-
-    def load(self, state: State, batches: int) -> None:
-        self._loader.load_state_dict(unpack_state(state))
-
-
-class _ReadPlace(Place):
-    """Of anything else that can be iterated: one returns by reading what comes before."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._skipped = 0
-
-    def begin(self) -> Iterator[Any]:
-        batches: Iterator[Any] = iter(self._loader)
-        if self._skipped:
-            kind = f"{type(self._loader).__name__} has no place to return to"
-            print(f"geomx: {kind}: reading {self._skipped} batches once more", file=sys.stderr, flush=True)
-        for _ in range(self._skipped):
-            next(batches, None)
-        return batches
-
-    def advance(self) -> None:
-        """See Place."""
-
-    def state(self) -> State:
-        return State({"read": True})
-
-    def load(self, state: State, batches: int) -> None:
-        self._skipped = batches
 
 
 _FOLLOWED: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()

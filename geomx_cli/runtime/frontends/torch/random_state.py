@@ -1,11 +1,11 @@
 """The state of the random numbers that a script draws: of torch, its GPUs, numpy and Python."""
 
-import random
 from typing import Any
 
 import numpy as np
 import torch
 
+from geomx_cli.runtime.script import random_state as general
 from geomx_cli.runtime.training.worker_algorithm import State
 
 __all__ = ["random_state", "set_random_state"]
@@ -13,21 +13,17 @@ __all__ = ["random_state", "set_random_state"]
 
 def random_state() -> State:
     """Return the present state."""
-    version, numbers, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    arrays = {"torch": torch.get_rng_state().numpy(), "python": np.array(numbers, np.uint64), "numpy": keys}
+    state = general.random_state()
+    state.arrays["torch"] = torch.get_rng_state().numpy()
     if torch.cuda.is_initialized():
         for index, device in enumerate(torch.cuda.get_rng_state_all()):
-            arrays[f"cuda/{index}"] = device.numpy()
-    return State({"python": [version, gauss], "numpy": [name, position, has_gauss, cached]}, arrays)
+            state.arrays[f"cuda/{index}"] = device.numpy()
+    return state
 
 
 def set_random_state(state: State) -> None:
     """Return to a state, of the GPUs to that of those that are here."""
-    version, gauss = state.values["python"]
-    random.setstate((version, tuple(state.arrays["python"].tolist()), gauss))
-    name, *rest = state.values["numpy"]
-    np.random.set_state((name, state.arrays["numpy"], *rest))
+    general.set_random_state(state)
     torch.set_rng_state(_bytes(state.arrays["torch"]))
     for index, array in state.named("cuda").items():
         if int(index) < torch.cuda.device_count():

@@ -52,6 +52,12 @@ class TorchState(TrainingState):
     def _place_in(self, loader: Any) -> Place:
         return place_in(loader, "the loader")
 
+    def _random_numbers(self) -> State:
+        return random_state()
+
+    def _set_random_numbers(self, state: State) -> None:
+        set_random_state(state)
+
     def _before_batch(self) -> None:
         self._steps = steps_taken()
 
