@@ -50,6 +50,10 @@ _.require_backward_grad_sync
 _.set_epoch
 
 # MXNet, its profiler and gluon
+_._check_and_rescale_grad
+_._iter
+_._params_dirty
+_.auto_reload
 _.hybrid_forward
 _.rescale_grad
 
@@ -119,6 +123,7 @@ pytest_configure
 pytest_sessionfinish
 pytest_sessionstart
 pytestmark
+_mxnet
 at_once
 
 # of frameworks

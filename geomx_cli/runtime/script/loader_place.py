@@ -57,7 +57,7 @@ class ReadPlace(Place):
             self._begun = self._random()
         else:
             self._set_random(self._begun)
-        batches = iter(self._loader)
+        batches: Iterator[Any] = iter(self._loader)
         if self._skipped:
             kind = f"{type(self._loader).__name__} has no place to return to"
             print(f"geomx: {kind}: reading {self._skipped} batches once more", file=sys.stderr, flush=True)

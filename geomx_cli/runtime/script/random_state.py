@@ -12,8 +12,8 @@ __all__ = ["random_state", "set_random_state"]
 def random_state() -> State:
     """Return the present state."""
     version, numbers, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
-    arrays = {"python": np.array(numbers, np.uint64), "numpy": keys}
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    arrays = {"python": np.array(numbers, np.uint64), "numpy": np.asarray(keys)}
     return State({"python": [version, gauss], "numpy": [name, position, has_gauss, cached]}, arrays)
 
 
