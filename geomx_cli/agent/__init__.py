@@ -6,6 +6,7 @@
     restart_policy.py  whether a process that died is started again
     state_folder.py the folder in which processes keep what survives them
     checkpoints.py  copies of that folder, from which another job goes on
+    stored.py, uploads.py  copies of these in a store beyond the hosts, and how the agent makes them
     output_log.py   its log
     outputs.py      what it saves
     relay.py        starts the agent and relays between the control machine and its socket
@@ -26,14 +27,15 @@ started), "heartbeat" (seen), "stop" (delay: seconds until SIGTERM; grace: secon
 host spec's; hold: schedulers and servers get SIGTERM only after "release", or at the end of the grace; processes:
 names, all if absent; who: the requester), "release" (no worker of the job runs), "failing" (sent again and again while
 a worker of any host handles the job's failure), "kill", "freeze" (stop all processes for a checkpoint), "keep" (number:
-copy what they keep, and let them go on), "thaw" (let them go on).
+copy what they keep, and let them go on), "thaw" (let them go on), "upload" (number; publishes: this host will write the
+record) and "publish" (number, hosts: write the record of what they have uploaded), "drop" (no record is to be written).
 
 From the agent: "hello" (status: see status.py), "alive" (reply to a heartbeat), "replaced" (another control
 machine took over). Messages with a number n are kept until acknowledged: "started" (process), "event" (process,
 age, event), "restarted" (process, incarnation; how: its last life ended; count: restarts in 10 minutes, of at most
 `limit`), "failure" (see core/root_cause.py), "ended" (process, status, asked: whether its end was requested),
 "stopping" (who, grace: a requester other than the control machine stopped the job), "frozen", "kept" (problem: why
-not, "" if they are), "done" (why: reason of the
+not, "" if they are), "uploaded", "published" (number, done, problem), "done" (why: reason of the
 stop, "" if all processes ended on their own; asked: the requester, if any; left: names of processes that could not be
 terminated).
 """

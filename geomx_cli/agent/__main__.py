@@ -17,6 +17,10 @@ _VERBS = {
     "files": ("streams", "main"),
     "prune": ("prune", "main"),
     "checkpoints": ("checkpoints", "main"),
+    "checkpoint": ("relay", "checkpoint"),
+    "upload": ("stored", "upload"),
+    "publish": ("stored", "publish"),
+    "fetch": ("stored", "fetch"),
 }
 
 

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,15 @@ from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.files import make_private
 from geomx_cli.core.jsonlines import encode
 
-__all__ = ["Checkpoint", "Checkpoints", "main", "whole"]
+__all__ = ["ABOUT", "FETCHED", "KEPT", "NO_STATE", "Checkpoint", "Checkpoints", "folder_of", "main", "whole"]
 
-_FOLDER, _ABOUT, _PART = "checkpoints", "about.json", ".part"
-_KEPT = 2  # newest ones; of several hosts one may lack the newest
+ABOUT = "about.json"
+KEPT = 2
+"""Newest ones, as of several hosts one may lack the newest."""
+NO_STATE = "keeps no state (a script does with geomx.state)"
+FETCHED = "resumed"
+"""Folder of a host's part of the checkpoint, fetched from elsewhere, from which its job goes on."""
+_FOLDER, _PART = "checkpoints", ".part"
 _STOPPING = 2.0  # seconds for all threads to stop
 _FROZEN = 15.0  # seconds until processes go on, if nobody says what is to be done
 
@@ -51,10 +56,10 @@ class Checkpoint:
     def read(cls, path: Path) -> "Checkpoint":
         """Read the one in a folder. Raises OSError if it is not there, and ValueError if it is not whole."""
         try:
-            incarnations = json.loads((path / _ABOUT).read_bytes())["incarnations"]
+            incarnations = json.loads((path / ABOUT).read_bytes())["incarnations"]
             return cls(int(path.name), path, {name: int(life) for name, life in incarnations.items()})
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path / _ABOUT} is damaged: {error!r}") from None
+            raise ValueError(f"{path / ABOUT} is damaged: {error!r}") from None
 
     def restore(self, child: Child) -> None:
         """Give a process what it had, before its start, and the number of its next life. Raises OSError."""
@@ -63,6 +68,11 @@ class Checkpoint:
             return
         _copy(self.path / child.task.file_name, child.state_dir)
         child.begin_after(self.incarnations[child.name])
+
+
+def folder_of(directory: Path) -> Path:
+    """Return the folder of the checkpoints of the host whose agent has `directory`."""
+    return directory / _FOLDER
 
 
 def whole(directory: Path) -> list[Checkpoint]:
@@ -85,11 +95,15 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
 class Checkpoints:
     """Takes checkpoints. Not thread-safe; copies are made by a thread, during which all processes are stopped.
 
-    directory: the agent's.
+    directory: the agent's. uploading: the number of the one that is not to be removed, as it is being uploaded.
     """
 
-    def __init__(self, directory: Path, children: Sequence[Child]) -> None:
-        self._folder = directory / _FOLDER
+    def __init__(
+        self, directory: Path, children: Sequence[Child], uploading: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._directory = directory
+        self._folder = folder_of(directory)
+        self._uploading = uploading
         self._children = children
         self._frozen_at: float | None = None
         self._stopped: list[processes.ProcessId] = []
@@ -115,7 +129,7 @@ class Checkpoints:
             if child.life.status not in (None, 0):
                 return f"{child.name} has just died"
             if child.lacks_state and not child.task.role.endswith("scheduler"):
-                return f"{child.name} keeps no state (a script does with geomx.state)"
+                return f"{child.name} {NO_STATE}"
         return ""
 
     def freeze(self) -> str:
@@ -174,7 +188,7 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove all: the job has done what it was to do."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove([self._folder, self._directory / FETCHED])
 
     def _write(self, number: int, sources: Sequence[Path], incarnations: Mapping[str, int]) -> None:
         part = self._folder / f"{number}{_PART}"
@@ -186,12 +200,13 @@ class Checkpoints:
             for source in sources:
                 _copy(source, part / source.name)
             self._copied.set()
-            (part / _ABOUT).write_text(json.dumps({"incarnations": dict(incarnations)}))
+            (part / ABOUT).write_text(json.dumps({"incarnations": dict(incarnations)}))
             for path in (*part.rglob("*"), part):
                 _sync(path)
             part.rename(self._folder / str(number))
             _sync(self._folder)
-            self._remove(each.path for each in whole(self._folder.parent)[_KEPT:])
+            old = whole(self._folder.parent)[KEPT:]
+            self._remove(each.path for each in old if each.number != self._uploading())
         except OSError as error:
             self._problem = f"{part} cannot be written: {error.strerror}"
             self._remove([part])

@@ -62,16 +62,17 @@ _CHUNK = 1 << 16
 _LINE_LIMIT = 1 << 20
 _BACKLOG_LIMIT = 16 << 20
 _CONNECTIONS = 16
-_VISITORS = ("stop", "kill")  # allowed to any program of this account
+_VISITORS = ("stop", "kill", "freeze", "keep", "thaw", "upload", "publish")  # allowed to any program of this account
 
 Message = dict[str, Any]
 
 
 @dataclass
 class _Connection:
-    """An accepted connection with its partial input line and unsent output."""
+    """An accepted connection with its partial input line and unsent output. number: of all that were accepted."""
 
     stream: socket.socket
+    number: int
     incoming: LineBuffer = field(default_factory=lambda: LineBuffer(_LINE_LIMIT))
     outgoing: bytearray = field(default_factory=bytearray)
 
@@ -79,10 +80,11 @@ class _Connection:
 class Control:
     """Messages from and to the control machine. Never blocks. Not thread-safe.
 
-    The first line of a connection determines its kind. A stop or kill request makes it a visitor (e.g. `geomx stop`
-    on this host): its requests are executed, it receives nothing, and its disconnect is ignored. Any other first line
-    makes it the control machine; the previous one receives "replaced" and is dropped. Messages sent by `send_durable`
-    are kept until acknowledged and resent to a later control machine.
+    The first line of a connection determines its kind. A request to stop the job, or to take a checkpoint, makes it a
+    visitor (e.g. `geomx stop`): its requests are executed, it receives what `answer` sends to it, and its disconnect is
+    ignored. Its number is in its requests as "visitor". Any other first line makes it the control machine; the previous
+    one receives "replaced" and is dropped. Messages sent by `send_durable` are kept until acknowledged and resent to a
+    later control machine.
 
     `lost` is set when the control machine disconnects, violates the protocol or does not drain its output, but not
     when it is replaced.
@@ -104,6 +106,7 @@ class Control:
         self._listener.listen(_CONNECTIONS)
         selector.register(self._listener, selectors.EVENT_READ)
         self._connections: dict[socket.socket, _Connection] = {}
+        self._accepted = 0
         self._machine: _Connection | None = None
         self.outbox = Outbox(number_before(life))
         self.lost = False
@@ -128,6 +131,16 @@ class Control:
     def send(self, message: Message) -> None:
         """Queue a message; dropped if no control machine is connected."""
         self.queue(encode(message))
+
+    def answer(self, visitor: int, message: Message, *, durable: bool = False) -> None:
+        """Queue a message for a visitor, if it is still there; 0: for the control machine, as `send` does, or as
+        `send_durable`.
+        """
+        if not visitor:
+            (self.send_durable if durable else self.send)(message)
+        for connection in [one for one in self._connections.values() if one.number == visitor]:
+            connection.outgoing += encode(message)
+            self._flush(connection)
 
     def send_durable(self, message: Message) -> None:
         """Queue a message for guaranteed delivery to this or a later control machine."""
@@ -156,7 +169,8 @@ class Control:
             stream.close()
             return
         stream.setblocking(False)
-        self._connections[stream] = _Connection(stream)
+        self._accepted += 1
+        self._connections[stream] = _Connection(stream, self._accepted)
         self._selector.register(stream, selectors.EVENT_READ)
 
     def _receive(self, connection: _Connection) -> list[Message]:
@@ -179,7 +193,8 @@ class Control:
         if connection is self._machine:
             self.heard = time.monotonic()
             return messages
-        return [message for message in messages if message.get("type") in _VISITORS]
+        known = (message for message in messages if message.get("type") in _VISITORS)
+        return [{**message, "visitor": connection.number} for message in known]
 
     def _take_over(self, connection: _Connection) -> None:
         if (before := self._machine) is not None:

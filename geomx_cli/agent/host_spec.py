@@ -93,6 +93,7 @@ class HostSpec:
     grace: seconds that processes may take to end once the job is stopped or has failed.
     restarts: times that a killed process, if it resumes, may be restarted within 10 minutes.
     resume: the checkpoint (checkpoints.py) from which the processes go on; "" for none.
+    checkpoint_to: the option: where checkpoints are uploaded; "" for nowhere.
     on_worker_loss: the option.
     clock_ahead: see JobClock.
     files: digests, by path, of the files copied to the host for this job.
@@ -111,6 +112,7 @@ class HostSpec:
     grace: float = 30.0
     restarts: int = 0
     resume: str = ""
+    checkpoint_to: str = ""
     on_worker_loss: str = "end"
     clock_ahead: float = 0.0
     files: Mapping[str, FileDigest] = field(default_factory=dict)

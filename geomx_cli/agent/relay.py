@@ -11,14 +11,16 @@ from pathlib import Path
 
 from geomx_cli.agent import succession
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.jsonlines import decode, encode
 
-__all__ = ["attach", "run"]
+__all__ = ["attach", "checkpoint", "run"]
 
 _CHUNK = 1 << 16
 _ENDING = 1.0
 _LIMIT = 5.0  # seconds for an agent that is about to end
 _PAUSE = 0.1
+_ANSWERS = {"freeze": 8.0, "keep": 600.0, "upload": 3600.0, "publish": 600.0}
+"""Seconds for an agent to answer what a checkpoint needs of it."""
 
 
 def run(directory: Path, arguments: Sequence[str]) -> int:
@@ -69,6 +71,27 @@ def attach(directory: Path, arguments: Sequence[str]) -> int:
                 if _relay(stream, given) or not waits:
                     return 0
         time.sleep(_PAUSE)
+
+
+def checkpoint(directory: Path, arguments: Sequence[str]) -> int:
+    """Pass the requests on stdin for a checkpoint to the running agent of `directory`, and print its answer to each.
+    Without one in time, return 1 with a message on stderr.
+    """
+    with socket.socket(socket.AF_UNIX) as stream:
+        try:
+            stream.settimeout(_LIMIT)
+            stream.connect(HostSpec.read(directory).socket)
+            answers = stream.makefile("rb")
+            for line in sys.stdin.buffer:
+                limit = _ANSWERS.get(str(decode(line).get("type")))
+                stream.settimeout(limit)
+                stream.sendall(line)
+                if limit is not None:
+                    _write(answers.readline())
+        except (OSError, ValueError):
+            print(f"the agent does not answer for {directory}", file=sys.stderr)
+            return 1
+    return 0
 
 
 def _report_end(directory: Path) -> bool:

@@ -25,6 +25,7 @@ from geomx_cli.agent.recall import Recall
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.agent.stop import DISAPPEAR, remains
+from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock
 from geomx_cli.core.errors import CheckFailed
@@ -69,7 +70,9 @@ class Supervisor:
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
         self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, host_spec.grace)
         self._partial_stop = PartialStop()
-        self._checkpoints = Checkpoints(directory, self._children)
+        self._uploads = Uploads(directory, lambda: self._inherited)
+        self._checkpoints = Checkpoints(directory, self._children, lambda: self._uploads.number)
+        self._freezer = self._uploader = 0  # the visitors that have asked for that; 0: the control machine
         self._policy = RestartPolicy(host_spec.restarts, on_worker_loss=host_spec.on_worker_loss)
         self._memory = OomWatcher()
         self._presence = PresenceProcesses(host_spec)
@@ -96,8 +99,9 @@ class Supervisor:
         finally:
             self._status.usage.close()
             self._presence.close()
+            self._uploads.abandon()
             left = self._sweep()
-            if self._lifecycle.stage is Stage.RUNNING and all(child.life.status == 0 for child in self._children):
+            if self._is_done:
                 self._checkpoints.remove()
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
@@ -115,7 +119,8 @@ class Supervisor:
         """Whether this host's part has ended, and does not begin again."""
         running = any(child.life.running for child in self._children)  # those that could not be killed
         if not self._lifecycle.over or running or not self._recall.awaited(self._control):
-            return self._lifecycle.over
+            connected = self._control.connected
+            return self._lifecycle.over and (self._is_done or not self._uploads.delays_end(connected=connected))
         if self._recall.tell():
             self._control.send_durable({"type": "emptied"})
             self._status.write_soon()
@@ -166,17 +171,42 @@ class Supervisor:
                 self._lifecycle.holding = False
             case "failing":
                 self._lifecycle.postpone()
-            case "freeze":
-                ends = "" if self._lifecycle.stage is Stage.RUNNING else "its processes begin or end"
-                self._control.send({"type": "frozen", "problem": ends or self._checkpoints.freeze()})
-            case "keep" if self._checkpoints.frozen:
-                self._checkpoints.keep(int(message["number"]))
-            case "thaw":
-                self._checkpoints.thaw()
+            case "freeze" | "keep" | "thaw" | "upload" | "publish" | "drop" as kind:
+                self._keep(kind, message)
             case "kill":
                 self._recall.forbid()
+                self._uploads.abandon()
                 self._lifecycle.stop("was asked to stop at once", 0)
                 self._lifecycle.kill()
+
+    def _keep(self, kind: str, message: Message) -> None:
+        """Do a part of a checkpoint, as the control machine or a visitor asks: each of them ends what it has begun."""
+        visitor, number = int(message.get("visitor", 0)), int(message.get("number", 0))
+        is_own = self._checkpoints.frozen and visitor == self._freezer
+        match kind:
+            case "freeze":
+                problem = "" if self._lifecycle.stage is Stage.RUNNING else "its processes begin or end"
+                problem = problem or self._checkpoints.freeze()
+                if not problem:
+                    self._freezer = visitor
+                self._control.answer(visitor, {"type": "frozen", "problem": problem})
+            case "keep" if is_own:
+                self._checkpoints.keep(number)
+            case "thaw" if is_own:
+                self._checkpoints.thaw()
+            case "upload":
+                self._uploader = visitor
+                self._uploads.begin("upload", number, publishes=bool(message.get("publishes")))
+            case "publish":
+                self._uploader = visitor
+                self._uploads.begin("publish", number, [str(host) for host in message.get("hosts", ())])
+            case "drop":
+                self._uploads.abandon()
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether all processes have done what they were to do."""
+        return self._lifecycle.stage is Stage.RUNNING and all(child.life.status == 0 for child in self._children)
 
     def _stop_as_asked(self, message: Message) -> None:
         who, grace = str(message.get("who", "")), float(message.get("grace", self._host_spec.grace))
@@ -323,7 +353,9 @@ class Supervisor:
             if child.log.problem:
                 self._drain(child.log)
         if (problem := self._checkpoints.check(now)) is not None:
-            self._control.send({"type": "kept", "problem": problem})
+            self._control.answer(self._freezer, {"type": "kept", "problem": problem})
+        if (ended := self._uploads.check()) is not None:
+            self._control.answer(self._uploader, ended, durable=True)
         if now >= self._next_look and not self._checkpoints.frozen:
             self._next_look = now + _LOOK
             for child in self._children:

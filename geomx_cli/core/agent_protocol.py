@@ -25,10 +25,12 @@ __all__ = [
     "HostUsage",
     "Message",
     "Logged",
+    "Published",
     "Replaced",
     "Restarted",
     "Started",
     "Stopping",
+    "Uploaded",
     "Warned",
     "failure_of",
     "failures_of",
@@ -147,6 +149,24 @@ class Frozen(Message, tag="frozen", frozen=True):
 class Kept(Message, tag="kept", frozen=True):
     """The host's part of a checkpoint is whole, and its processes go on. problem: why it is not, "" if it is."""
 
+    problem: str
+
+
+class Uploaded(Message, tag="uploaded", frozen=True):
+    """The host's part of a checkpoint is in the store if `done`. problem: why it is not, "" if it is."""
+
+    number: Count
+    done: bool
+    problem: str
+
+
+class Published(Message, tag="published", frozen=True):
+    """All of a checkpoint is in the store, and may be resumed, if `done`. problem: why it is not, or older ones are
+    still there; "" for none.
+    """
+
+    number: Count
+    done: bool
     problem: str
 
 

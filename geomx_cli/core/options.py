@@ -164,6 +164,13 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0,
     ),
     _net(
+        "checkpoint_to", "text", "", "GEOMX_CHECKPOINT_TO",
+        "Where hosts upload each checkpoint, while the job goes on: a folder that all hosts share, or a URL that fsspec"
+        " knows, such as s3://bucket/prefix. There geomx keeps the newest two in a folder with the job's id. --resume"
+        " goes on from there even if all machines are lost. URLs need geomx-cli[s3], geomx-cli[gcs] or"
+        " geomx-cli[remote] on the hosts. Not for credentials: fsspec finds them on each host.",
+    ),
+    _net(
         "restarts", "int", 3, "GEOMX_RESTARTS",
         "How often within 10 minutes geomx restarts a killed agent, scheduler, server or worker of the bundled job. Its"
         " next death ends the job. 0: the first death ends the job, and nothing is kept for a restart.",

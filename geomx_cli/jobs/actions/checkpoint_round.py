@@ -25,13 +25,19 @@ class CheckpointRound:
 
     every: seconds between two; 0 for none.
     tell: gets a problem, each once.
+    on_whole: gets the number and the hosts of each one that is whole.
     newest: when the last whole one was taken, in Unix seconds; None before.
     """
 
-    def __init__(self, pool: AgentPool, every: float, tell: Callable[[str], object]) -> None:
+    def __init__(
+        self, pool: AgentPool, every: float, tell: Callable[[str], object],
+        on_whole: Callable[[int, Collection[str]], object] = lambda number, hosts: None,
+    ) -> None:  # fmt: skip
         self._pool = pool
         self._every = every
         self._tell = tell
+        self._on_whole = on_whole
+        self._hosts: tuple[str, ...] = ()
         self._told = set[str]()
         self._due = time.monotonic() + every
         self._deadline = 0.0
@@ -92,6 +98,7 @@ class CheckpointRound:
         self._freezing, self._copying = set(), set()
         if not self._problems:
             self.newest = self._number
+            self._on_whole(self._number, self._hosts)
         else:
             self._pool.broadcast({"type": "thaw"})
             if self.newest is not None:  # else a script may keep no state, and will not

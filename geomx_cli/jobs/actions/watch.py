@@ -20,10 +20,12 @@ from geomx_cli.core.agent_protocol import (
     Hello,
     Kept,
     Logged,
+    Published,
     Replaced,
     Restarted,
     Started,
     Stopping,
+    Uploaded,
     Warned,
     failure_of,
     failures_of,
@@ -45,6 +47,7 @@ from geomx_cli.jobs.actions.agent_connection import (
 )
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.checkpoint_round import CheckpointRound
+from geomx_cli.jobs.actions.checkpoint_upload import CheckpointUpload
 from geomx_cli.jobs.actions.restart_all import RestartAll
 from geomx_cli.jobs.actions.stop import STOP_LIMIT, AgentMonitor, Linger, lost
 from geomx_cli.jobs.view.follow import Observer, View
@@ -110,13 +113,20 @@ class Watch:
         self._failing = set[str]()  # workers that handle the job's failure, until they report their end or end
         self._holding = False  # schedulers and servers wait for the end of all workers
         self._awaits_end = False  # the user knows of processes that have not ended yet
+        self._awaits_upload = False  # the user knows
         self._linger = Linger(float(plan.spec.options["silence"]))
         self._restart_all = RestartAll(plan)
         self._emptied = set[str]()  # hosts whose agents wait to be told whether all begin again
         self._again_message: JsonObject = {}
         self._last_turn = self._awake_since = time.monotonic()
         every = float(plan.spec.options["checkpoint_every"]) if plan.spec.options["restarts"] else 0.0
-        self._checkpoint = CheckpointRound(pool, every, lambda text: view.warn(f"warning: {text}"))
+        place = str(plan.spec.options.get("checkpoint_to", ""))  # absent in jobs of an earlier version
+
+        def tell(text: str) -> None:
+            view.warn(f"warning: {text}")
+
+        self._upload = CheckpointUpload(pool, place, tell)
+        self._checkpoint = CheckpointRound(pool, every, tell, self._upload.begin)
         self._outcome = Outcome()
 
     def run_until_started(self) -> Outcome | None:
@@ -137,7 +147,7 @@ class Watch:
             party = rows[failure.process].process.party
             self._outcome.interrupted, self._outcome.stopped_by = True, f"geomx stop --party {party}"
         self._outcome.failure = failure
-        self._outcome.checkpoint = self._checkpoint.newest
+        self._outcome.checkpoint, self._outcome.uploaded = self._checkpoint.newest, self._upload.newest is not None
         self._outcome.saved = self._outcome.interrupted and self._had_begun and self._progress.all_worked
         return self._outcome
 
@@ -195,6 +205,7 @@ class Watch:
                     self._pool.connections[host].send(self._stop_message)
                 if status["stage"] == "emptied":
                     self._on_emptied(host)
+                self._upload.on_hello(host)
             case Started(process):
                 self._started.add(process)
             case Emptied():
@@ -213,6 +224,8 @@ class Watch:
                 self._finish_host(host, why, left)
             case Frozen() | Kept():
                 self._checkpoint.on_message(host, known)
+            case Uploaded() | Published():
+                self._upload.on_message(host, known)
             case Replaced():
                 self._release_job("another geomx is attached to the job now")
 
@@ -271,8 +284,10 @@ class Watch:
             self._awake_since = now
         self._last_turn, awake = now, now - self._awake_since
         stopping = None if self._stopping_since is None else min(now - self._stopping_since, awake)
+        uploads = stopping is not None and self._upload.delays_end(now)
         for host in sorted(self._running):
-            if (failure := self._monitor.check(host, awake, None if host in self._emptied else stopping)) is not None:
+            asked = None if host in self._emptied or uploads else stopping
+            if (failure := self._monitor.check(host, awake, asked)) is not None:
                 self._give_up(failure)
         if self._running and self._running <= self._emptied:
             self._begin_again_or_end()
@@ -340,6 +355,7 @@ class Watch:
     def _finish_host(self, host: str, why: str, left: Sequence[str]) -> None:
         """Record the end of an agent's part."""
         self._running.discard(host)
+        self._upload.on_end(host)
         self._outcome.problems += [f"{what} on {host} could not be ended" for what in left]
         if why and self._stopping_since is None:
             cause = f"ended its processes: {why}"
@@ -375,6 +391,7 @@ class Watch:
     def _give_up(self, failure: Failure) -> None:
         """Give up a lost agent: end its processes on its behalf, as far as its host can be reached."""
         self._running.discard(failure.host)
+        self._upload.on_end(failure.host)
         self._fail(failure)
         self._pool.give_up(failure.host)
 
@@ -395,6 +412,9 @@ class Watch:
         if self._failing.intersection(names):
             self._pool.broadcast({"type": "failing"})
         left = self._grace - stopping
+        if not names and stopping > _SAVING and not self._awaits_upload and self._upload.delays_end(time.monotonic()):
+            self._awaits_upload = True
+            self._view.note("waiting for the upload of the checkpoint, for 10m at most")
         if names and stopping > _SAVING and left > 1 and not self._awaits_end:
             self._awaits_end = True
             what = f"waiting for {some_of(names, _NAMED)} to save and end, for {left:.0f} s at most (--grace)"

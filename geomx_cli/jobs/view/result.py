@@ -32,6 +32,7 @@ class Outcome:
     lingering: processes that did not end after the training.
     problems: what may still run, or was not released.
     checkpoint: when the newest one was taken, in Unix seconds; None for none.
+    uploaded: one is in the store of --checkpoint-to.
     """
 
     failure: Failure | None = None
@@ -42,6 +43,7 @@ class Outcome:
     lingering: Sequence[str] = ()
     problems: list[str] = field(default_factory=list)
     checkpoint: int | None = None
+    uploaded: bool = False
 
     @property
     def status(self) -> str:
@@ -101,6 +103,8 @@ def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
     if outcome.interrupted:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
         later = f"geomx launch --resume {plan.job} goes on from its checkpoint" if outcome.checkpoint else ""
+        if outcome.uploaded:
+            later += f", and --resume {plan.spec.options['checkpoint_to']}/{plan.job} without this host's files"
         if outcome.resumable:
             return Resumable(f"job {plan.job} was stopped{by}", later or RESUMABLE)
         if outcome.problems:

@@ -1,0 +1,228 @@
+"""Checkpoints beyond the hosts, in a store (core/stores.py), and what a host does there; each verb prints one object.
+
+    JOB/NUMBER/HOST/PROCESS/FILE  what the processes keep
+    JOB/NUMBER/HOST/part.json     the lives of a host's processes, and size and digest of each file; written after these
+    JOB/NUMBER/complete.json      the same of all hosts, and the job's description; written last, by one host
+
+Without complete.json a checkpoint is none, however its writers have ended.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.agent.checkpoints import ABOUT, FETCHED, KEPT, Checkpoint, folder_of
+from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.core.conventions import file_name
+from geomx_cli.core.errors import CheckFailed, GeomxError
+from geomx_cli.core.files import make_folders
+from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.stores import Store, open_store
+
+__all__ = ["DESCRIPTION", "FORMAT", "Part", "Record", "Unusable", "fetch", "publish", "upload"]
+
+FORMAT = 1
+DESCRIPTION = "job.json"
+"""The job's description, in the directory of the host that writes the record."""
+_RECORD, _PART = "complete.json", "part.json"
+
+
+class Unusable(Exception):
+    """Why no job can go on from what lies there: it is half written, damaged, or somebody else's."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one host has uploaded. incarnations: of each process, by name. files: size and SHA-256, by PROCESS/FILE."""
+
+    incarnations: Mapping[str, int]
+    files: Mapping[str, tuple[int, str]]
+
+    @classmethod
+    def of(cls, fields: Any) -> "Part":
+        """Check the fields of a part. Raises Unusable."""
+        try:
+            lives = {str(name): int(life) for name, life in fields["incarnations"].items()}
+            files = {str(name): (int(size), str(digest)) for name, (size, digest) in fields["files"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Unusable(f"its record is damaged: {error!r}") from None
+        for name in files:
+            words = name.split("/")
+            if len(words) != 2 or not all(_is_name(word) for word in words):
+                raise Unusable(f"its record names a file {name!r}")
+        return cls(lives, files)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A whole checkpoint. description: of its job, as launch wrote it (jobs/store/stored_job.py)."""
+
+    job: str
+    number: int
+    hosts: Mapping[str, Part]
+    description: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, store: Store, job: str, number: int) -> "Record":
+        """Read the record of JOB/NUMBER, whose files are there in full length. Raises Unusable, and the store's errors.
+        """
+        content = store.read(f"{job}/{number}/{_RECORD}")
+        if content is None:
+            raise Unusable(f"it is half written: there is no {_RECORD}")
+        fields = _decoded(content)
+        if fields.get("format") != FORMAT:
+            raise Unusable(f"its format is {fields.get('format')!r}, not {FORMAT}")
+        if fields.get("job") != job or fields.get("number") != number:
+            raise Unusable(f"it is a copy of checkpoint {fields.get('number')} of job {fields.get('job')!r}")
+        hosts, description = fields.get("hosts"), fields.get("description")
+        if not isinstance(hosts, dict) or not isinstance(description, dict) or not all(map(_is_name, hosts)):
+            raise Unusable("its record is damaged")
+        found = cls(job, number, {host: Part.of(part) for host, part in hosts.items()}, description)
+        found.check_sizes(store)
+        return found
+
+    @property
+    def processes(self) -> dict[str, str]:
+        """The host of each process, by name."""
+        return {name: host for host, part in self.hosts.items() for name in part.incarnations}
+
+    def check_sizes(self, store: Store) -> None:
+        """Raise Unusable if a file is missing or has another size, and the store's errors."""
+        sizes = store.sizes(f"{self.job}/{self.number}")
+        for host, part in self.hosts.items():
+            for name, (size, _) in part.files.items():
+                if (there := sizes.get(f"{host}/{name}")) != size:
+                    how = "is missing" if there is None else f"has {there} bytes instead of {size}"
+                    raise Unusable(f"{host}/{name} {how}")
+
+
+def upload(directory: Path, arguments: Sequence[str]) -> int:
+    """Upload this host's part of the checkpoint NUMBER."""
+
+    def do(spec: HostSpec, store: Store, number: int) -> str:
+        found = Checkpoint.read(folder_of(directory) / str(number))
+        files = {}
+        for path in sorted(found.path.glob("*/*")):
+            name = path.relative_to(found.path).as_posix()
+            store.put(path, f"{spec.job}/{number}/{spec.host}/{name}")
+            files[name] = (path.stat().st_size, _digest(path))
+        part = asdict(Part(dict(found.incarnations), files))
+        store.write(f"{spec.job}/{number}/{spec.host}/{_PART}", json.dumps(part).encode())
+        return ""
+
+    return _answer(directory, arguments, do)
+
+
+def publish(directory: Path, arguments: Sequence[str]) -> int:
+    """Write the record of the checkpoint NUMBER, which the hosts that follow have uploaded, and remove older ones."""
+
+    def do(spec: HostSpec, store: Store, number: int) -> str:
+        parts = {}
+        for host in arguments[1:]:
+            content = store.read(f"{spec.job}/{number}/{host}/{_PART}")
+            if content is None:
+                hint = "all hosts must share that file system, or give a URL"
+                raise CheckFailed(f"{spec.checkpoint_to} on host {spec.host} lacks what host {host} has written", hint)
+            parts[host] = Part.of(_decoded(content))
+        description = json.loads((directory / DESCRIPTION).read_bytes())
+        record = Record(spec.job, number, parts, description)
+        record.check_sizes(store)
+        store.write(f"{spec.job}/{number}/{_RECORD}", json.dumps({"format": FORMAT, **asdict(record)}).encode())
+        try:
+            _remove_older(store, spec.job, number)
+        except GeomxError as error:
+            return f"older checkpoints cannot be removed: {error}"
+        return ""
+
+    return _answer(directory, arguments, do)
+
+
+def _remove_older(store: Store, job: str, newest: int) -> None:
+    """Remove all but the newest whole ones, first what makes them whole; of a job, one host does that at a time."""
+    numbers = sorted((int(name) for name in store.names(job) if name.isascii() and name.isdecimal()), reverse=True)
+    whole = [number for number in numbers if number <= newest and _RECORD in store.names(f"{job}/{number}")]
+    for number in numbers:
+        if number < newest and number not in whole[:KEPT]:
+            store.remove(f"{job}/{number}/{_RECORD}")
+            store.remove(f"{job}/{number}")
+
+
+def fetch(directory: Path, arguments: Sequence[str]) -> int:
+    """Fetch what the processes that follow PLACE, JOB and NUMBER had, for a job that begins here. Print the folder, or
+    why no job can go on from there ("damaged"), or what else is wrong ("problem").
+    """
+    place, job, number, *names = arguments
+    folder = directory / FETCHED / number
+    answer = {"folder": str(folder), "damaged": "", "problem": ""}
+    try:
+        _fetch(open_store(place), job, int(number), names, folder)
+    except Unusable as error:
+        answer["damaged"] = str(error)
+    except GeomxError as error:
+        answer["problem"] = str(error)
+    except OSError as error:
+        answer["problem"] = f"{folder} cannot be written: {error.strerror}"
+    if answer["damaged"] or answer["problem"]:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(encode(answer).decode(), end="", flush=True)
+    return 0
+
+
+def _fetch(store: Store, job: str, number: int, names: Collection[str], folder: Path) -> None:
+    record = Record.read(store, job, number)
+    where = record.processes
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folders(folder)
+    for name in names:
+        if name not in where:
+            raise Unusable(f"it has no process {name}")
+        own = file_name(name)
+        (folder / own).mkdir(0o700)
+        for file, (size, digest) in record.hosts[where[name]].files.items():
+            if file.startswith(f"{own}/"):
+                source, target = f"{where[name]}/{file}", folder / file
+                if not store.get(f"{job}/{number}/{source}", target):
+                    raise Unusable(f"{source} is missing")
+                if target.stat().st_size != size or _digest(target) != digest:
+                    raise Unusable(f"{source} is damaged: its digest is another")
+    lives = {name: record.hosts[where[name]].incarnations[name] for name in names}
+    (folder / ABOUT).write_text(json.dumps({"incarnations": lives}))
+
+
+def _answer(directory: Path, arguments: Sequence[str], do: Any) -> int:
+    """Print what `do` returns, or raises, as the problem. done: whether it has returned."""
+    answer = {"done": False, "problem": ""}
+    try:
+        spec = HostSpec.read(directory)
+        answer["problem"] = do(spec, open_store(spec.checkpoint_to), int(arguments[0]))
+        answer["done"] = True
+    except (GeomxError, Unusable, ValueError) as error:
+        answer["problem"] = str(error)
+    except OSError as error:
+        answer["problem"] = f"{error.filename or directory}: {error.strerror}"
+    print(encode(answer).decode(), end="", flush=True)
+    return 0
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Unusable("its record is damaged")
+    return found
+
+
+def _is_name(word: str) -> bool:
+    """Whether a word of a record may be the name of a file or folder."""
+    return word not in ("", ".", "..") and "/" not in word and "\0" not in word
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
