@@ -24,6 +24,7 @@ __all__ = [
     "inventory_options",
     "inventory_path",
     "machines",
+    "other_machines",
     "read_inventory",
     "ssh_options",
     "with_job_options",
@@ -34,6 +35,11 @@ _OF_THIS_MACHINE = ("parties", "workers", "central_workers")
 _HOSTFILE = "geomx.hostfile"
 _PRINTED = "geomx.notes"
 _SHAPE = ("topology", "global_servers", "local_servers")
+_KEPT = (
+    *_SHAPE, "topology_is_automatic", "topology_reason", "central_server", "rank_scope", "delivery", "delivery_options",
+    "reduce", "shards",
+)  # fmt: skip
+"""What an inventory that takes another one's place keeps of it: what geomx or the user chose for the job."""
 
 
 def inventory_options(command: _Command) -> _Command:
@@ -130,6 +136,20 @@ def machines(
             raise UsageError(f"{flag} applies to --local only; {path} defines the cluster", "add --local, or edit it")
     _print_once(f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes)
     return with_job_options(read, given)
+
+
+def other_machines(hosts: Path | None, inventory: "Inventory") -> "Inventory | None":
+    """Return the machines of --hosts or --hostfile in place of an inventory's, for the same job; None if the user has
+    given neither. Raises as `machines`.
+    """
+    from msgspec import structs
+
+    path = _hostfile() or (hosts if _written("hosts") else None)
+    if path is None:
+        return None
+    read = read_inventory(path)
+    _print_once(f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes)
+    return structs.replace(read.inventory, **{name: getattr(inventory, name) for name in _KEPT})
 
 
 def _print_once(*notes: str) -> None:

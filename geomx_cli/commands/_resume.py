@@ -1,64 +1,108 @@
 """`geomx launch --resume`: what a job is to run that goes on from another one's checkpoint."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
+from geomx_cli.commands._inventory import other_machines
 from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.core.options import Value
+from geomx_cli.core.stores import is_url
 
 if TYPE_CHECKING:
     from geomx_cli.inventory import Inventory
     from geomx_cli.jobs.store.registry import KnownJob
+    from geomx_cli.jobs.store.stored_job import StoredJob
 
 __all__ = ["Resumed", "resumed"]
 
-_MAY_CHANGE = {"checkpoint_every", "grace", "patience", "restarts", "save_every", "silence", "time_limit", "timeout"}
+_MAY_CHANGE = {
+    "checkpoint_every", "checkpoint_to", "grace", "patience", "restarts", "save_every", "silence", "time_limit",
+    "timeout",
+}  # fmt: skip
 """Options that change nothing of what is kept."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The job, and the script, options and machines that it had."""
+    """The job, and the script, options and machines that it had, or the others that the user has given."""
 
-    job: "KnownJob"
+    job: "KnownJob | StoredJob"
     script: tuple[str, ...]
     options: dict[str, Value]
     inventory: "Inventory"
 
 
-def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value]) -> Resumed:
-    """Return what job `name` has run. given: options of this command.
+def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], hosts: Path | None) -> Resumed:
+    """Return what a job has run: `name` is its id or directory, or the folder or URL of its --checkpoint-to. given:
+    options of this command. hosts: its inventory file, for a job whose machines may be lost.
 
     Raises InvalidSettings for an unknown job, and one that runs; UsageError for a script and options that differ.
     """
-    from geomx_cli.hosts.ports import free_ports
-    from geomx_cli.jobs.store.registry import find
-    from geomx_cli.plan.ports import ports_needed
+    from geomx_cli.jobs.store.registry import KnownJob
 
-    job = find(name)
-    if job.state is not None and not job.state.over and job.state_shown != "orphaned":
-        raise InvalidSettings(f"job {job.id} has not ended", f"geomx stop {job.id} ends it")
-    had = job.plan.spec
-    if script and script != had.script:
-        ran = " ".join(had.script) or "the bundled training"
-        raise UsageError(f"job {job.id} has run {ran}", "leave the script out, as --resume runs what that job has run")
+    job = _find(name)
+    if isinstance(job, KnownJob):
+        had, ran, is_here = job.plan.spec.options, job.plan.spec.script, set(job.plan.here) == set(job.plan.hosts)
+    else:
+        had, ran, is_here = job.options, job.script, job.is_here
+    if script and script != ran:
+        what = " ".join(ran) or "the bundled training"
+        raise UsageError(f"job {job.id} has run {what}", "leave the script out, as --resume runs what that job has run")
+    options = _options(job.id, had, given)
+    if not isinstance(job, KnownJob) and (inventory := other_machines(hosts, job.inventory)) is not None:
+        return Resumed(job, ran, options, inventory)
+    if not isinstance(job, KnownJob) and job.withheld:
+        names = ", ".join(job.withheld)
+        what = f"the checkpoint of job {job.id} lacks the values of the inventory's env: {names}"
+        raise InvalidSettings(what, "give the inventory: --hosts FILE")
+    inventory = job.inventory
+    if is_here:  # others may have the ports now
+        from geomx_cli.hosts.ports import free_ports
+        from geomx_cli.plan.ports import ports_needed
+        from geomx_cli.plan.this_machine import this_machine
+
+        inventory = this_machine(options, free_ports(ports_needed(options)))
+    return Resumed(job, ran, options, inventory)
+
+
+def _find(name: str) -> "KnownJob | StoredJob":
+    """Return the job. Raises InvalidSettings if there is none, or it runs."""
+    from geomx_cli.jobs.store.registry import UnknownJob, find
+    from geomx_cli.jobs.store.stored_job import find_stored
+
+    known, stored = None, None
+    try:
+        known = None if is_url(name) else find(name)
+    except UnknownJob:
+        if not Path(name).is_dir():
+            raise
+    if known is None:
+        stored = find_stored(name, lambda text: click.echo(text, err=True))
+        with suppress(InvalidSettings):  # its directory is lost, or of another machine
+            known = find(stored.id)
+    if known is not None and known.state is not None and not known.state.over and known.state_shown != "orphaned":
+        raise InvalidSettings(f"job {known.id} has not ended", f"geomx stop {known.id} ends it")
+    found = stored or known
+    assert found is not None
+    return found
+
+
+def _options(job: str, had: Mapping[str, Value], given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the options that a job had, with those of this command that may change. Raises UsageError for others."""
     context = click.get_current_context()
-    options = dict(had.options)
+    options = dict(had)
     for option, value in given.items():
         written = context.get_parameter_source(option) in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
         if not written or value == options.get(option):
             continue
         if option not in _MAY_CHANGE:
             flag = "--" + option.replace("_", "-")
-            raise UsageError(f"{flag} with --resume: job {job.id} has other values", f"leave {flag} out")
+            raise UsageError(f"{flag} with --resume: job {job} has other values", f"leave {flag} out")
         options[option] = value
-    inventory = job.inventory
-    if set(job.plan.here) == set(job.plan.hosts):  # others may have the ports now
-        from geomx_cli.plan.this_machine import this_machine
-
-        inventory = this_machine(options, free_ports(ports_needed(options)))
-    return Resumed(job, had.script, options, inventory)
+    return options

@@ -53,9 +53,9 @@ __all__ = ["launch"]
 )
 @click.option(
     "--resume",
-    metavar="JOB",
-    help="Go on from the newest checkpoint of a job that has ended, by id or directory: the same script, options and "
-    "machines, in a new job.",
+    metavar="JOB|PATH|URL",
+    help="Go on from the newest checkpoint of a job that has ended: the same script, options and machines, in a new "
+    "job. Give its id or directory, or the folder or URL of its --checkpoint-to; then --hosts may give other machines.",
 )
 @export_options
 @script_argument()
@@ -132,7 +132,7 @@ def launch(
     from geomx_cli.jobs.view.waiting import waiting
 
     with waiting("reading the inventory and the script"):
-        before = None if resume is None else resumed(resume, script, values(table(), parameters))
+        before = None if resume is None else resumed(resume, script, values(table(), parameters), hosts)
         if before is None:
             inventory, options = machines(hosts, local, values(table(), parameters))
         else:
@@ -143,6 +143,8 @@ def launch(
     _warn(unused(click.get_current_context(), table(), algorithm, script=bool(script), topology=topology))
     _warn(of_other_deliveries(click.get_current_context(), options))
     _warn(doubtful(options, script=bool(script)))
+    if detach and options.get("checkpoint_to"):
+        _warn(["with --detach checkpoints are taken only by geomx stop, and while geomx attach follows the job"])
     from geomx_cli.jobs.store import script_sources
     from geomx_cli.jobs.store.script import check_script, check_user_modules, ignored_interpreter, with_interpreter
 

@@ -36,11 +36,12 @@ def stop(name: str, party: str, grace: float | None, json: bool) -> None:
     file or socket of the job, and touches no process of another job. If the job has ended on all its hosts, the command
     says so.
 
-    Scripts that call should_stop(), and the bundled job, stop after the same step in all workers, and save. Other
-    workers receive SIGTERM. Then schedulers and servers do. A process that does not end within the grace period
-    receives SIGKILL. If you stop one party, the other parties notice this, and end as after a failure. If a launch
-    still runs its checks, this launch counts as the newest job, and the command ends it. Exit code 7 means that a host
-    could not be reached, or that a process could not be ended.
+    First, a job whose processes keep their state gets a checkpoint, from which geomx launch --resume goes on (see
+    docs/how-to/resume.md). Scripts that call should_stop(), and the bundled job, stop after the same step in all
+    workers, and save. Other workers receive SIGTERM. Then schedulers and servers do. A process that does not end within
+    the grace period receives SIGKILL. If you stop one party, there is no checkpoint, the other parties notice this, and
+    end as after a failure. If a launch still runs its checks, this launch counts as the newest job, and the command
+    ends it. Exit code 7 means that a host could not be reached, or that a process could not be ended.
 
     \b
     Examples:
@@ -61,7 +62,7 @@ def stop(name: str, party: str, grace: float | None, json: bool) -> None:
         if not name and not (job.state is not None and job.state.clean):
             click.echo(f"job {job.id}", err=True)
         with waiting(f"ending processes on {counted(len(job.plan.hosts), 'host')}"):
-            report = stopping(job, party=party, grace=grace)
+            report = stopping(job, party=party, grace=grace, note=lambda text: click.echo(text, err=True))
     if json:
         print_json(report.to_json())
     elif report.ended:
@@ -71,6 +72,8 @@ def stop(name: str, party: str, grace: float | None, json: bool) -> None:
     else:
         for host in report.hosts:
             _print(host)
+    if report.checkpoint is not None and not json:
+        click.echo(f"geomx launch --resume {report.job} goes on from the checkpoint that was taken before")
     if (error := report.error()) is not None:
         raise error
 

@@ -235,7 +235,7 @@ def _explained(place: str, extra: str = "remote") -> Iterator[None]:
         names = {kind.__name__ for kind in type(error).__mro__}
         words = f"{' '.join(names)} {text}".lower()
         if isinstance(error, PermissionError) or any(word in words for word in ("credential", "forbidden", "denied")):
-            hint = "check the account's credentials on this machine, and its rights to list, read, write and remove there"
+            hint = "check the credentials of this account, and its rights to list, read, write and remove there"
             raise CheckFailed(f"{place}: no permission: {text}", hint) from None
         if isinstance(error, FileNotFoundError):
             raise CheckFailed(f"{place} is not there: {text}", "create the bucket or folder, or correct it") from None

@@ -71,9 +71,11 @@ class CheckpointUpload:
         if host in self._uploading or (self._publishing and host == self._hosts[0]):
             self._ask(host)
 
-    def on_end(self, host: str) -> None:
-        """A host's part of the job is over, or was given up."""
-        if host in self._uploading:
+    def on_end(self, host: str, *, is_done: bool = False) -> None:
+        """A host's part of the job is over, or was given up. is_done: it has done all, and needs no checkpoint."""
+        if is_done:
+            self._uploading, self._publishing, self._next = set(), False, None
+        elif host in self._uploading:
             self.on_message(host, Uploaded(self._number, False, "it ended before its part was uploaded"))
         elif self._publishing and host == self._hosts[0]:
             self.on_message(host, Published(self._number, False, f"host {host} ended before the record was written"))

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from geomx_cli import hosts, preflight
 from geomx_cli.agent.host_spec import HostSpec, Task
+from geomx_cli.agent.stored import DESCRIPTION
 from geomx_cli.contract import security
 from geomx_cli.core import env_names
 from geomx_cli.core.errors import Interrupted
+from geomx_cli.core.stores import normal_place, open_store
 from geomx_cli.core.units import counted, format_bytes, format_duration
 from geomx_cli.hosts import Connector, File
 from geomx_cli.hosts.allocation import allocated
@@ -22,11 +24,13 @@ from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_connection import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import Tee, rank_zero
+from geomx_cli.jobs.actions.checkpoint_fetch import fetch_checkpoint
 from geomx_cli.jobs.actions.checkpoint_round import newest_checkpoint
 from geomx_cli.jobs.actions.data import provide
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
 from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.jobs.store.stored_job import StoredJob, description
 from geomx_cli.jobs.store.user_files import UserFiles
 from geomx_cli.jobs.view.follow import Observer, View, view_for
 from geomx_cli.jobs.view.outputs import log_paths
@@ -67,6 +71,7 @@ def host_specs(
             grace=float(plan.spec.options["grace"]),
             restarts=int(plan.spec.options["restarts"]),
             resume=checkpoints.get(host, ""),
+            checkpoint_to=str(plan.spec.options["checkpoint_to"]),
             on_worker_loss=str(plan.spec.options["on_worker_loss"]),
             clock_ahead=inventory.host(host).clock_ahead,
             clear=clear,
@@ -100,7 +105,7 @@ class LaunchOptions:
     warned: warnings already shown, which are not repeated when processes write them.
     view: in place of the table, or of lines where there is no terminal.
     tee: show the output of the worker of global rank 0.
-    resume: the job from whose newest checkpoint this one goes on.
+    resume: the job from whose newest checkpoint this one goes on; a StoredJob's are fetched first.
     """
 
     detach: bool = False
@@ -111,7 +116,7 @@ class LaunchOptions:
     observer: Observer | None = None
     view: View | None = None
     tee: bool = False
-    resume: KnownJob | None = None
+    resume: KnownJob | StoredJob | None = None
 
 
 def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Conclusion:
@@ -134,13 +139,14 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     view = options.view or view_for()
     observer, outcome = options.observer, None
     try:
-        checkpoints = _checkpoints(options.resume, view)
+        before = options.resume
+        checkpoints = _newest(before, view) if isinstance(before, KnownJob) else {}
         with view.waiting("reading the script and the files of --sync"):
             spec, packed = prepared(spec, options.sync)
         directory = JobDirectory(spec.job, Path(spec.job_dir))
         lease = float(spec.options["silence"]) if options.lease is None else options.lease
         lease = 0.0 if options.detach else lease  # unlimited
-        plan(choose(inventory, None), spec)  # reject what needs no host before waiting for any
+        _check_checkpoints(plan(choose(inventory, None), spec), before)  # rejects what needs no host, before any waits
         with directory.claimed(), ExitStack() as stack:
             machines = f"waiting for machines from {inventory.allocator}"
             with view.waiting(machines if inventory.allocator else "preparing the hosts"):
@@ -159,6 +165,8 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
             with view.waiting("looking for the data set") as set_status:
                 provide(planned, inventory, reached, view.note, _progress(view.note, set_status))
             directory.write_plan(planned, inventory)
+            if isinstance(before, StoredJob):
+                checkpoints = _fetched(before, planned, reached, view)
             _announce(planned, view, tee=options.tee)
             dirs = working_dirs(inventory, planned)
             pool = AgentPool(reached, host_specs(planned, inventory, dirs, lease, checkpoints), view.warn)
@@ -182,15 +190,35 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
     return end.with_late_interrupt(pool.interrupted, spec.job)
 
 
-def _checkpoints(before: KnownJob | None, view: View) -> dict[str, str]:
+def _check_checkpoints(planned: Plan, before: KnownJob | StoredJob | None) -> None:
+    """Raise InvalidSettings if processes do not fit the checkpoint, or this machine, if it is all, lacks a package for
+    --checkpoint-to.
+    """
+    if isinstance(before, StoredJob):
+        before.check(planned)
+    if (place := str(planned.spec.options["checkpoint_to"])) and set(planned.hosts) <= set(planned.here):
+        open_store(place)
+
+
+def _fetched(before: StoredJob, planned: Plan, reached: Mapping[str, Connector], view: View) -> dict[str, str]:
+    """Return the newest checkpoint of a stored job, which all hosts have fetched, by host."""
+    with view.waiting(f"fetching the newest checkpoint of job {before.id} to {counted(len(planned.hosts), 'host')}"):
+        number, folders = fetch_checkpoint(before, planned, reached, view.note)
+    _note_checkpoint(before, number, view)
+    return folders
+
+
+def _newest(before: KnownJob, view: View) -> dict[str, str]:
     """Return the newest checkpoint of the job from which this one goes on, by host."""
-    if before is None:
-        return {}
     with view.waiting(f"looking for the newest checkpoint of job {before.id}"):
         number, folders = newest_checkpoint(before, view.note)
+    _note_checkpoint(before, number, view)
+    return folders
+
+
+def _note_checkpoint(before: KnownJob | StoredJob, number: int, view: View) -> None:
     taken = time.strftime("%d %b %H:%M:%S", time.localtime(number))
     view.note(f"going on from the checkpoint of {taken} of job {before.id}")
-    return folders
 
 
 def _announce(planned: Plan, view: View, *, tee: bool) -> None:
@@ -225,8 +253,10 @@ def _tee(view: View, directory: JobDirectory, planned: Plan, stack: ExitStack) -
 
 def prepared(spec: JobSpec, sync: Sequence[Path]) -> tuple[JobSpec, UserFiles]:
     """Return `spec` with an id, paths, the Python path of geomx on this machine, and what hosts get of the script and
-    `sync`; and those files. Raises as user_files.pack.
+    `sync`; and those files. Raises as user_files.pack, and InvalidSettings for a --checkpoint-to that cannot be.
     """
+    if place := str(spec.options.get("checkpoint_to", "")):
+        spec = replace(spec, options={**spec.options, "checkpoint_to": normal_place(place)})
     packed = user_files.pack(spec.script, sync)
     path = spec.env.get("PYTHONPATH") or python_path()
     env = {**spec.env, "PYTHONPATH": path} if path else spec.env
@@ -275,12 +305,19 @@ def _carry_out(
 
 
 def _files(planned: Plan, inventory: Inventory, packed: UserFiles) -> dict[str, dict[str, File]]:
-    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the user's."""
+    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the user's; and
+    on the first, which makes checkpoints in a store whole, the job's description.
+    """
     keys = key_files(planned)
-    return {
+    files = {
         name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
         for name in planned.hosts
     }
+    if planned.spec.options["checkpoint_to"]:
+        first = planned.hosts[0]
+        place = f"{planned.job_dirs[first]}/hosts/{first}/{DESCRIPTION}"
+        files[first] = {**files[first], place: File(description(planned, inventory))}
+    return files
 
 
 def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:

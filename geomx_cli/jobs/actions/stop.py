@@ -3,7 +3,7 @@
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from geomx_cli.core.untrusted import first_line
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.checkpoint_visit import checkpoint_before_stop
 from geomx_cli.jobs.actions.streams import ask_agent
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
@@ -168,6 +169,7 @@ class StopReport:
 
     problems: other errors.
     party: the only one that was stopped.
+    checkpoint: the number of the one that was taken before; None for none.
     ended: how the job had ended before, with nothing left; "" for others. No host was contacted then.
     """
 
@@ -176,6 +178,7 @@ class StopReport:
     problems: tuple[str, ...] = ()
     party: str = ""
     ended: str = ""
+    checkpoint: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON object."""
@@ -187,7 +190,7 @@ class StopReport:
             for one in self.hosts
         ]  # fmt: skip
         known = {"schema_version": STOP_VERSION, "job": self.job, "complete": self.error() is None}
-        return {**known, "ended": self.ended or None, "hosts": hosts}
+        return {**known, "ended": self.ended or None, "checkpoint": self.checkpoint, "hosts": hosts}
 
     def error(self) -> DoneInPart | None:
         """The error to raise if something may still run."""
@@ -200,9 +203,12 @@ class StopReport:
         return DoneInPart(f"job {self.job} is only partially stopped: {'; '.join(problems)}", hint)
 
 
-def stop(job: KnownJob, *, party: str = "", grace: float | None = None) -> StopReport:
+def stop(
+    job: KnownJob, *, party: str = "", grace: float | None = None, note: Callable[[str], object] = lambda text: None
+) -> StopReport:
     """End `job` on all its hosts, or only `party`; SIGKILL follows `grace` seconds after SIGTERM, by default the job's.
-    Schedulers and servers are ended after the workers of all hosts.
+    Schedulers and servers are ended after the workers of all hosts. Before that the whole job gets a checkpoint, if it
+    takes any. note: gets why it has got none.
 
     Idempotent, also after a launch or an agent was killed. For a job that is known to have ended on all its hosts, no
     host is contacted. If all hosts answered and no other process follows the job, state.json records how it ended.
@@ -217,6 +223,7 @@ def stop(job: KnownJob, *, party: str = "", grace: float | None = None) -> StopR
     grace = float(job.plan.spec.options["grace"]) if grace is None else grace
     names = dict.fromkeys(process.host for process in planned if not party or process.party == party)
     with closing(job.open_hosts(names)) as hosts:
+        checkpoint = None if party else checkpoint_before_stop(job, hosts, note)
         follower = _follower(job)
         first: Mapping[str, HostStop] = {}
         if len(names) > 1:  # the agent of a single host orders its processes itself
@@ -227,6 +234,7 @@ def stop(job: KnownJob, *, party: str = "", grace: float | None = None) -> StopR
             return report
         if _end_follower(_follower(job) or follower) and any(one.agent == "was not running" for one in report.hosts):
             report = _stop_all(job, hosts, party, grace)  # the launch may have continued to start processes
+        report = replace(report, checkpoint=checkpoint)
         if report.error() is None:
             _record(job, hosts, report)
     return replace(report, problems=release(job.inventory, job.plan.job))
@@ -310,4 +318,5 @@ def _record(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -
         return
     progress, seconds = job_view.progress, max(0.0, time.time() - job.started)
     outcome = Outcome(interrupted=True, stopped_by="geomx stop", saved=progress.all_worked)
+    outcome.checkpoint = report.checkpoint
     record_conclusion(job.plan, outcome, progress.totals(), seconds)

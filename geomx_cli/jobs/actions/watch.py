@@ -284,9 +284,11 @@ class Watch:
             self._awake_since = now
         self._last_turn, awake = now, now - self._awake_since
         stopping = None if self._stopping_since is None else min(now - self._stopping_since, awake)
-        uploads = stopping is not None and self._upload.delays_end(now)
+        limit = math.inf
+        if stopping is not None and self._upload.delays_end(now):  # then an agent may be late, but answers
+            limit = self._monitor.stop_limit
         for host in sorted(self._running):
-            asked = None if host in self._emptied or uploads else stopping
+            asked = None if stopping is None or host in self._emptied else min(stopping, limit)
             if (failure := self._monitor.check(host, awake, asked)) is not None:
                 self._give_up(failure)
         if self._running and self._running <= self._emptied:
@@ -355,7 +357,7 @@ class Watch:
     def _finish_host(self, host: str, why: str, left: Sequence[str]) -> None:
         """Record the end of an agent's part."""
         self._running.discard(host)
-        self._upload.on_end(host)
+        self._upload.on_end(host, is_done=not why and self._stopping_since is None)
         self._outcome.problems += [f"{what} on {host} could not be ended" for what in left]
         if why and self._stopping_since is None:
             cause = f"ended its processes: {why}"

@@ -1,0 +1,96 @@
+"""A checkpoint of a job before `geomx stop` ends it, whoever follows the job, or nobody."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from geomx_cli.agent.checkpoints import NO_STATE
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.jsonlines import decode
+from geomx_cli.core.untrusted import plain
+from geomx_cli.hosts import Connector, everywhere
+from geomx_cli.jobs.actions.streams import HostStream
+from geomx_cli.jobs.store.registry import KnownJob
+
+__all__ = ["checkpoint_before_stop"]
+
+
+_SHOWN = 400  # characters of a problem
+
+
+class _Absent(Exception):
+    """An agent does not answer: it has ended, or its host cannot be reached."""
+
+
+def checkpoint_before_stop(
+    job: KnownJob, hosts: Mapping[str, Connector], note: Callable[[str], object]
+) -> int | None:
+    """Take a checkpoint of a job on all its hosts, and upload it if the job does that. Return its number; None if there
+    is none, as the job takes none, or its agents do not all run.
+
+    note: gets why there is none in a job that could have one, or why it is not uploaded.
+    """
+    options = job.plan.spec.options
+    if not options["restarts"] or not options["checkpoint_every"]:
+        return None
+    with ExitStack() as stack:
+        try:
+            visits = _Visits({name: HostStream(hosts[name], "checkpoint", job.directory_on(name)) for name in hosts})
+            stack.callback(visits.close)
+            return _checkpoint(visits, str(options.get("checkpoint_to", "")), note)
+        except (_Absent, GeomxError, OSError):  # what is to be stopped says that it cannot be reached
+            return None
+
+
+def _checkpoint(visits: "_Visits", place: str, note: Callable[[str], object]) -> int | None:
+    if problem := visits.ask({"type": "freeze"}):
+        visits.tell({"type": "thaw"})
+        if NO_STATE not in problem:
+            note(f"no checkpoint: {problem}")
+        return None
+    number = int(time.time())
+    if problem := visits.ask({"type": "keep", "number": number}):
+        note(f"no checkpoint: {problem}")
+        return None
+    if place:
+        names = list(visits.streams)
+        problem = visits.ask({"type": "upload", "number": number})
+        problem = problem or visits.ask({"type": "publish", "number": number, "hosts": names}, names[:1])
+        if problem:
+            note(f"the checkpoint is on the hosts only, not in {place}: {problem}")
+    return number
+
+
+class _Visits:
+    """Connections to all agents of a job, as a visitor: whoever follows the job goes on."""
+
+    def __init__(self, streams: Mapping[str, HostStream]) -> None:
+        self.streams = streams
+
+    def ask(self, message: dict[str, Any], names: list[str] | None = None) -> str:
+        """Send a message to all agents, or to those of `names`; return the first problem, "" if none has one. Raises
+        _Absent.
+        """
+
+        def one(name: str) -> str:
+            stream = self.streams[name]
+            try:
+                stream.send(message)
+                problem = str(decode(stream.line(objects=True)).get("problem", ""))
+            except (EOFError, OSError, ValueError):
+                raise _Absent from None
+            return f"host {name}: {plain(problem)[:_SHOWN]}" if problem else ""
+
+        problems = everywhere(one, self.streams if names is None else names)
+        return min(filter(None, problems), default="")
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a message without an answer."""
+        for stream in self.streams.values():
+            stream.send(message)
+
+    def close(self) -> None:
+        """End the visit."""
+        for stream in self.streams.values():
+            stream.close()
