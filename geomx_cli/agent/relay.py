@@ -87,7 +87,9 @@ def checkpoint(directory: Path, arguments: Sequence[str]) -> int:
                 stream.settimeout(limit)
                 stream.sendall(line)
                 if limit is not None:
-                    _write(answers.readline())
+                    if not (answer := answers.readline()):  # the agent has ended
+                        raise BrokenPipeError
+                    _write(answer)
         except (OSError, ValueError):
             print(f"the agent does not answer for {directory}", file=sys.stderr)
             return 1

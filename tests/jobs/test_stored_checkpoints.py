@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_jobs_whose_machines_are_lost_go_on_from_s3_with_the_same_bits(desk: Desk, tmp_path: Path) -> None:
-    words = [*WORDS, "--data-dir", str(write_data(tmp_path / "idx", 4 * 800, 64))]
+    words = [*WORDS, "--data-dir", str(write_data(tmp_path / "idx", 4 * 2000, 64))]
     calm = desk.geomx("launch", "--job-dir", str(tmp_path / "calm"), *words)
     assert calm.returncode == 0, calm.stderr
 
@@ -32,7 +32,7 @@ def test_jobs_whose_machines_are_lost_go_on_from_s3_with_the_same_bits(desk: Des
 
         second = desk.train("--resume", place, "--checkpoint-every", "1s", "--job-dir", str(tmp_path / "second"))
         second.found = tmp_path / "second"
-        second.wait_for(lambda: len(s3.find("complete.json")) >= 3)
+        second.wait_for(lambda: len(s3.find("complete.json")) >= 2)
         errors = second.end()  # by SIGKILL, with all that it runs
         assert re.search(r"going on from the checkpoint of .* of job \S+", errors)
         shutil.rmtree(tmp_path / "second")
