@@ -1,0 +1,185 @@
+"""Checkpoints of hosts in a store: what is half written, damaged or somebody else's is skipped and named."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import until
+
+from geomx_cli.agent import processes, stored
+from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.agent.uploads import Uploads
+from geomx_cli.core.conventions import file_name
+from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings
+from geomx_cli.core.options import OPTIONS, defaults
+from geomx_cli.core.stores import normal_place, open_store
+from geomx_cli.jobs.store.stored_job import StoredJob, description, find_stored
+from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan.this_machine import this_machine
+
+HOSTS = ("A", "B", "central")
+
+
+class Job:
+    """A job on three hosts, whose processes keep their names and a number."""
+
+    def __init__(self, folder: Path, name: str, place: Path) -> None:
+        self.folder, self.name, self.place = folder / name, name, place
+        options = {**defaults(OPTIONS), "parties": 2, "workers": 1, "topology": "central"}
+        inventory = this_machine(options, tuple(range(20000, 20040)))
+        self.plan = plan(inventory, JobSpec(job=name, job_dir=str(self.folder), socket_dir="/tmp/gx-0-00000000"))
+        for host in HOSTS:
+            directory = self.directory(host)
+            directory.mkdir(parents=True)
+            spec = HostSpec(name, host, str(self.folder), "", "", "", (), (), checkpoint_to=str(place))
+            (directory / "agent.json").write_bytes(spec.encode())
+        (self.directory("A") / "job.json").write_bytes(description(self.plan, inventory))
+
+    def directory(self, host: str) -> Path:
+        return self.folder / "hosts" / host
+
+    def processes(self, host: str) -> list[str]:
+        return [process.name for process in self.plan.on_host(host)]
+
+    def keep(self, number: int) -> None:
+        for host in HOSTS:
+            folder = self.directory(host) / "checkpoints" / str(number)
+            for process in self.plan.on_host(host):
+                (folder / file_name(process.name)).mkdir(parents=True)
+                (folder / file_name(process.name) / "state").write_text(f"{process.name} {number}")
+            about = {"incarnations": dict.fromkeys(self.processes(host), 2)}
+            (folder / "about.json").write_text(json.dumps(about))
+
+    def upload(self, number: int) -> None:
+        self.keep(number)
+        for host in HOSTS:
+            stored.upload(self.directory(host), [str(number)])
+        stored.publish(self.directory("A"), [str(number), *HOSTS])
+
+    def fetch(self, host: str, number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+        capsys.readouterr()
+        stored.fetch(self.directory(host), [str(self.place), self.name, str(number), *self.processes(host)])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path, "job-1", tmp_path / "store")
+
+
+def find(place: Path) -> tuple[StoredJob, str]:
+    notes: list[str] = []
+    return find_stored(str(place), notes.append), "\n".join(notes)
+
+
+def test_what_is_not_whole_is_skipped_and_named(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (10, 20, 30):
+        job.upload(number)
+    folder = job.place / "job-1"
+    assert sorted(path.name for path in folder.iterdir()) == ["20", "30"]
+    shutil.copytree(folder / "30", folder / "40")
+    shutil.copytree(folder / "30", folder / "50")
+    (folder / "50" / "complete.json").write_text("{")
+    shutil.copytree(folder / "30", folder / "60")
+    (folder / "60" / "complete.json").unlink()
+    (folder / "notes.txt").write_text("mine")
+    (job.place / "others").mkdir()
+    found, notes = find(job.place)
+    assert [record.number for record in found.records] == [30, 20]
+    for words in ("40: skipped: it is a copy of", "50: skipped: its record", "60: skipped: it is half", "notes.txt"):
+        assert words in notes
+    assert "skipped what is no job's: others" in notes
+    found.check(job.plan)
+    assert found.is_here and found.options["parties"] == 2
+
+    fetched = job.fetch("B", 30, capsys)
+    assert not fetched["problem"] and not fetched["damaged"]
+    for name in job.processes("B"):
+        assert Path(fetched["folder"], file_name(name), "state").read_text() == f"{name} 30"
+    worker = folder / "30" / "B" / "B-worker-0" / "state"
+    worker.write_text(worker.read_text().upper())
+    assert "B/B-worker-0/state is damaged" in job.fetch("B", 30, capsys)["damaged"]
+    assert not job.fetch("A", 30, capsys)["damaged"]
+    worker.unlink()
+    found, notes = find(folder)  # the job's own folder
+    assert [record.number for record in found.records] == [20] and "B/B-worker-0/state is missing" in notes
+    (folder / "20" / "complete.json").write_text("[]")
+    with pytest.raises(InvalidSettings, match="has no whole checkpoint"):
+        find(folder)
+
+
+def test_two_jobs_share_a_folder(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Job(tmp_path, "job-2", job.place)
+    for number in (10, 20):
+        job.upload(number)
+        other.upload(number)
+    with pytest.raises(InvalidSettings, match="has checkpoints of 2 jobs: job-1; job-2"):
+        find(job.place)
+    for each in (job, other):
+        found, notes = find(job.place / each.name)
+        assert (found.id, [record.number for record in found.records], notes) == (each.name, [20, 10], "")
+        assert not each.fetch("A", 20, capsys)["damaged"]
+
+
+@pytest.mark.processes
+def test_an_upload_that_is_killed_leaves_the_one_before(job: Job) -> None:
+    job.upload(10)
+    job.keep(20)
+    last = job.directory("A") / "checkpoints" / "20" / "A-worker-0" / "state"
+    last.unlink()
+    os.mkfifo(last)  # the upload waits there
+    uploads = Uploads(job.directory("A"), lambda: os.environ)
+    uploads.begin("upload", 20)
+    until((job.place / "job-1" / "20" / "A" / "A-scheduler-0" / "state").exists, 30, lambda: "")
+    processes.send_signal(processes.with_arguments("upload", str(job.directory("A")), "20"), signal.SIGKILL)
+    while (ended := uploads.check()) is None:
+        time.sleep(0.01)
+    assert (ended["type"], ended["number"], ended["done"]) == ("uploaded", 20, False) and ended["problem"]
+    found, notes = find(job.place)
+    assert [record.number for record in found.records] == [10] and "20: skipped: it is half written" in notes
+
+    last.unlink()
+    last.write_text("again")
+    uploads.begin("upload", 20)
+    while (ended := uploads.check()) is None:
+        time.sleep(0.01)
+    assert ended["done"] and not ended["problem"]
+    uploads.begin("publish", 20, HOSTS)  # the other hosts have not uploaded theirs
+    while (ended := uploads.check()) is None:
+        time.sleep(0.01)
+    assert not ended["done"] and "lacks what host B has written" in ended["problem"]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("memory://x", "nothing can be kept"),
+        ("s3://key:secret@bucket/x", r"s3://\.\.\.@bucket/x has credentials"),
+        ("s3://", "is no URL of a folder"),
+        ("s3://bucket/x?versionId=1", "is no URL of a folder"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(place: str, words: str) -> None:
+    with pytest.raises(InvalidSettings, match=words):
+        normal_place(place)
+
+
+def test_clients_errors_name_the_place_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    with pytest.raises(InvalidSettings, match="fsspec does not know it"):
+        open_store("s4://bucket/x")
+    with pytest.raises(GeomxError, match="no permission") as denied:
+        open_store("s3://bucket/x").write("a", b"")
+    assert denied.value.exit_code == 5
+    with pytest.raises(HostUnreachable, match="cannot be reached"):
+        open_store("ftp://127.0.0.1:9/x").write("a", b"")
