@@ -53,7 +53,7 @@ __all__ = ["launch"]
 )
 @click.option(
     "--resume",
-    metavar="JOB|PATH|URL",
+    metavar="JOB",
     help="Go on from the newest checkpoint of a job that has ended: the same script, options and machines, in a new "
     "job. Give its id or directory, or the folder or URL of its --checkpoint-to; then --hosts may give other machines.",
 )

@@ -6,7 +6,7 @@
     │   └── PeerLost     1   another process of the job died or timed out
     ├── UsageError       2   invalid command line
     ├── InvalidSettings  3   invalid inventory, option, environment variable or script call
-    ├── HostUnreachable  4   a machine, or the source of a data set, cannot be reached
+    ├── HostUnreachable  4   a machine, the source of a data set, or a store of checkpoints cannot be reached
     │   └── WrongHostKey 4   its SSH host key does not match
     ├── CheckFailed      5   a check before, during or after a job failed
     ├── TimedOut         6   a wait reached its limit
@@ -111,7 +111,7 @@ class InvalidSettings(GeomxError):
 
 
 class HostUnreachable(GeomxError):
-    """A machine, or the source of a data set, cannot be reached."""
+    """A machine, the source of a data set, or a store of checkpoints cannot be reached."""
 
     exit_code = 4
 
