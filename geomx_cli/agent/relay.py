@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from geomx_cli.agent import succession
+from geomx_cli.agent import processes, succession
+from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.jsonlines import decode, encode
 
@@ -75,8 +76,12 @@ def attach(directory: Path, arguments: Sequence[str]) -> int:
 
 def checkpoint(directory: Path, arguments: Sequence[str]) -> int:
     """Pass the requests on stdin for a checkpoint to the running agent of `directory`, and print its answer to each.
-    Without one in time, return 1 with a message on stderr.
+    Without one in time, or with one that is suspended, return 1 with a message on stderr.
     """
+    state = AgentState.read(directory)
+    if state is None or processes.state(state.agent) in ("", "T"):
+        print(f"no agent runs for {directory}", file=sys.stderr)
+        return 1
     with socket.socket(socket.AF_UNIX) as stream:
         try:
             stream.settimeout(_LIMIT)

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cluster import free_ports
 from desk import Desk
 from idx import write_data
 from jobs.test_checkpoints import WORDS, parameters, rounds
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_jobs_whose_machines_are_lost_go_on_from_s3_with_the_same_bits(desk: Desk, tmp_path: Path) -> None:
-    words = [*WORDS, "--data-dir", str(write_data(tmp_path / "idx", 4 * 2000, 64))]
+    words = [*WORDS, "--parties", "1", "--data-dir", str(write_data(tmp_path / "idx", 2 * 2400, 64))]
     calm = desk.geomx("launch", "--job-dir", str(tmp_path / "calm"), *words)
     assert calm.returncode == 0, calm.stderr
 
@@ -49,3 +50,34 @@ def test_jobs_whose_machines_are_lost_go_on_from_s3_with_the_same_bits(desk: Des
     assert parameters(tmp_path / "third") == parameters(tmp_path / "calm") != set()
     assert 0 < rounds(tmp_path / "third") < rounds(tmp_path / "calm")
     assert missing.returncode == 3 and "s3://missing/checkpoints has no checkpoint" in missing.stderr
+
+
+def inventory(path: Path, *names: str) -> Path:
+    """An inventory of two machines, which are this one: of the central party, and of a party with two workers."""
+    lines, ports = ['central = "central"', "[defaults]", 'env = { TOKEN = "hush" }'], free_ports(6)
+    for index, (party, name) in enumerate(zip(("central", "A"), names, strict=True)):
+        lines += ["[[host]]", f'name = "{name}"', f'party = "{party}"', "local = true"]
+        lines += [f"ports = {ports[3 * index : 3 * index + 3]}", *(['devices = ["cpu", "cpu"]'] * index)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_job_goes_on_on_other_machines(desk: Desk, tmp_path: Path) -> None:
+    had, has = inventory(tmp_path / "had.toml", "old-1", "old-2"), inventory(tmp_path / "has.toml", "new-1", "new-2")
+    words = [*WORDS, "--data-dir", str(write_data(tmp_path / "idx", 2 * 800, 64)), "--hosts", str(had)]
+    place = tmp_path / "shared"
+    first = desk.train(*words, "--checkpoint-to", str(place), "--job-dir", str(tmp_path / "first"))
+    first.found = tmp_path / "first"
+    first.wait_for(lambda: rounds(tmp_path / "first") >= 10)
+    first.process.terminate()
+    assert first.finish() == 75 and f"--resume {place}" in first.errors
+    shutil.rmtree(tmp_path / "first")
+    records = list(place.glob("*/*/complete.json"))
+    assert records and not [path for path in place.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+
+    lacking = desk.geomx("launch", "--resume", str(place))
+    assert lacking.returncode == 3 and "lacks the values of the inventory's env: TOKEN" in lacking.stderr
+    second = desk.geomx("launch", "--resume", str(place), "--hosts", str(has), "--job-dir", str(tmp_path / "second"))
+    assert second.returncode == 0, second.stderr
+    assert (tmp_path / "second" / "hosts" / "new-2").is_dir()
+    assert 0 < rounds(tmp_path / "second") <= 400 - 10 and parameters(tmp_path / "second")
