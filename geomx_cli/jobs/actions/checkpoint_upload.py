@@ -13,15 +13,17 @@ _AT_END = 605.0  # seconds that the end of the job waits for it; agents give up 
 class CheckpointUpload:
     """Uploads one checkpoint at a time; of those that are taken meanwhile the newest is next. For the main thread.
 
-    All hosts upload their parts. Once all have, the first one writes the record, without which nothing counts. If one
+    All hosts upload their parts. Once all have, one of them writes the record, without which nothing counts. If one
     fails, there is none, and the next checkpoint is uploaded as if nothing had been.
 
+    writer: the host that writes the record: it has the job's description.
     place: of --checkpoint-to; "" for none: then nothing is done. tell: gets a problem, once until an upload succeeds.
     newest: the number of the last one that may be resumed from there; None before.
     """
 
-    def __init__(self, pool: AgentPool, place: str, tell: Callable[[str], object]) -> None:
+    def __init__(self, pool: AgentPool, writer: str, place: str, tell: Callable[[str], object]) -> None:
         self._pool = pool
+        self._writer = writer
         self._place = place
         self._tell = tell
         self._told = set[str]()
@@ -57,7 +59,7 @@ class CheckpointUpload:
         if message.number != self._number:
             return
         if isinstance(message, Published):
-            if self._publishing and host == self._hosts[0]:
+            if self._publishing and host == self._writer:
                 self._on_published(message)
         elif host in self._uploading:
             self._uploading.discard(host)
@@ -68,7 +70,7 @@ class CheckpointUpload:
 
     def on_hello(self, host: str) -> None:
         """An agent is connected: perhaps another one than before, which does not know what it was asked for."""
-        if host in self._uploading or (self._publishing and host == self._hosts[0]):
+        if host in self._uploading or (self._publishing and host == self._writer):
             self._ask(host)
 
     def on_end(self, host: str, *, is_done: bool = False) -> None:
@@ -77,7 +79,7 @@ class CheckpointUpload:
             self._uploading, self._publishing, self._next = set(), False, None
         elif host in self._uploading:
             self.on_message(host, Uploaded(self._number, False, "it ended before its part was uploaded"))
-        elif self._publishing and host == self._hosts[0]:
+        elif self._publishing and host == self._writer:
             self.on_message(host, Published(self._number, False, f"host {host} ended before the record was written"))
 
     def _begin_next(self) -> None:
@@ -89,17 +91,17 @@ class CheckpointUpload:
 
     def _ask(self, host: str) -> None:
         kind = {"type": "publish", "hosts": list(self._hosts)} if self._publishing else {"type": "upload"}
-        about = {"number": self._number, "publishes": host == self._hosts[0]}
+        about = {"number": self._number, "publishes": host == self._writer}
         self._pool.connections[host].send({**kind, **about})
 
     def _on_uploaded(self) -> None:
         if self._problems:
-            self._pool.connections[self._hosts[0]].send({"type": "drop"})
+            self._pool.connections[self._writer].send({"type": "drop"})
             self._warn(min(self._problems))
             self._begin_next()
         else:
             self._publishing = True
-            self._ask(self._hosts[0])
+            self._ask(self._writer)
 
     def _on_published(self, message: Published) -> None:
         self._publishing = False

@@ -38,12 +38,12 @@ def checkpoint_before_stop(
         try:
             visits = _Visits({name: HostStream(hosts[name], "checkpoint", job.directory_on(name)) for name in hosts})
             stack.callback(visits.close)
-            return _checkpoint(visits, str(options.get("checkpoint_to", "")), note)
+            return _checkpoint(visits, job.plan.hosts[0], str(options.get("checkpoint_to", "")), note)
         except (_Absent, GeomxError, OSError):  # what is to be stopped says that it cannot be reached
             return None
 
 
-def _checkpoint(visits: "_Visits", place: str, note: Callable[[str], object]) -> int | None:
+def _checkpoint(visits: "_Visits", writer: str, place: str, note: Callable[[str], object]) -> int | None:
     if problem := visits.ask({"type": "freeze"}):
         visits.tell({"type": "thaw"})
         if NO_STATE not in problem:
@@ -56,7 +56,8 @@ def _checkpoint(visits: "_Visits", place: str, note: Callable[[str], object]) ->
     if place:
         names = list(visits.streams)
         problem = visits.ask({"type": "upload", "number": number})
-        problem = problem or visits.ask({"type": "publish", "number": number, "hosts": names}, names[:1])
+        publish = {"type": "publish", "number": number, "hosts": names}
+        problem = problem or visits.ask(publish, [writer])
         if problem:
             note(f"the checkpoint is on the hosts only, not in {place}: {problem}")
     return number

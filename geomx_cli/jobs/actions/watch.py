@@ -125,7 +125,7 @@ class Watch:
         def tell(text: str) -> None:
             view.warn(f"warning: {text}")
 
-        self._upload = CheckpointUpload(pool, place, tell)
+        self._upload = CheckpointUpload(pool, plan.hosts[0], place, tell)
         self._checkpoint = CheckpointRound(pool, every, tell, self._upload.begin)
         self._outcome = Outcome()
 
