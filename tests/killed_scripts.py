@@ -19,7 +19,8 @@ def play(folder: Path, options: list[str], command: list[str], kills: str = "", 
 
     kills: a pattern of the names of processes of which `count` are killed, once workers have reported steps.
     """
-    words = ["-m", "geomx_cli", "launch", "--local", "--job-dir", str(folder), "--restarts", "100", *options]
+    where = [] if "--hosts" in options else ["--local"]
+    words = ["-m", "geomx_cli", "launch", *where, "--job-dir", str(folder), "--restarts", "100", *options]
     launched = subprocess.Popen(
         [sys.executable, *words, "--", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

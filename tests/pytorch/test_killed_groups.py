@@ -5,20 +5,36 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster import free_ports
 from killed_scripts import play
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "grouped.py")
 
 
+def found(folder: Path, words: list[str], shards: bool = False, kills: str = "", count: int = 0) -> list[str]:
+    options = {"epochs": 6, "shards": shards, "pause": 0.02 if count else 0.0}
+    script = [sys.executable, SCRIPT, json.dumps(options)]
+    lines = play(folder, ["--framework", "torch", "--reduce", "torch", *words], script, kills=kills, count=count)
+    return [line.removesuffix("resumed") for line in lines]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "options",
-    ["--algo fsa", "--algo fsa --shards 2", "--algo diloco --inner-steps 4 --overlap 2"],
-    ids=["party", "shards", "local"],
+    "options", ["fsa", "fsa --shards 2", "diloco --inner-steps 4 --overlap 2"], ids=["party", "shards", "local"]
 )
 def test_a_party_whose_workers_are_killed_has_the_same_bits(options: str, tmp_path: Path) -> None:
-    script = [sys.executable, SCRIPT, json.dumps({"epochs": 8, "shards": "shards" in options, "pause": 0.02})]
-    words = ["--framework", "torch", "--reduce", "torch", "--parties", "2", "--workers", "2", *options.split()]
-    calm = play(tmp_path / "calm", words, script)
-    disturbed = play(tmp_path / "disturbed", words, script, kills="worker", count=3)
-    assert len(calm) == 4 and [line.removesuffix("resumed") for line in disturbed] == calm
+    words = ["--parties", "2", "--workers", "2", "--algo", *options.split()]
+    calm = found(tmp_path / "calm", words, "--shards" in words)
+    assert len(calm) == 4 and found(tmp_path / "disturbed", words, "--shards" in words, "worker", 3) == calm
+
+
+@pytest.mark.processes
+def test_a_party_on_two_hosts_begins_again_on_both(tmp_path: Path) -> None:
+    lines = ['central = "hub"']
+    for name, party, *devices in (("hub", "hub"), ("a1", "A", "cpu"), ("a2", "A", "cpu"), ("b", "B", "cpu")):
+        lines += ["[[host]]", "local = true", f'name = "{name}"', f'party = "{party}"', f"devices = {devices}"]
+        lines += ['address = "127.0.0.1"', f"ports = {free_ports(4)}"]
+    (tmp_path / "hosts.toml").write_text("\n".join(lines))
+    words = ["--hosts", str(tmp_path / "hosts.toml")]
+    calm = found(tmp_path / "calm", words)
+    assert len(calm) == 3 and found(tmp_path / "disturbed", words, kills="A/worker", count=2) == calm
