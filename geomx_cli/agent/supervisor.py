@@ -155,8 +155,8 @@ class Supervisor:
                 self._acknowledge(message)
                 self._control.resend()
                 self._suspended = False
-                for group in self._groups:
-                    self._tell_halted(group)  # a control machine that begins to follow the job does not know
+                for each in self._groups:
+                    self._tell_halted(each)  # a control machine that begins to follow the job does not know
             case "start" if self._lifecycle.stage is Stage.WAITING:
                 self._start()
             case "suspend" | "resume" as kind:
@@ -577,10 +577,10 @@ class Supervisor:
             left=list(left),
         )  # fmt: skip
 
-    def _has_ended(self, child: Child) -> bool:
-        """Whether a child has ended for good."""
+    def _final_status(self, child: Child) -> int | None:
+        """The exit status of a child that has ended for good."""
         group = self._groups.of(child)
-        return child.life.status is not None and not (group is not None and group.is_pending)
+        return None if group is not None and group.is_pending else child.life.status
 
     @property
     def _stage(self) -> str:
@@ -613,7 +613,7 @@ class Supervisor:
             life=self._life,
             successions=self._last.successions if self._last is not None else (),
             incarnations={child.name: child.incarnation for child in children},
-            ended={child.name: child.life.status for child in children if self._has_ended(child)},
+            ended={child.name: status for child in children if (status := self._final_status(child)) is not None},
             asked=tuple(child.name for child in children if child.asked),
             together=self._together,
         ).write(self._directory)

@@ -137,8 +137,8 @@ class StateFile:
             yield name, self._record(found)
 
     def step_back(self, name: str) -> Saved | None:
-        """Drop the newest generation of a record of a file that `keeps_two`, as it was opened, and return the one before;
-        None if there is none, and then the record is gone. Call before the first commit to the record.
+        """Drop the newest generation of a record, and return the one before; None if there is none, and then the record
+        is gone. For a file that `keeps_two`, before the first commit to the record.
         """
         newest, older = self._newest.pop(name), self._older.pop(name, None)
         _write_all(self._file, bytes(_TRAILER.size), newest.region.end(newest.generation) - _TRAILER.size)
