@@ -23,7 +23,8 @@ def play(
     imported: what its processes are forked from, see ForkedLaunch.
     kills: a pattern of the names of processes of which `count` are killed, once workers have reported steps.
     """
-    words = ["--local", "--job-dir", name, "--restarts", "100", *options, "--", *command]
+    where = [] if "--hosts" in options else ["--local"]
+    words = [*where, "--job-dir", name, "--restarts", "100", *options, "--", *command]
     job, folder = ForkedLaunch.begin(desk, *words, imported=imported), desk.folder / name
     random, killed, deadline = Random(name), list[str](), time.monotonic() + LIMIT
     while job.returncode is None and time.monotonic() < deadline:
