@@ -118,6 +118,7 @@ def state(**given: Any) -> "TorchState":
     changed, and otherwise every two seconds. geomx starts a killed worker again (`--restarts`). Then the script runs
     from its begin, and `state` loads all objects, numbers and random state of torch, GPUs, numpy and Python. The loops
     go on at the same batch, and training ends with the bits of an undisturbed job where its kernels are deterministic.
+    With `--reduce torch` and `--shards` all workers of the party begin again, at the same step.
     Without `state`, a worker that dies after its first step ends the job.
 
     Args:

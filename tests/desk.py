@@ -286,7 +286,10 @@ class Desk:
     def state_files(self, pattern: str, job: str = "") -> Sequence[Path]:
         """Files of all jobs, or of one, on all hosts of this test."""
         own = (self.state / "geomx" / "jobs" / job).resolve()
-        return [path for path in self.folder.rglob(pattern) if not job or job in path.parts or own in path.parents]
+        # os.walk goes on where a folder vanishes meanwhile.
+        found = [Path(folder, name) for folder, *names in os.walk(self.folder) for name in (*names[0], *names[1])]
+        matching = [path for path in sorted(found) if path.match(pattern)]
+        return [path for path in matching if not job or job in path.parts or own in path.parents]
 
     def close(self) -> None:
         """Kill everything."""

@@ -89,6 +89,10 @@ class Forked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
@@ -148,6 +152,8 @@ class ForkServer:
         return message
 
 
+_PATH = list(sys.path)
+"""Of this file as a script: its folder comes first, in place of which a script has its own."""
 _servers: dict[tuple[str, str], ForkServer] = {}
 
 
@@ -221,15 +227,21 @@ def _serve(channel: socket.socket) -> dict[str, Any]:
 
 def _become(request: dict[str, Any]) -> None:
     os.setsid()
-    os.chdir(request["directory"])
     out = os.open(request["out"], os.O_WRONLY | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
     if request["namespace"]:
         _enter(request["namespace"])
+    run(request)
+
+
+def run(request: dict[str, Any]) -> None:
+    """Run `python ARGV` in this process, with the environment and in the directory of the request."""
+    os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path[:] = _PATH
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
@@ -248,7 +260,7 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
-def _end_with(function: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> None:
+def end_with(function: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> None:
     """Run the function as if the interpreter ended after it: wait for threads, call what atexit has registered, flush.
 
     The interpreter itself would then free every object, and so copy all memory that is shared with the fork server: two
@@ -335,7 +347,7 @@ def _main() -> None:
     if imported == "stock":  # its processes take leave of each other where their key-value stores are freed
         _become(request)
     else:
-        _end_with(_become, request)
+        end_with(_become, request)
 
 
 if __name__ == "__main__":

@@ -4,35 +4,37 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+from desk import Desk
+from forked_launch import ForkedLaunch
+
 LIMIT = 240.0
 
 
-def play(folder: Path, options: list[str], command: list[str], kills: str = "", count: int = 0) -> list[str]:
-    """Run the job in `folder`, and return what its workers' logs have behind FOUND, in the order of their names.
+def play(
+    desk: Desk, name: str, options: list[str], command: list[str], imported: str, kills: str = "", count: int = 0
+) -> list[str]:
+    """Run the job in the desk's folder `name`; return what its workers' logs have behind FOUND, in their order.
 
+    imported: what its processes are forked from, see ForkedLaunch.
     kills: a pattern of the names of processes of which `count` are killed, once workers have reported steps.
     """
-    words = ["-m", "geomx_cli", "launch", "--local", "--job-dir", str(folder), "--restarts", "100", *options]
-    launched = subprocess.Popen(
-        [sys.executable, *words, "--", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    random, killed, deadline = Random(folder.name), list[str](), time.monotonic() + LIMIT
-    while launched.poll() is None and time.monotonic() < deadline:
+    where = [] if "--hosts" in options else ["--local"]
+    words = [*where, "--job-dir", name, "--restarts", "100", *options, "--", *command]
+    job, folder = ForkedLaunch.begin(desk, *words, imported=imported), desk.folder / name
+    random, killed, deadline = Random(name), list[str](), time.monotonic() + LIMIT
+    while job.returncode is None and time.monotonic() < deadline:
         time.sleep(random.uniform(0.1, 1.0))
         if len(killed) < count and _trains(folder):
             killed += _kill(folder, kills, random)
-    if launched.poll() is None:
-        launched.send_signal(signal.SIGINT)
-    output = launched.communicate(timeout=60)[0]
-    assert launched.returncode == 0, output
-    assert bool(killed) == bool(count), (killed, output)  # a quick machine has done all before the last one
+    if job.returncode is None:
+        job.process.send_signal(signal.SIGINT)
+    assert job.finish(60) == 0, job.errors
+    assert bool(killed) == bool(count), (killed, job.errors)  # a quick machine has done all before the last one
     logs = [path.read_text() for path in sorted(folder.glob("logs/*worker*.log"))]
     return [line for log in logs for line in log.splitlines() if line.startswith("FOUND")]
 

@@ -52,6 +52,7 @@ _.set_epoch
 # MXNet, its profiler and gluon
 _._check_and_rescale_grad
 _._iter
+_._child_created
 _._params_dirty
 _.auto_reload
 _.hybrid_forward

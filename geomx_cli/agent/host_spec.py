@@ -64,10 +64,9 @@ class Task:
     @property
     def resumes(self) -> bool:
         """Whether it goes on, when it is started again, from what its earlier life has saved: a scheduler, a server,
-        and a worker, unless it belongs to a process group of its party. A script that does not save says so
-        (Child.lacks_state).
+        and a worker. A script that does not save says so (Child.lacks_state).
         """
-        return self.serves or (self.role == "worker" and "GEOMX_GROUP_SIZE" not in self.env)
+        return self.serves or self.role == "worker"
 
     @property
     def runs_script(self) -> bool:

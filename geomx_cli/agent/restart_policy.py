@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from geomx_cli.agent.groups import WorkerGroup
 from geomx_cli.agent.host_spec import Task
 from geomx_cli.agent.incarnation import Child
 from geomx_cli.agent.lifecycle import Stage
@@ -60,11 +61,11 @@ class RestartPolicy:
         going = self._leaves and stage is Stage.RUNNING and not told
         return going and child.task.runs_script and child.contributed is not None
 
-    def decide(self, child: Child, stage: Stage, *, memory: bool) -> int:
+    def decide(self, child: Child, stage: Stage, *, memory: bool, group: WorkerGroup | None = None) -> int:
         """Return which restart within 10 minutes is due for a child that has ended, and count it; 0 for none.
 
         stage: of this host's part of the job. memory: the OOM killer has just ended a process. Read the child's events
-        first.
+        first. group: begins again together with the child.
         """
         status = child.life.status or 0
         asked = child.asked or -status in _ASKED
@@ -76,6 +77,15 @@ class RestartPolicy:
             if child in self._out_of_memory:
                 return 0
             self._out_of_memory.add(child)
+        if group is not None:
+            return self.decide_group(group)
+        return self._count(child)
+
+    def decide_group(self, group: WorkerGroup) -> int:
+        """As `decide`, for a group of whose workers one has died, perhaps on another host."""
+        return 0 if group.lacks_state or not self.covers(group.members[0].task) else self._count(group.members[0])
+
+    def _count(self, child: Child) -> int:
         times, now = self._restarts.setdefault(child, deque()), self._clock()
         while times and now - times[0] > _WINDOW:
             times.popleft()

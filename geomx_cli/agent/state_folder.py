@@ -12,13 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from geomx_cli.agent.diagnosis import LOCAL, file_system
+from geomx_cli.core.conventions import CONTINUES
 from geomx_cli.core.files import is_own_folder, write_atomic
 
 __all__ = ["choose", "continues", "create", "environment", "forbid", "found", "keep_environment", "remove"]
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 64 << 20  # bytes
-_CONTINUES, _ENVIRONMENT = "continues", "environment.json"
+_ENVIRONMENT = "environment.json"
 _NAME = 80  # characters of a job's id and of a host's name in that of the folder
 
 
@@ -32,7 +33,7 @@ def create(directory: Path, job: str) -> tuple[Path | None, str]:
     if place is not None:
         try:
             place.mkdir(0o700)
-            (place / _CONTINUES).touch(0o600)
+            (place / CONTINUES).touch(0o600)
         except OSError as error:
             return None, f"{place} cannot be created: {error.strerror}"
     return place, problem
@@ -51,7 +52,7 @@ def choose(directory: Path, job: str) -> tuple[Path | None, str]:
 
 def continues(directory: Path) -> Path | None:
     """Return the folder from which the processes go on if the agent is killed; None after `forbid`."""
-    return next((place for place in found(directory) if (place / _CONTINUES).exists()), None)
+    return next((place for place in found(directory) if (place / CONTINUES).exists()), None)
 
 
 def forbid(directory: Path) -> None:
@@ -59,7 +60,7 @@ def forbid(directory: Path) -> None:
     disk.
     """
     for place in found(directory):
-        (place / _CONTINUES).unlink(missing_ok=True)
+        (place / CONTINUES).unlink(missing_ok=True)
 
 
 def keep_environment(folder: Path, variables: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.checkpoints import Checkpoint, Checkpoints
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
+from geomx_cli.agent.groups import WorkerGroup, WorkerGroups
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.incarnation import Child
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, Stage
@@ -27,7 +29,7 @@ from geomx_cli.agent.status import StatusFile
 from geomx_cli.agent.stop import DISAPPEAR, remains
 from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.agent_status import AgentStatus
-from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.conventions import JobClock, party_of
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.core.units import counted
@@ -42,7 +44,7 @@ _FAILING = 2.0  # for the others to exit on their own after a failure, before SI
 class Supervisor:
     """Single-threaded. `run` returns when every process has ended and everything is reported.
 
-    A process that died without a word may be restarted (restart_policy.py).
+    A process that died without a word may be restarted (restart_policy.py), with all of its group (groups.py).
 
     The whole part of the job is terminated by: a failed process, "stop", SIGTERM, SIGUSR1 or SIGINT to the agent or, as
     they tell by an event, to its processes, or a control machine that is disconnected or silent for longer than the
@@ -74,6 +76,7 @@ class Supervisor:
         self._checkpoints = Checkpoints(directory, self._children, lambda: self._uploads.number)
         self._freezer = self._uploader = 0  # the visitors that have asked for that; 0: the control machine
         self._policy = RestartPolicy(host_spec.restarts, on_worker_loss=host_spec.on_worker_loss)
+        self._groups = WorkerGroups(self._children)
         self._memory = OomWatcher()
         self._presence = PresenceProcesses(host_spec)
         self._wakeup, self._signals = socket.socketpair()
@@ -117,6 +120,8 @@ class Supervisor:
 
     def _is_over(self) -> bool:
         """Whether this host's part has ended, and does not begin again."""
+        if self._groups.are_pending and self._lifecycle.stage is Stage.RUNNING:
+            return False
         running = any(child.life.running for child in self._children)  # those that could not be killed
         if not self._lifecycle.over or running or not self._recall.awaited(self._control):
             connected = self._control.connected
@@ -155,6 +160,8 @@ class Supervisor:
                 self._acknowledge(message)
                 self._control.resend()
                 self._suspended = False
+                for each in self._groups:
+                    self._tell_halted(each)  # a control machine that begins to follow the job does not know
             case "start" if self._lifecycle.stage is Stage.WAITING:
                 self._start()
             case "suspend" | "resume" as kind:
@@ -167,6 +174,10 @@ class Supervisor:
                 self._stop_as_asked(message)
             case "again" if self._recall.told:
                 self._begin_again(str(message.get("how", "")), int(message.get("count", 1)))
+            case "halt":
+                self._halt_as_told(str(message.get("process", "")), str(message.get("how", "")))
+            case "regroup" if (group := self._groups.named(str(message.get("party", "")))) is not None and group.waits:
+                self._begin_group(group)
             case "release":
                 self._lifecycle.holding = False
             case "failing":
@@ -324,10 +335,16 @@ class Supervisor:
             child.life.events.skip()
             self._report(child, child.life.events.read())
             self._control.send_durable({"type": "started", "process": child.name})
-        for child in dead:  # one by one: what is written of the others stays as it was
+        for child in dead:
             child.state_dir = folder / child.task.file_name
-            child.incarnation -= 1  # the number that its next life gets again
-            child.life.status = -signal.SIGKILL
+        for child in dead:  # one by one: what is written of the others stays as it was
+            if child.life.running:  # with its group
+                continue
+            group = self._groups.of(child)
+            for each in group.members if group is not None else (child,):
+                if each in dead and each.life.status is None:
+                    each.incarnation -= 1  # the number that its next life gets again
+                    each.life.status = -signal.SIGKILL
             self._conclude(child, "ended with its agent")
         self._update_state()
 
@@ -439,12 +456,25 @@ class Supervisor:
         memory = self._memory.ran_out()
         if self._policy.excuses(child):
             child.life.status = 0
-        if count := self._policy.decide(child, self._lifecycle.stage, memory=memory):
-            self._restart(child, how or describe_status(child.life.status or 0, memory=memory), count)
+        group = self._groups.of(child)
+        if group is not None and group.is_pending:
+            self._await_group(group)
+            return
+        if self._may_begin_again(group) and (
+            count := self._policy.decide(child, self._lifecycle.stage, memory=memory, group=group)
+        ):
+            how = how or describe_status(child.life.status or 0, memory=memory)
+            if group is None:
+                self._restart(child, how, count)
+            else:
+                group.halt(child.name, how, count)
+                self._await_group(group)
             return
         saved = outputs.record(child.task, child.life.events.path, self._clock.time())
         self._report(child, [*child.life.events.read(), *([saved] if saved is not None else [])])
         failure = child.failure(memory=memory)
+        if failure is not None and not failure.hint and group is not None:
+            failure = replace(failure, hint=group.advice)
         if failure is not None and self._policy.lets_go(child, self._lifecycle.stage):
             self._let_go(child, how or failure.cause)
             return
@@ -476,6 +506,45 @@ class Supervisor:
             self._control.send_durable({"type": "ended", "process": child.name, "status": status, "asked": False})
         self._update_state()
         self._status.write_soon()
+
+    # Groups of workers that begin again together.
+
+    def _may_begin_again(self, group: WorkerGroup | None) -> bool:
+        """Whether there is who tells the other hosts of a group."""
+        return group is None or group.is_whole or self._control.connected or bool(self._host_spec.lease)
+
+    def _halt_as_told(self, process: str, how: str) -> None:
+        """A worker of a group has died on another host: end those of this one."""
+        group = self._groups.named(party_of(process))
+        if group is None or group.is_pending or self._lifecycle.stage is not Stage.RUNNING:
+            return
+        if count := self._policy.decide_group(group):
+            group.halt(process, how, count)
+            self._await_group(group)
+            return
+        name = group.members[0].name
+        what = f"cannot begin again together with {process}, which {how}"
+        self._fail(group.members[0], Failure(name, self._host_spec.host, what, self._clock.time(), group.advice))
+
+    def _await_group(self, group: WorkerGroup) -> None:
+        """Begin again once all members have ended here, and on other hosts."""
+        if not group.has_ended:
+            return
+        if group.is_whole:
+            self._begin_group(group)
+        elif not group.waits:
+            group.waits = True
+            self._tell_halted(group)
+
+    def _tell_halted(self, group: WorkerGroup) -> None:
+        if group.waits:
+            name = group.members[0].name
+            self._control.send_durable({"type": "halted", "process": name, "died": group.process, "how": group.how})
+
+    def _begin_group(self, group: WorkerGroup) -> None:
+        for member, how in group.begin():
+            if self._lifecycle.stage is Stage.RUNNING:  # else one could not be started
+                self._restart(member, how, group.count)
 
     def _let_go(self, child: Child, how: str) -> None:
         """A script's worker has died, and the others go on: a process in its name leaves the job."""
@@ -540,6 +609,11 @@ class Supervisor:
             left=list(left),
         )  # fmt: skip
 
+    def _final_status(self, child: Child) -> int | None:
+        """The exit status of a child that has ended for good."""
+        group = self._groups.of(child)
+        return None if group is not None and group.is_pending else child.life.status
+
     @property
     def _stage(self) -> str:
         return "emptied" if self._recall.told else self._lifecycle.stage.name.lower()
@@ -548,6 +622,10 @@ class Supervisor:
         self._status.write_soon()
         if self._lifecycle.stage is Stage.FAILING:
             state_folder.forbid(self._directory)
+            for group in self._groups:
+                for member in group.give_up() if group.is_pending else ():
+                    if not member.life.running:
+                        self._conclude(member)
 
     def _update_state(self) -> None:
         try:
@@ -567,7 +645,7 @@ class Supervisor:
             life=self._life,
             successions=self._last.successions if self._last is not None else (),
             incarnations={child.name: child.incarnation for child in children},
-            ended={child.name: child.life.status for child in children if child.life.status is not None},
+            ended={child.name: status for child in children if (status := self._final_status(child)) is not None},
             asked=tuple(child.name for child in children if child.asked),
             together=self._together,
         ).write(self._directory)

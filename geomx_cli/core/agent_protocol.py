@@ -20,6 +20,7 @@ __all__ = [
     "Ended",
     "Failed",
     "Frozen",
+    "Halted",
     "Hello",
     "Kept",
     "HostUsage",
@@ -174,6 +175,16 @@ class Emptied(Message, tag="emptied", frozen=True):
     """All processes of the host have ended, and the agent waits to be told whether they begin again."""
 
 
+class Halted(Message, tag="halted", frozen=True):
+    """All workers of a process group that this host has have ended, and wait to begin again together with those of
+    other hosts. process: one of them. died, how: who has died first, and how.
+    """
+
+    process: str
+    died: str
+    how: str
+
+
 class Done(Message, tag="done", frozen=True):
     """The agent has ended its part of the job."""
 
@@ -199,7 +210,7 @@ def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> M
         return None
     found = convert(message, kind)
     match found:
-        case Started(process) | Restarted(process) | Logged(process) | Ended(process):
+        case Started(process) | Restarted(process) | Logged(process) | Ended(process) | Halted(process):
             own = places.get(process) == host
         case Failed(failure):
             own = places.get(failure["process"]) == host

@@ -4,8 +4,8 @@ import re
 import time
 
 __all__ = [
-    "CONTRIBUTED", "JobClock", "STATE_ENDED", "file_name", "life_of", "module_command", "number_before", "party_of",
-    "shell_name",
+    "CONTINUES", "CONTRIBUTED", "JobClock", "OVER", "STATE_ENDED", "file_name", "life_of", "module_command",
+    "number_before", "party_of", "shell_name",
 ]  # fmt: skip
 
 STATE_ENDED = "ended"
@@ -16,6 +16,14 @@ Its text, if any, is a hint for the user of a script.
 CONTRIBUTED = "contributed"
 """A file in the folder of a worker's state, in a job that goes on without one that dies: the last round to which it has
 contributed. Without this file it has not contributed, or what it has cannot be completed.
+"""
+
+CONTINUES = "continues"
+"""A file in the folder of a host's states, as long as processes that die may be started again."""
+
+OVER = "over"
+"""A file in the folder of the state of a worker that belongs to a process group of its party: the scripts of all its
+workers are over, and this one only leaves the job.
 """
 
 

@@ -88,13 +88,17 @@ class StateFile:
     """Records by id, each replaced as a whole or not at all by `commit`. For one thread.
 
     path: created with mode 0600 if it is not there. A file on tmpfs survives its processes, not the machine.
+    keeps_two: each record's last commit but one stays in the file too, until the next commit; see `step_back`.
     Memory: twice the arrays, allocated when a record is first committed; more for a record whose size varies.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keeps_two: bool = False) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._keeps_two = keeps_two
         self._regions: dict[str, _Region] = {}
         self._free: list[_Region] = []
+        self._outgrown: dict[str, _Region] = {}  # with the last commit but one
+        self._older: dict[str, _Found] = {}
         self._end = 0
         self._sequence = 0
         self._newest = self._scan()
@@ -117,23 +121,46 @@ class StateFile:
         start = region.end(generation) - _TRAILER.size - len(index) - size
         self._write([*parts, memoryview(index), memoryview(trailer)], start)
         region.newest = generation
+        if (last := self._outgrown.pop(name, None)) is not None:
+            self._free.append(last)
         # An outgrown region is free only now: until here it had the record.
         if (old := self._regions.get(name)) is not None and old is not region:
-            self._free.append(old)
+            if self._keeps_two:
+                self._outgrown[name] = old
+            else:
+                self._free.append(old)
         self._regions[name] = region
 
     def load(self) -> Iterator[tuple[str, Saved]]:
         """The newest generation of each record that the file had when it was opened, one at a time."""
         for name, found in self._newest.items():
-            start = found.region.end(found.generation) - _TRAILER.size - found.index - found.arrays
-            _, fields, described = _decoder.decode(_read(self._file, found.index, start + found.arrays))
-            arrays = {}
-            for what, dtype, shape in described:
-                array = arrays[what] = np.empty(shape, dtype)
-                if array.nbytes:
-                    _fill(self._file, array.reshape(-1).view(np.uint8).data, start)
-                start += array.nbytes
-            yield name, Saved(fields, arrays)
+            yield name, self._record(found)
+
+    def step_back(self, name: str) -> Saved | None:
+        """Drop the newest generation of a record, and return the one before; None if there is none, and then the record
+        is gone. For a file that `keeps_two`, before the first commit to the record.
+        """
+        newest, older = self._newest.pop(name), self._older.pop(name, None)
+        _write_all(self._file, bytes(_TRAILER.size), newest.region.end(newest.generation) - _TRAILER.size)
+        region, outgrown = self._regions.pop(name), self._outgrown.pop(name, None)
+        if outgrown is not None or older is None:
+            self._free.append(region)
+        if older is None:
+            return None
+        older.region.newest = older.generation
+        self._regions[name], self._newest[name] = older.region, older
+        return self._record(older)
+
+    def _record(self, found: _Found) -> Saved:
+        start = found.region.end(found.generation) - _TRAILER.size - found.index - found.arrays
+        _, fields, described = _decoder.decode(_read(self._file, found.index, start + found.arrays))
+        arrays = {}
+        for what, dtype, shape in described:
+            array = arrays[what] = np.empty(shape, dtype)
+            if array.nbytes:
+                _fill(self._file, array.reshape(-1).view(np.uint8).data, start)
+            start += array.nbytes
+        return Saved(fields, arrays)
 
     def close(self) -> None:
         os.close(self._file)
@@ -169,9 +196,9 @@ class StateFile:
                 parts[0] = parts[0][written:]
 
     def _scan(self) -> dict[str, _Found]:
-        """Find all regions and the newest generation of each record."""
+        """Find all regions and the newest generation of each record, and the one before."""
         size = os.fstat(self._file).st_size
-        newest: dict[str, _Found] = {}
+        generations: dict[str, list[_Found]] = {}
         free: list[_Region] = []
         while self._end + _ALIGN <= size and (room := _room(_read(self._file, _HEADER.size, self._end))):
             region = _Region(self._end, room)
@@ -181,12 +208,21 @@ class StateFile:
             self._end += region.size
             for name, found in self._generations(region):
                 self._sequence = max(self._sequence, found.sequence)
-                if name not in newest or newest[name].sequence < found.sequence:
-                    newest[name] = found
+                generations.setdefault(name, []).append(found)
+        newest: dict[str, _Found] = {}
+        for name, all_found in generations.items():
+            all_found.sort(key=lambda each: each.sequence)
+            newest[name] = all_found[-1]
+            if len(all_found) > 1:
+                self._older[name] = all_found[-2]
         for name, found in newest.items():
             found.region.newest = found.generation
             self._regions[name] = found.region
             free.remove(found.region)
+        for name, found in self._older.items() if self._keeps_two else ():
+            if found.region in free:
+                free.remove(found.region)
+                self._outgrown[name] = found.region
         self._free = free
         os.ftruncate(self._file, self._end)  # what a killed writer had begun to allocate
         return newest

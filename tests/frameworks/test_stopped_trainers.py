@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from forked_launch import ForkedLaunch
 from runs import SCRIPTS, TWO, Runs
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -26,7 +27,8 @@ def test_trainers_stop_after_the_same_step(
     runs: Runs, script: str, word: str, options: tuple[str, ...], checkpoint: str
 ) -> None:
     argv = ["python", str(SCRIPTS / script), str(runs.folder / "out"), "line", word]
-    job = runs.desk.train(*TWO, *options, "--json", "--grace", "60s", "--", *argv)
+    words = (*TWO, *options, "--json", "--grace", "60s", "--", *argv)
+    job = ForkedLaunch.begin(runs.desk, *words, imported="frameworks")
     log = job.directory / "events" / "A-worker-0.jsonl"
     job.wait_for(lambda: (log.exists() and '"reported"' in log.read_text()) or job.process.poll() is not None)
     os.kill(job.pid("B/worker:0"), signal.SIGTERM)  # for which Lightning has a handler of its own

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from desk import Desk
+from forked_launch import ForkedLaunch
 from idx import write_data
 
 pytestmark = pytest.mark.processes
@@ -28,11 +29,10 @@ def test_a_stopped_job_goes_on_with_the_same_bits(desk: Desk, tmp_path: Path) ->
     options = "--algo fsa --compress bsc:0.05"  # whose residuals are in the servers
     words = [*WORDS, *options.split(), "--data-dir", str(write_data(tmp_path / "idx", 4 * 800, 64))]
     first, second = tmp_path / "first", tmp_path / "second"
-    calm = desk.geomx("launch", "--job-dir", str(tmp_path / "calm"), *words)
-    assert calm.returncode == 0, calm.stderr
+    calm = ForkedLaunch.run(desk, "--job-dir", str(tmp_path / "calm"), *words, imported="mxnet")
+    assert calm.returncode == 0, calm.errors
 
-    stopped = desk.train(*words, "--checkpoint-every", "1s", "--job-dir", str(first))
-    stopped.found = first
+    stopped = ForkedLaunch.begin(desk, *words, "--checkpoint-every", "1s", "--job-dir", str(first), imported="mxnet")
     stopped.wait_for(lambda: rounds(first) >= 10)
     stopped.process.terminate()
     assert stopped.finish() == 75
@@ -44,9 +44,9 @@ def test_a_stopped_job_goes_on_with_the_same_bits(desk: Desk, tmp_path: Path) ->
         (folder / str(int(newest.name) + 2)).mkdir()
         (folder / "notes.txt").write_text("mine")
 
-    resumed = desk.geomx("launch", "--resume", str(first), "--job-dir", str(second))
-    assert resumed.returncode == 0, resumed.stderr
-    assert "notes.txt" in resumed.stderr and ".part" in resumed.stderr and "skipped" in resumed.stderr
+    resumed = ForkedLaunch.run(desk, "--resume", str(first), "--job-dir", str(second), imported="mxnet")
+    assert resumed.returncode == 0, resumed.errors
+    assert "notes.txt" in resumed.errors and ".part" in resumed.errors and "skipped" in resumed.errors
     assert parameters(second) == parameters(tmp_path / "calm") != set()
     assert 0 < rounds(second) < rounds(tmp_path / "calm")
     assert not list(second.glob("hosts/*/checkpoints"))
@@ -54,7 +54,7 @@ def test_a_stopped_job_goes_on_with_the_same_bits(desk: Desk, tmp_path: Path) ->
 
 def test_what_does_not_fit_is_refused(desk: Desk, tmp_path: Path) -> None:
     words = [*WORDS, "--data-dir", str(write_data(tmp_path / "idx", 4 * 16, 64)), "--job-dir", str(tmp_path / "done")]
-    assert desk.geomx("launch", *words).returncode == 0
+    assert ForkedLaunch.run(desk, *words, imported="mxnet").returncode == 0
 
     def refused(*more: str) -> Any:
         done = desk.geomx("launch", "--resume", str(tmp_path / "done"), *more)

@@ -265,3 +265,29 @@ def test_the_index_is_damaged(tmp_path: Path) -> None:
     raw[-60] ^= 1
     path.write_bytes(raw)
     assert same(read(path)["a"], "first", some(1, 20))
+
+
+@pytest.mark.parametrize("sizes", [(1000, 1000, 1000), (1000, 1000, 3000), (1000, 3000, 9000), (900,)], ids=str)
+def test_the_last_commit_but_one_comes_back(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    """Also if the record has outgrown its region; another record of that size does not take its place."""
+    path = tmp_path / "state"
+    file = StateFile(path, keeps_two=True)
+    for number, size in enumerate(sizes):
+        file.commit("a", number, some(number, size))
+    file.commit("b", "other", some(5, 1000))
+    file.close()
+    file = StateFile(path, keeps_two=True)
+    file.commit("c", "another", some(6, sizes[-1]))
+    found, last = file.step_back("a"), len(sizes) - 2
+    if last < 0:
+        assert found is None and "a" not in dict(file.load())
+        file.commit("a", "new", some(7))
+        assert same(read(path)["a"], "new", some(7))
+        return
+    assert found is not None and same(found, last, some(last, sizes[last]))
+    file.close()
+    assert same(read(path)["a"], last, some(last, sizes[last]))  # a life that is killed now goes on from there too
+    file = StateFile(path, keeps_two=True)
+    file.commit("a", "new", some(8, sizes[-1]))
+    file.close()
+    assert same(read(path)["a"], "new", some(8, sizes[-1])) and same(read(path)["b"], "other", some(5, 1000))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from desk import Desk, Launch
+from forked_launch import ForkedLaunch
 from rehearsal import Rehearsal
 from torch import nn
 from torch.nn import functional
@@ -73,7 +74,7 @@ def test_the_tensors_are_in_the_order_of_the_architecture() -> None:
 
 def test_it_trains(desk: Desk, text: Path) -> None:
     words = ("--local", "--json", "--network", "gpt", *SMALL, "--data-dir", str(text), "--workers", "1")
-    job = desk.train(*words, "--epochs", "3", "--lr", "0.01", "--algo", "fsa")
+    job = ForkedLaunch.begin(desk, *words, "--epochs", "3", "--lr", "0.01", "--algo", "fsa", imported="torch")
     assert job.finish() == 0, job.errors
     assert "validation loss 5." in job.errors or "validation loss 4." in job.errors, job.errors
     result = json.loads(job.output)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from cluster import ROOT
 from desk import Desk
+from forked_launch import ForkedLaunch
 from idx import write_data
 from rehearsal import Rehearsal
 from safetensors.numpy import load_file
@@ -103,9 +104,9 @@ def test_all_reports_of_tensors_are_recorded(desk: Desk, tmp_path: Path, data: s
     (tmp_path / "train.py").write_text(REPORTS)
     words = ("--local", *TWO, "--", "python", "train.py", data)
     if data == "same":
-        done = desk.geomx("launch", "--json", *words)
-        assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout)
+        launched = ForkedLaunch.run(desk, "--json", *words, imported="torch")
+        assert launched.returncode == 0, launched.errors
+        result = json.loads(launched.output)
         (compared,) = desk.json("compare", str(tmp_path / "job"))["jobs"]
         told = [text.partition(": ")[2] for text in compared["warnings"]]
         assert told == result["warnings"], "as in all reports, with the job's name"

@@ -6,14 +6,17 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from cluster import until
 from desk import Desk, Launch
+from forked_launch import ForkedLaunch
+from rehearsal import Rehearsal
 from workers import SCRIPTS
 
 pytestmark = pytest.mark.processes
 
 SCRIPT = str(SCRIPTS / "preempted.py")
 FSA, DILOCO = ("--algo", "fsa"), ("--algo", "diloco", "--inner-steps", "1000")
-PARTIES = ("--json", "--grace", "60s", "--parties", "2", "--workers", "2")
+PARTIES = ("--parties", "2", "--workers")
 
 
 def to_all(job: Launch) -> None:
@@ -30,7 +33,7 @@ def by_command(job: Launch) -> None:
 
 Way = tuple[Callable[[Launch], object], str]
 WAYS: dict[str, Way] = {
-    "SIGTERM to a worker": (lambda job: os.kill(job.pid("B/worker:1"), signal.SIGTERM), "SIGTERM to B/worker:1"),
+    "SIGTERM to a worker": (lambda job: os.kill(job.pid("B/worker:0"), signal.SIGTERM), "SIGTERM to B/worker:0"),
     "SIGTERM to a server": (lambda job: os.kill(job.pid("B/server:0"), signal.SIGTERM), "SIGTERM to B/server:0"),
     "SIGUSR1 to launch": (lambda job: job.process.send_signal(signal.SIGUSR1), "SIGUSR1"),
     "Ctrl-C": (lambda job: job.process.send_signal(signal.SIGINT), "Ctrl-C"),
@@ -40,10 +43,10 @@ WAYS: dict[str, Way] = {
 }
 
 
-def trained(desk: Desk, way: Callable[[Launch], object], *words: str) -> Launch:
-    """A job of four workers that was asked to stop while all train."""
-    job = desk.train(*PARTIES, *words)
-    job.wait_for(lambda: len(list(desk.folder.glob("trains-*"))) == 4 or job.process.poll() is not None)
+def trained(desk: Desk, way: Callable[[Launch], object], workers: int, *words: str) -> Launch:
+    """A job of two parties of so many workers, which was asked to stop while all train."""
+    job = ForkedLaunch.begin(desk, "--json", "--grace", "60s", *PARTIES, str(workers), *words, imported="torch")
+    job.wait_for(lambda: len(list(desk.folder.glob("trains-*"))) == 2 * workers or job.process.poll() is not None)
     assert job.process.poll() is None, job.end()
     way(job)
     return job
@@ -64,39 +67,35 @@ def assert_stopped(job: Launch, by: str) -> list[str]:
 
 def test_all_workers_stop_after_the_same_step_and_a_handler_of_the_script_stays(desk: Desk) -> None:
     ask, by = WAYS["SIGTERM to a worker"]
-    steps = assert_stopped(trained(desk, ask, *FSA, "--", "python", SCRIPT, "handles"), by)
+    steps = assert_stopped(trained(desk, ask, 2, *FSA, "--", "python", SCRIPT, "handles"), by)
     assert len(steps) == 4 and len(set(steps)) == 1
-    assert [path.name for path in desk.folder.glob("handled-*")] == ["handled-3"], "where the signal came"
+    assert [path.name for path in desk.folder.glob("handled-*")] == ["handled-2"], "where the signal came"
 
 
 def test_all_workers_stop_in_the_middle_of_a_long_round(desk: Desk) -> None:
     ask, by = WAYS["SIGUSR1 to launch"]
-    steps = assert_stopped(trained(desk, ask, *DILOCO, "--", "python", SCRIPT), by)
-    assert len(steps) == 4 and len(set(steps)) == 1 and int(steps[0]) < 1000
+    steps = assert_stopped(trained(desk, ask, 1, *DILOCO, "--", "python", SCRIPT), by)
+    assert len(steps) == 2 and len(set(steps)) == 1 and int(steps[0]) < 1000
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", ["SIGTERM to a server", "SIGTERM to an agent", "SIGTERM to all", "geomx stop"])
 def test_whatever_asks_the_job_to_stop(desk: Desk, way: str) -> None:
     ask, by = WAYS[way]
-    steps = assert_stopped(trained(desk, ask, *FSA, "--", "python", SCRIPT), by)
-    assert len(steps) == 4 and len(set(steps)) == 1
+    steps = assert_stopped(trained(desk, ask, 1, *FSA, "--", "python", SCRIPT), by)
+    assert len(steps) == 2 and len(set(steps)) == 1
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--algo hfa --k1 3 --k2 4", "--algo mixed", "--reduce torch --shards 2", "ddp",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("words", ["--algo hfa --k1 3 --k2 4", "--algo mixed", "--reduce torch --shards 2", "ddp"])
 def test_with_whatever_algorithm_and_members(desk: Desk, words: str) -> None:
-    ask, by = WAYS["SIGTERM to a worker"]
     options = [] if words == "ddp" else words.split()
     given = ["ddp"] * (words == "ddp") + ["divides"] * ("--shards" in words)
-    steps = assert_stopped(trained(desk, ask, *options, "--", "python", SCRIPT, *given), by)
-    assert len(steps) == 4
-    if "esync" not in words:  # whose workers take different numbers of steps in a round
-        assert len(set(steps[:2])) == len(set(steps[2:])) == 1
-    if "esync" not in words and "mixed" not in words:
-        assert len(set(steps)) == 1
+    command = ("--local", "--job-dir", "job", *PARTIES, "2", *options, "--", "python", SCRIPT, *given)
+    job = Rehearsal(desk, *command, imported="torch")
+    until(lambda: len(list(desk.folder.glob("trains-*"))) == 4, state=lambda: job.logs)
+    os.kill(job.processes["B/worker:0"].pid, signal.SIGTERM)
+    job.finish()
+    steps = [path.read_text() for path in sorted(desk.folder.glob("stopped-*"))]
+    assert len(steps) == 4 and len(set(steps[:2])) == len(set(steps[2:])) == 1
+    assert len(set(steps)) == 1 or "mixed" in words, "whose parties take steps of their own"

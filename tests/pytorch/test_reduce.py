@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from desk import Desk
+from forked_launch import ForkedLaunch
 from reference import Dense
 from rehearsal import Rehearsal
 from test_local_steps import Nesterov, Replicas
@@ -129,7 +130,7 @@ def test_diloco_with_workers_that_end_early(desk: Desk) -> None:
 
 def test_a_killed_worker_that_is_no_member_fails_the_job_by_name(desk: Desk) -> None:
     words = ("--local", "--json", "--reduce", "torch", "--parties", "1")
-    job = desk.train(*words, "--", "python", str(SCRIPTS / "breaks.py"), "killed")
+    job = ForkedLaunch.begin(desk, *words, "--", "python", str(SCRIPTS / "breaks.py"), "killed", imported="torch")
     job.wait_for((desk.folder / "ready").exists)
     os.kill(job.pid("A/worker:1"), signal.SIGKILL)
     assert job.finish() == 1

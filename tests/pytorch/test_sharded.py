@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from desk import Desk
+from forked_launch import ForkedLaunch
 from rehearsal import Rehearsal
 from test_local_steps import Nesterov
 from test_reduce import PARTIES, settings
@@ -78,7 +79,8 @@ def test_replicas_of_the_shards_follow_their_leaders(desk: Desk, algorithm: tupl
 
 def test_a_killed_worker_of_a_shard_fails_the_job_by_name(desk: Desk) -> None:
     words = ("--local", "--json", "--reduce", "torch", "--parties", "1", *SHARDS, "--timeout", "120s")
-    job = desk.train(*words, "--", "python", str(SCRIPTS / "sharded.py"), "20", "stop")  # importing DTensor is slow
+    script = str(SCRIPTS / "sharded.py")
+    job = ForkedLaunch.begin(desk, *words, "--", "python", script, "20", "stop", imported="torch")
     job.wait_for(lambda: all((desk.folder / f"ready-{rank}").exists() for rank in range(2)), 120)
     os.kill(job.pid("A/worker:1"), signal.SIGKILL)
     assert job.finish() == 1

@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import sys
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from desk import Desk
 from killed_scripts import play
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
@@ -31,11 +31,11 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "stateful.py")
         ("--algo fsa", "shuffle"), ("--algo diloco --inner-steps 4 --compress int8", "sampler"),
     ],
 )  # fmt: skip
-def test_a_gan_whose_workers_are_killed_has_the_same_bits(options: str, loader: str, tmp_path: Path) -> None:
-    script = [sys.executable, SCRIPT, json.dumps({"epochs": 10, "loader": loader, "pause": 0.02})]
+def test_a_gan_whose_workers_are_killed_has_the_same_bits(options: str, loader: str, desk: Desk) -> None:
+    script = ["python", SCRIPT, json.dumps({"epochs": 6, "loader": loader, "pause": 0.02})]
     words = ["--framework", "torch", "--parties", "2", "--workers", "1", *options.split()]
-    calm = play(tmp_path / "calm", words, script)
-    disturbed = play(tmp_path / "disturbed", words, script, kills="worker|server", count=2)
+    calm = play(desk, "calm", words, script, "torch")
+    disturbed = play(desk, "disturbed", words, script, "torch", kills="worker|server", count=2)
     assert len(calm) == 2 and [line.removesuffix("resumed") for line in disturbed] == calm
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from desk import Desk
+from forked_launch import ForkedLaunch
 from workers import SCRIPTS
 
 pytestmark = pytest.mark.processes
@@ -18,8 +19,8 @@ PARTIES = ("--parties", "2", "--workers", "2")
 
 def run(desk: Desk, *words: str) -> tuple[dict[str, Any], str]:
     """Run a job to its end; return its result, and what launch has told."""
-    done = desk.geomx("launch", "--local", "--json", "--job-dir", "job", *words)
-    return json.loads(done.stdout), done.stderr
+    job = ForkedLaunch.run(desk, "--local", "--json", *words, imported="torch")
+    return json.loads(job.output), job.errors
 
 
 def models(folder: Path) -> dict[str, dict[str, set[float]]]:

@@ -111,7 +111,8 @@ def test_wrong_variable_is_told(
     warned = [event["message"] for event in events_of(tmp_path, culprit) if event["event"] == "warning"]
     assert warned == [f"its scheduler at tcp://127.0.0.1:{nobody} has not answered for 0.5 s"] * (culprit == "Bw1")
     for name in {"gs", "As", "Bs", "Asrv0", "Bsrv0"} - {culprit}:
-        assert waiting in outputs[name]
+        # On a busy machine the members of a party may all have joined before its server misses the one above.
+        assert waiting in outputs[name] or "has it been started" in outputs[name]
 
 
 def test_a_learning_rate_that_does_not_fit_is_told(cluster: Cluster, tmp_path: Path) -> None:

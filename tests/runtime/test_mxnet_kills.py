@@ -1,9 +1,7 @@
 """MXNet scripts that save their state go on at the same batch when their workers are killed, with the same bits."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from desk import Desk
 from killed_scripts import play
 from mxnet_scripts import SCRIPTS
 
@@ -13,8 +11,8 @@ WORDS = ["--framework", "mxnet", "--parties", "2", "--workers", "1", "--rank-sco
 
 
 @pytest.mark.parametrize("kind", ["network", "module"])
-def test_a_script_whose_workers_are_killed_has_the_same_bits(kind: str, tmp_path: Path) -> None:
-    script = [sys.executable, str(SCRIPTS / "stateful.py"), kind, "3", "0.1"]
-    calm = play(tmp_path / "calm", WORDS, script)
-    disturbed = play(tmp_path / "disturbed", WORDS, script, kills="worker|server", count=3)
+def test_a_script_whose_workers_are_killed_has_the_same_bits(kind: str, desk: Desk) -> None:
+    script = ["python", str(SCRIPTS / "stateful.py"), kind, "3", "0.1"]
+    calm = play(desk, "calm", WORDS, script, "mxnet")
+    disturbed = play(desk, "disturbed", WORDS, script, "mxnet", kills="worker|server", count=3)
     assert len(calm) == 2 and [line.removesuffix("resumed") for line in disturbed] == calm

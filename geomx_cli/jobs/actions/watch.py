@@ -17,6 +17,7 @@ from geomx_cli.core.agent_protocol import (
     Ended,
     Failed,
     Frozen,
+    Halted,
     Hello,
     Kept,
     Logged,
@@ -32,6 +33,7 @@ from geomx_cli.core.agent_protocol import (
     parse,
 )
 from geomx_cli.core.agent_status import AgentStatus
+from geomx_cli.core.conventions import party_of
 from geomx_cli.core.events import ProcessFailed, ProcessLeft, StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.core.units import format_duration, some_of
@@ -48,6 +50,7 @@ from geomx_cli.jobs.actions.agent_connection import (
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.checkpoint_round import CheckpointRound
 from geomx_cli.jobs.actions.checkpoint_upload import CheckpointUpload
+from geomx_cli.jobs.actions.group_restarts import GroupRestarts
 from geomx_cli.jobs.actions.restart_all import RestartAll
 from geomx_cli.jobs.actions.stop import STOP_LIMIT, AgentMonitor, Linger, lost
 from geomx_cli.jobs.view.follow import Observer, View
@@ -116,6 +119,7 @@ class Watch:
         self._awaits_upload = False  # the user knows
         self._linger = Linger(float(plan.spec.options["silence"]))
         self._restart_all = RestartAll(plan)
+        self._group_restarts = GroupRestarts(plan)
         self._emptied = set[str]()  # hosts whose agents wait to be told whether all begin again
         self._again_message: JsonObject = {}
         self._last_turn = self._awake_since = time.monotonic()
@@ -210,6 +214,9 @@ class Watch:
                 self._started.add(process)
             case Emptied():
                 self._on_emptied(host)
+            case Halted(process, died, how) if self._stopping_since is None:
+                for each, order in self._group_restarts.on_halted(host, party_of(process), died, how):
+                    self._pool.connections[each].send(order)
             case Restarted(process, _, how, count, limit):
                 self._view.warn(f"{process} {how}; started again ({count} of {limit})")
             case Ended(process, status, asked):

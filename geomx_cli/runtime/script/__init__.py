@@ -46,6 +46,7 @@ class Session:
     store: the store that the front end has created for the script, None before.
     contribution: see ProcessFinished; set by `finish`.
     recovery: what an earlier life of this worker has saved; None before it joins.
+    await_group: waits until the scripts of all workers of its process group are over, if it belongs to one.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class Session:
         self._exit: tuple[object, int] = (None, 0)
         self.contribution: Contribution = ""
         self.recovery: WorkerState | None = None
+        self.await_group: Callable[[], None] = lambda: None
 
     def attach(self) -> None:
         """Register the exit handlers. Idempotent."""
@@ -92,6 +94,7 @@ class Session:
         from geomx_cli.runtime.training import parting
 
         reports.close()  # before the last telemetry, which has their last loss
+        self.await_group()
         if client is not None:
             self.contribution = contribution_of(client, trained=reports.trained())
             if self._stopping is not None:
@@ -218,6 +221,10 @@ class Session:
             parting.end(settings, self._log())
             self._log().write(ProcessFinished())
             raise SystemExit(0)
+        if parting.is_over(settings):
+            self._leave_alone(settings)
+            self._log().write(ProcessFinished())
+            raise SystemExit(0)
         self.recovery = WorkerState(Path(settings.state_dir) if settings.state_dir else None, self.warn)
         if settings.local is not None:
             self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
@@ -239,6 +246,19 @@ class Session:
         before = max(0.0, self._log().clock.time() - since) if since else 0.0
         reports.begin(self._log(), lambda: self.store is not None and self.store.failure is not None, on_loss, before)
         return client
+
+    def _leave_alone(self, settings: "Settings") -> None:
+        """Leave the job in the name of an earlier life, whose script and those of its group were over."""
+        from geomx_cli.ps.client import Client
+        from geomx_cli.runtime.plugin_factory import part
+        from geomx_cli.runtime.training import parting
+
+        if settings.local is None:  # no member
+            return
+        client = Client(settings, self._log(), part(settings, "delivery", "worker")())
+        client.leave()
+        parting.begin(settings)
+        client.close()
 
     @property
     def settings(self) -> "Settings":

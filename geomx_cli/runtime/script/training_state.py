@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.state_file import Saved
 from geomx_cli.runtime.script import reports
 from geomx_cli.runtime.script.random_state import random_state, set_random_state
 from geomx_cli.runtime.training.worker_algorithm import State
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.state_file import Saved
     from geomx_cli.runtime.training.worker_state import WorkerState
 
 __all__ = ["Batches", "Place", "TrainingState"]
@@ -125,9 +125,13 @@ class TrainingState(ABC):
     def save(self) -> None:
         """Save now. Loops that do not use `batches` call it between two steps, at least once in each round."""
         self._settle()
-        if self._client is not None and self._recovery.saves:
+        if not self._recovery.may_save:
+            return
+        client = Saved({}, {})  # of a worker for which another one exchanges
+        if self._client is not None:
             self._client.await_rounds()  # some algorithms do not wait for all results
-            self._recovery.save(self._rounds, self._state(), self._client.state())
+            client = self._client.state()
+        self._recovery.save(self._rounds, self._state(), client)
 
     def _iterate(self, loader: Any) -> Iterator[Any]:
         number, self._passes = self._passes, self._passes + 1
@@ -177,7 +181,7 @@ class TrainingState(ABC):
         state.add("script", self._of_script(self._objects))
         return state
 
-    def _restore(self, state: State, client: "Saved") -> None:
+    def _restore(self, state: State, client: Saved) -> None:
         if self._client is not None:
             self._client.load(client)
         self._numbers.update(state.values["numbers"])

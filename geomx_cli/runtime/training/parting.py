@@ -4,11 +4,14 @@ Some of its servers and its scheduler may have heard it then, and may have ended
 that it has done all before it says goodbye, and its next life only says it once more, to whom it still finds.
 """
 
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from geomx_cli.core.conventions import CONTINUES, OVER
 from geomx_cli.core.errors import GeomxError
 
 if TYPE_CHECKING:
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
     from geomx_cli.ps.cluster.membership import Membership
     from geomx_cli.ps.cluster.node import Node
 
-__all__ = ["begin", "end", "has_begun"]
+__all__ = ["await_end", "begin", "end", "has_begun", "is_over", "note_over"]
 
 _FILE = "parting"
+_LOOK = 0.05  # seconds
 _LIMIT = 10.0  # seconds: who is still there answers at once, or is restarted itself
 
 
@@ -33,6 +37,26 @@ def begin(settings: "Settings") -> None:
 def has_begun(settings: "Settings") -> bool:
     """Whether an earlier life of this worker was killed while it said goodbye."""
     return bool(settings.state_dir) and Path(settings.state_dir, _FILE).exists()
+
+
+def note_over(settings: "Settings") -> None:
+    """The scripts of all workers of this one's group are over: its next life only leaves the job, without them."""
+    Path(settings.state_dir, OVER).touch()
+
+
+def is_over(settings: "Settings") -> bool:
+    """Whether an earlier life of this worker has called `note_over`."""
+    return bool(settings.state_dir) and Path(settings.state_dir, OVER).exists()
+
+
+def await_end(settings: "Settings", fails: Callable[[], bool]) -> None:
+    """Another worker of this one's group has died. As a rule the agent ends this one, and starts all of them again:
+    return when that does not happen, as the job ends, `fails` here, or the option `silence` has passed.
+    """
+    until = time.monotonic() + settings.number("silence")
+    continues = Path(settings.state_dir).parent / CONTINUES
+    while continues.exists() and not fails() and time.monotonic() < until:
+        time.sleep(_LOOK)
 
 
 def end(settings: "Settings", events: "EventLog") -> None:

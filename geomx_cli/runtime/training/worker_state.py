@@ -9,6 +9,8 @@ A script saves only if it says what (runtime/script/training_state.py). Until a 
 life may begin anew; from then on it goes on from what is saved, or not at all. Collective operations are rounds too, of
 which there may be several between two saves: their results are kept, and the next life takes them (ps/result_log.py).
 
+The workers of a party's process group save together, and go on from the same save (group_saves.py).
+
 With no room left recovery ends with one warning, and the job goes on.
 """
 
@@ -25,6 +27,7 @@ from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.result_log import ResultLog
 from geomx_cli.ps.state_file import Saved, StateFile
+from geomx_cli.runtime.training.group_saves import GroupSaves, SavingGroup
 from geomx_cli.runtime.training.worker_algorithm import Contributed, State
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ __all__ = ["INTERVAL", "WorkerState"]
 INTERVAL = 2.0
 """Seconds of computing after which a worker saves within a round."""
 _FILE = "worker"
-_SET_UP, _TRAINING, _CLIENT, _ROUND = "set up", "training", "client", "round"
+_SET_UP, _TRAINING, _CLIENT, _ROUND, _NUMBER = "set up", "training", "client", "round", "number"
 _NO_STATE = "geomx starts a killed worker again if its script saves its training: see geomx_cli.torch.state"
 _NO_RESULTS = "collective operations have brought more than is kept for a restart of this worker"
 
@@ -61,12 +64,13 @@ class WorkerState:
         self._is_recorded = False  # training is
         self._saved = 0.0
         self._results: ResultLog | None = None
+        self._group: GroupSaves | None = None
         if directory is not None:
             self._open(directory)
 
     def _open(self, directory: Path) -> None:
         try:
-            self._file = StateFile(directory / _FILE)
+            self._file = StateFile(directory / _FILE, keeps_two=True)
             saved = dict(self._file.load())
         except OSError as error:
             self._end(error)
@@ -83,6 +87,22 @@ class WorkerState:
     def continues(self) -> bool:
         """Whether there is a record of an earlier life, until it is restored."""
         return self._found is not None
+
+    def join_group(self, group: SavingGroup) -> bool:
+        """This worker saves together with a group, of which all call this before anything else; blocks. What continues
+        is the newest save that all have. Return whether there may be any.
+        """
+        own = self._found.fields.get(_NUMBER, 0) if self._found is not None else 0
+        agreed = GroupSaves.agree(group, None if self._file is None else own)
+        if self._file is None or agreed is None:
+            if self._file is not None:
+                self._drop("another worker of its party saves nothing")
+            return False
+        if own > agreed:
+            self._found = self._file.step_back(_TRAINING)
+        self._group = GroupSaves(group, self._is_late)
+        self._group.number = agreed
+        return True
 
     def restore(self, load: Callable[[State, Saved], None]) -> None:
         """Go on from the record of an earlier life.
@@ -112,6 +132,11 @@ class WorkerState:
         """Where other files may lie, which outlive this process as its state does; if it `saves`."""
         assert self._directory is not None
         return self._directory
+
+    @property
+    def may_save(self) -> bool:
+        """Whether `save` has an effect, and workers of a group are as far as their last saves."""
+        return self.saves and (self._group is None or self._group.may_save)
 
     def peek(self) -> State | None:
         """The state of training that `restore` will load, None if there is none. Do not change it."""
@@ -157,11 +182,12 @@ class WorkerState:
             self._drop(self.advice())
         return True
 
-    def give_up(self, why: str) -> None:
-        """No life follows this one, for a reason that is said in a warning."""
+    def give_up(self, why: str, *, tells: bool = True) -> None:
+        """No life follows this one, for a reason that is said in a warning, unless another worker `tells`."""
         if self._file is not None:
             self._drop(why)
-            self._warn(f"{why}; so if this worker is killed from now on, the job ends")
+            if tells:
+                self._warn(f"{why}; so if this worker is killed from now on, the job ends")
 
     def _drop(self, why: str) -> None:
         """What is there falls behind what the servers know, so it goes."""
@@ -196,18 +222,26 @@ class WorkerState:
 
     def is_due(self, rounds: int) -> bool:
         """Whether to save, after so many rounds: one was completed since the last save, or time has passed."""
-        late = time.monotonic() - self._saved >= INTERVAL
-        return self._file is not None and (rounds != self._rounds or late)
+        late = self._is_late() if self._group is None else self._group.is_due
+        return self.may_save and (rounds != self._rounds or late)
+
+    def _is_late(self) -> bool:
+        return self._file is not None and time.monotonic() - self._saved >= INTERVAL
 
     def save(self, rounds: int, training: State, client: Saved) -> None:
         """Replace what is saved."""
         state = State()
         state.add(_TRAINING, training)
         state.add(_CLIENT, State(client.fields, client.arrays))
+        if self._group is not None:
+            state.values[_NUMBER] = self._group.number + 1
         self._commit(_TRAINING, state)
+        if self._group is not None:
+            self._group.saved()
         self._is_recorded = True
+        oldest = rounds if self._group is None else self._rounds or 0  # its next life may step back
         self._rounds, self._saved = rounds, time.monotonic()
-        self._contributed = {round_: each for round_, each in self._contributed.items() if round_ >= rounds}
+        self._contributed = {round_: each for round_, each in self._contributed.items() if round_ >= oldest}
         if self._results is not None:
             self._results.clear(sum(array.nbytes for array in state.arrays.values()))
             if self._results.has_gap:  # before the first save

@@ -76,7 +76,7 @@ class StoreState:
         state.add("exchanges", self._exchanges.state())
         state.add("optimizer", self._optimizer.state())
         if (esync := self._esync.state() if self._esync is not None else self._of_esync) is not None:
-            state.add("esync", esync)
+            state.add("steps", esync)
         self._unsaved.clear()
         return state
 
@@ -88,8 +88,8 @@ class StoreState:
             self._optimizer.add(key, shape, dtype, self._exchanges.fill)
         self._exchanges.go_on(state.part("exchanges"))
         self._optimizer.go_on(state.part("optimizer"))
-        if "esync" in state.values:
-            self._of_esync = state.part("esync")
+        if "steps" in state.values:
+            self._of_esync = state.part("steps")
         if self._esync is not None:
             self._load_esync(self._esync)
 

@@ -136,13 +136,15 @@ class PartyOperations(BackwardPass):
     its script has finished, so that it takes part in what the others do.
 
     device: where gradients are added.
+    on_uneven: called when some workers have finished, and others have not.
     overlaps: not with several optimizers, which the pass may reach in another order in each worker: then those that it
         has reached take their turns at its end.
     """
 
-    def __init__(self, group: "PartyGroup") -> None:
+    def __init__(self, group: "PartyGroup", on_uneven: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self.group = group
+        self._on_uneven = on_uneven
         self.device: Any = torch.device("cpu")
         self._members: list[Member] = []
         self._pass: int | None = None
@@ -187,10 +189,10 @@ class PartyOperations(BackwardPass):
         for member in self._reached:
             if self._numbers is not None:
                 member.contribute_rest()
-                self._active = self.check(self._numbers)
+                self._active = self._agree(self._numbers)
             else:
                 kind = _PASS if member is self._reached[-1] else _PART
-                self._active = self.check(self.group.begin_gather(self._number(member, kind)))
+                self._active = self._agree(self.group.begin_gather(self._number(member, kind)))
                 member.contribute_rest()
         self._receive(self._reached)
         self._pass, self._numbers = None, None
@@ -204,10 +206,16 @@ class PartyOperations(BackwardPass):
 
     def step(self, member: Member) -> list[int]:
         """This worker has taken a step; blocks. Return the ranks of those that have. Raises as `check`."""
-        return self.check(self.group.begin_gather(self._number(member, _STEP)))
+        return self._agree(self.group.begin_gather(self._number(member, _STEP)))
 
     def _number(self, member: Member, kind: int) -> int:
         return self._members.index(member) * _KINDS + kind
+
+    def _agree(self, numbers: "Gathered") -> list[int]:
+        active = self.check(numbers)
+        if 0 < len(active) < self.group.size:
+            self._on_uneven()
+        return active
 
     @staticmethod
     def check(numbers: "Gathered") -> list[int]:
@@ -232,7 +240,7 @@ class PartyOperations(BackwardPass):
         reached: list[Member] = []
         while True:
             numbers = self.group.begin_gather(0)
-            self._active = self.check(numbers)
+            self._active = self._agree(numbers)
             if not self._active:
                 break
             index, kind = divmod(numbers.values[self._active[0]], _KINDS)

@@ -259,6 +259,7 @@ class LocalSynchroniser(Synchroniser):
         self._model = model
         self._tensors = [[parameter] for parameter in state.trained.values()] + [list(statistics)]
         self._local: LocalRounds | None = None
+        self._leader_exchanges = False
         if (client := reduction.client) is not None:
             self._local = LocalRounds(client, state, algorithm(client), reduction.warn, recovery)
         self._samples = SampleCount(module) if reduction.settings.text("weight") == "samples" else None
@@ -272,7 +273,7 @@ class LocalSynchroniser(Synchroniser):
     @property
     def exchanging(self) -> bool:
         """See Synchroniser."""
-        return self._local is not None and self._local.exchanging
+        return self._leader_exchanges if self._local is None else self._local.exchanging
 
     def state(self) -> State:
         """See Synchroniser."""
@@ -358,8 +359,9 @@ class LocalSynchroniser(Synchroniser):
 
     def _spread(self) -> None:
         """Copy what has changed in the leader's model to those that hold the same."""
-        number = self.rounds if self._local is None else self._local.count
-        changed, self.rounds = self._reduction.announce(self._model.written, len(self._tensors), number)
+        number = 2 * self.rounds if self._local is None else 2 * self._local.count + self._local.exchanging
+        changed, number = self._reduction.announce(self._model.written, len(self._tensors), number)
+        self.rounds, self._leader_exchanges = number // 2, bool(number % 2)  # all save at the same places
         self._model.written.clear()
         self._reduction.copy(tensor for index in changed for tensor in self._tensors[index])
         self._reduction.check_round(self.rounds)

@@ -1,5 +1,7 @@
 """Trees of tensors as arrays of bytes, which any file or message can hold, and back."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,17 @@ __all__ = ["pack_state", "unpack_state"]
 
 
 def pack_state(value: Any, name: str) -> State:
-    """See `pack`: with tensors, those on the CPU in their own memory, dtypes and devices."""
+    """See `pack`: with tensors, those on the CPU in their own memory, dtypes and devices. Of a DTensor it has the part
+    of this process.
+    """
     return pack(value, name, _to_array)
 
 
-def unpack_state(state: State) -> Any:
-    """Return the tree of a `pack_state`; its tensors are on the CPU."""
-    return unpack(state, _from_array)
+def unpack_state(state: State, divided: Sequence[Any] = ()) -> Any:
+    """Return the tree of a `pack_state`; its tensors are on the CPU, but for DTensors: these are on the meshes of
+    `divided`, other DTensors of this process. Without any the parts of this process take their place.
+    """
+    return unpack(state, partial(_from_array, divided))
 
 
 def _to_array(value: Any) -> tuple[Array, Any] | None:
@@ -34,17 +40,37 @@ def _to_array(value: Any) -> tuple[Array, Any] | None:
         raise InvalidSettings(what, "save dense tensors")
     own = local(value) if is_divided(value) else value.detach()
     flat = own.cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy(), ["tensor", plain(own.dtype), list(own.shape)]
+    about = [plain(own.dtype), list(own.shape)]
+    if is_divided(value):
+        whole = [list(value.shape), list(value.stride())]
+        about = ["divided", *about, list(value.device_mesh.shape), list(map(str, value.placements)), *whole]
+    else:
+        about = ["tensor", *about]
+    return flat.view(torch.uint8).numpy(), about
 
 
-def _from_array(array: Array, about: Any) -> Any:
+def _from_array(divided: Sequence[Any], array: Array, about: Any) -> Any:
     kind, name, *rest = about
     if kind == "device":
         return torch.device(name)
     dtype = getattr(torch, name)
     if kind == "dtype":
         return dtype
-    (shape,) = rest
-    if not array.size:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(array), dtype=dtype).reshape(shape)
+    shape, *whole = rest
+    own = torch.empty(shape, dtype=dtype)
+    if array.size:
+        own = torch.frombuffer(bytearray(array), dtype=dtype).reshape(shape)
+    return _divided(own, divided, *whole) if kind == "divided" and divided else own
+
+
+def _divided(own: Any, known: Sequence[Any], mesh: list[int], placements: list[str], shape: Any, stride: Any) -> Any:
+    """A DTensor of which this process has this part, placed as one of the known."""
+    from torch.distributed.tensor import DTensor
+
+    for each in known:
+        if (list(each.device_mesh.shape), list(map(str, each.placements))) == (mesh, placements):
+            return DTensor.from_local(
+                own, each.device_mesh, each.placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+            )
+    what = f"a tensor that is placed as {', '.join(placements)} on a mesh of shape {tuple(mesh)} was saved"
+    raise InvalidSettings(what, "give geomx.state models and optimizers of fully_shard, on one mesh")

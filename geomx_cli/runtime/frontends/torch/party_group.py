@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import copy
 import inspect
+import math
 import os
 import socket
 import threading
@@ -22,6 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from geomx_cli.contract import addresses
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.ps.cluster.liveness import Activity
+from geomx_cli.runtime.training import parting
 
 if TYPE_CHECKING:
     from geomx_cli.contract.settings import Settings
@@ -36,6 +38,7 @@ __all__ = ["GroupActivity", "PartyGroup"]
 
 _PERIOD = 2.0
 _LAST_WAIT = 5.0
+_POLL = 0.02
 _SILENT = 10.0  # seconds without news of a worker whose Python does not run; its agent tells if it hangs
 
 
@@ -128,8 +131,10 @@ class GroupActivity:
 
 
 _MARKS = 60
-"""Bits of a gathered number below its marks: _WISHES, and of the first worker _STOPS; see `PartyGroup.use_stops`."""
-_WISHES, _STOPS = 1, 2
+"""Bits of a gathered number below its marks: _WISHES, and of the first worker _STOPS and _SAVES; see
+`PartyGroup.use_stops` and `use_saves`.
+"""
+_WISHES, _STOPS, _SAVES = 1, 2, 4
 _FOREVER = timedelta(days=30)
 """Limit of waits for the leader, whose own waits for servers have limits."""
 _CLOSED, _LATE = ("Connection closed", "reset by peer", "Broken pipe"), ("Timed out", "timed out")
@@ -147,6 +152,8 @@ class PartyGroup:
     rank, size: of this worker, among its party's.
     leads: whether it exchanges with the servers, as rank 0 does.
     stops: whether all stop, as rank 0 has said with the last gather; see `use_stops`.
+    gathers, save_is_due: see SavingGroup.
+    restarts: whether all workers are started again when one of them is killed. Then the others wait for their end.
     on_failure: called before a PeerLost is raised.
     on_stuck: see GroupActivity.
     """
@@ -165,6 +172,7 @@ class PartyGroup:
         self._on_failure = on_failure
         self._patience = timedelta(seconds=settings.number("patience"))
         self._client: Client | None = None
+        self.restarts = bool(settings.state_dir)
         # The leader first waits as long for the servers and the other parties.
         self._limit = settings.number("timeout") * (1 if self.leads else 2)
         if settings.supervised:  # an agent tells if one ends before it has joined
@@ -181,6 +189,9 @@ class PartyGroup:
         self._gloo: Any = None
         self._nccl: Any = None
         self._parts: list[PartyGroup] = []
+        self.gathers = 0
+        self.save_is_due = False
+        self._wants_save: Callable[[], bool] | None = None
 
     def part(self, ranks: Sequence[int], name: str) -> "PartyGroup":
         """A group of some workers only, this one among them, ranked in this order; blocks until all of these have
@@ -190,7 +201,7 @@ class PartyGroup:
         found.rank, found.size = ranks.index(self.rank), len(ranks)
         found.leads, found._peer = found.rank == 0, ""
         found._store = distributed.PrefixStore(name, self._store)
-        found._nccl = None
+        found._nccl = found._wants_save = None
         with self._connecting():
             found._gloo = _gloo(found._store, self._settings, found.rank, found.size)
         self._parts.append(found)
@@ -204,6 +215,42 @@ class PartyGroup:
         self.activity.stop()
         for group in (*self._parts, self):
             group._gloo = None
+
+    def await_end(self) -> None:
+        """This worker's script is over: wait until those of all are, as all would have to begin again with one that is
+        killed. Without `restarts` nobody waits.
+        """
+        if not self.restarts:
+            return
+        try:
+            self._await_all("over", _FOREVER.total_seconds())
+            parting.note_over(self._settings)
+            # Nobody ends before all have noted that: else one that is killed just now would begin again alone.
+            self._await_all("noted", _LAST_WAIT)
+        except RuntimeError:  # the first worker has been killed, with the store; or it has ended, and all are over
+            self._await_agent(_LAST_WAIT if parting.is_over(self._settings) else math.inf)
+
+    def _await_all(self, name: str, limit: float) -> None:
+        until = time.monotonic() + limit
+        self._store.set(f"{name}/{self.rank}", "")
+        keys = [f"{name}/{rank}" for rank in range(self.size)]
+        while not self._store.check(keys) and time.monotonic() < until:
+            if self._client is not None and self._client.failure is not None:
+                raise self._client.failure
+            time.sleep(_POLL)
+
+    def _await_agent(self, limit: float = math.inf) -> None:
+        """A worker of the group may have been killed: give the agents time to end this one too, and begin again."""
+        if self.restarts:
+            until = time.monotonic() + limit
+            knows = parting.is_over(self._settings)
+            parting.await_end(
+                self._settings,
+                lambda: (
+                    time.monotonic() > until or (self._client is not None and self._client.failure is not None)
+                    or (not knows and parting.is_over(self._settings))  # its agent says that the scripts of all are
+                ),
+            )  # fmt: skip
 
     def post(self, row: "Body") -> None:
         """Have the first worker send a row of ModelComparison for this one, within seconds; waits for nothing."""
@@ -245,6 +292,7 @@ class PartyGroup:
         try:
             yield
         except (RuntimeError, OSError) as error:
+            self._await_agent()
             what = f"the workers of party {self._settings.party} do not connect: {_first_line(error)}"
             raise TimedOut(what, "see the logs of the party's other workers") from error
 
@@ -312,16 +360,23 @@ class PartyGroup:
     def note_stops(self, marks: Sequence[int]) -> None:
         """A gather has ended, with these marks of all workers."""
         self.stops, self._is_wished = bool(marks[0] & _STOPS), any(mark & _WISHES for mark in marks)
+        self.save_is_due |= bool(marks[0] & _SAVES)
 
     def _mark(self) -> int:
+        saves = _SAVES * (self._wants_save is not None and self.leads and self._wants_save())
         if self._wishes is None:
-            return 0
-        return _WISHES * self._wishes() + _STOPS * (self.leads and self._agrees(self._is_wished))
+            return saves
+        return saves + _WISHES * self._wishes() + _STOPS * (self.leads and self._agrees(self._is_wished))
+
+    def use_saves(self, wishes: Callable[[], bool]) -> None:
+        """See SavingGroup."""
+        self._wants_save = wishes
 
     def begin_gather(self, value: int, *, patient: bool = False) -> "Gathered":
         """Begin to collect every worker's number, from 0, below 2^60. patient: without a limit, where leaders wait for
         servers.
         """
+        self.gathers += 1
         table = torch.zeros(self.size, dtype=torch.int64, device="cpu")
         table[self.rank] = value + (self._mark() << _MARKS)
         return Gathered(self, table, self.add(table, patient=patient))
@@ -370,6 +425,7 @@ class PartyGroup:
         return self._failure(error, "") if any(words in said for words in (*_CLOSED, *_LATE)) else None
 
     def _failure(self, error: RuntimeError, peer: str) -> GeomxError:
+        self._await_agent()
         if self._client is not None and self._client.failure is not None:
             return self._client.failure
         party = self._settings.party

@@ -32,6 +32,7 @@ __all__ = ["PartyReduction", "Reduction", "ShardReduction", "check_same_round"]
 
 _OLD, _FAILED, _STEPPED = range(3)
 """How new a worker's model is at the end: it did not contribute to the last round, has not taken its step, or has."""
+_UNEVEN = "a worker of this party has finished before the others, and they go on without a state of it"
 _MOST = 1 << 20
 """Above the number of a job's workers."""
 
@@ -210,6 +211,9 @@ class _GroupReduction(Reduction):
         self.group = PartyGroup(settings, session.note_failure, session.end)
         self.client = session.connect_in_group(settings, self.group.activity.last)
         self.group.form(self.client)
+        assert session.recovery is not None  # it has joined
+        self.group.restarts = session.recovery.join_group(self.group)
+        session.await_group = self.group.await_end
         self.peers = self.group
         self.rank = self.group.rank
         self.settings = settings
@@ -281,7 +285,10 @@ class PartyReduction(_GroupReduction):
 
     def __init__(self, session: "Session", settings: "Settings") -> None:
         super().__init__(session, settings)
-        self.passes = self.operations = self._operations = PartyOperations(self.group)
+        recovery = session.recovery
+        assert recovery is not None
+        give_up = partial(recovery.give_up, _UNEVEN, tells=self.group.leads)
+        self.passes = self.operations = self._operations = PartyOperations(self.group, give_up)
 
     def holders(self) -> tuple[int, int]:
         """See Reduction."""

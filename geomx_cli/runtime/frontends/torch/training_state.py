@@ -8,7 +8,7 @@ from geomx_cli.runtime.frontends.torch.data import steps_taken
 from geomx_cli.runtime.frontends.torch.loader_place import place_in
 from geomx_cli.runtime.frontends.torch.packing import pack_state, unpack_state
 from geomx_cli.runtime.frontends.torch.random_state import random_state, set_random_state
-from geomx_cli.runtime.frontends.torch.tensors import set_gradient
+from geomx_cli.runtime.frontends.torch.tensors import is_divided, set_gradient
 from geomx_cli.runtime.script.training_state import Place, TrainingState
 from geomx_cli.runtime.training.worker_algorithm import State
 
@@ -75,8 +75,9 @@ class TorchState(TrainingState):
         return state
 
     def _load_script(self, objects: Mapping[str, Any], state: State) -> None:
+        divided = [tensor for tensor in self._store.trained if is_divided(tensor)]
         for name, each in objects.items():
-            each.load_state_dict(unpack_state(state.part(f"object {name}")))
+            each.load_state_dict(unpack_state(state.part(f"object {name}"), divided))
         for index, item in enumerate(self._store.wrapped):
             item.load(state.part(f"wrapped {index}"))
         gradients = unpack_state(state.part("gradients"))

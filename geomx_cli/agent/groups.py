@@ -1,0 +1,131 @@
+"""The process groups of parties (`--reduce torch`): if a worker of one is killed, all of its workers begin again.
+
+The others are killed once the death is known, before they have told anybody that they miss a peer: that waits for the
+agent (frontends/torch/party_group.py). When all have ended, all start. A group may have workers on several hosts: then
+each agent says that those of its host have ended, and the control machine when all may start
+(jobs/actions/group_restarts.py). Without a control machine the death of one ends the job.
+"""
+
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from geomx_cli.agent.incarnation import Child
+from geomx_cli.core.conventions import OVER, STATE_ENDED, party_of
+
+__all__ = ["WorkerGroup", "WorkerGroups"]
+
+
+class WorkerGroup:
+    """The workers of one party's group on this host. Not thread-safe.
+
+    members: by rank.
+    is_whole: whether no other host has any.
+    process, how: who has died, on any host, and how; "" while all run. Then all members are being ended.
+    count: which restart in 10 minutes this is.
+    waits: all members have ended, and the control machine was told.
+    """
+
+    def __init__(self, party: str, members: Sequence[Child]) -> None:
+        self.party = party
+        self.members = members
+        self.is_whole = len(members) == int(members[0].task.env["GEOMX_GROUP_SIZE"])
+        self.process = self.how = ""
+        self.count = 0
+        self.waits = False
+        self._killed: set[Child] = set()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its members are being ended, to begin again."""
+        return bool(self.how)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether none of its members runs."""
+        return not any(member.life.running for member in self.members)
+
+    @property
+    def lacks_state(self) -> bool:
+        """Whether one of its members saves nothing, or has ended by itself."""
+        statuses = [member.life.status for member in self.members]
+        ended = any(status is not None and status >= 0 for status in statuses)
+        return ended or any(member.lacks_state or member.asked for member in self.members)
+
+    @property
+    def advice(self) -> str:
+        """What the scripts lack to go on, as one has said itself."""
+        for member in self.members:
+            if member.state_dir is not None:
+                with suppress(OSError):
+                    if text := (member.state_dir / STATE_ENDED).read_text(errors="replace"):
+                        return text
+        return ""
+
+    def halt(self, process: str, how: str, count: int) -> None:
+        """End all members, as this process has died."""
+        self.process, self.how, self.count = process, how, count
+        for member in self.members:
+            if member.life.running:
+                self._killed.add(member)
+                member.life.signal_group(signal.SIGKILL)
+
+    def begin(self) -> Iterator[tuple[Child, str]]:
+        """Yield all members, which start again now, each with how it has ended."""
+        process, how = self.process, self.how
+        for member in self.members:
+            if member.state_dir is not None:
+                (member.state_dir / OVER).unlink(missing_ok=True)
+            yield member, how if member.name == process else f"was ended as {process} {how}"
+        self._reset()
+
+    def give_up(self) -> Sequence[Child]:
+        """The job ends meanwhile: return the members, none of which begins again. Those that were killed here have not
+        failed.
+        """
+        for member in self._killed:
+            member.asked = True
+        self._reset()
+        return self.members
+
+    def _reset(self) -> None:
+        self.process = self.how = ""
+        self.waits = False
+        self._killed = set()
+
+
+class WorkerGroups:
+    """All that have members on this host. Not thread-safe."""
+
+    def __init__(self, children: Iterable[Child]) -> None:
+        by_party: dict[str, list[Child]] = {}
+        for child in children:
+            if "GEOMX_GROUP_SIZE" in child.task.env and child.task.role == "worker":
+                by_party.setdefault(party_of(child.name), []).append(child)
+        self._groups = {party: WorkerGroup(party, members) for party, members in by_party.items()}
+
+    def __iter__(self) -> Iterator[WorkerGroup]:
+        return iter(self._groups.values())
+
+    def of(self, child: Child) -> WorkerGroup | None:
+        """The group with which a child begins again; None for one that begins again alone, as one does that only leaves
+        the job. Who has noted that all scripts are over speaks for all: a survivor that missed it waits for that.
+        """
+        group = self._groups.get(party_of(child.name))
+        if group is None or child not in group.members:
+            return None
+        notes = [member.state_dir / OVER for member in group.members if member.state_dir is not None]
+        if group.is_pending or not any(note.exists() for note in notes):
+            return group
+        for note in notes:
+            note.touch()
+        return None
+
+    def named(self, party: str) -> WorkerGroup | None:
+        """That of a party."""
+        return self._groups.get(party)
+
+    @property
+    def are_pending(self) -> bool:
+        """Whether one is being ended, to begin again."""
+        return any(group.is_pending for group in self)

@@ -1,0 +1,77 @@
+"""When the workers of a party's process group save, and from which save all of them go on.
+
+If one of them dies, all begin again, and each has to load its part of the same step. So between two saves of a worker
+lies a collective operation of the group that all begin after the first of them: nobody is more than one save ahead of
+another. Each keeps its last two saves, and all go on from the newest that everybody has.
+
+A worker contributes to a round only once all have begun it, and so have saved the round before. So servers are at most
+one round ahead of that save, as with a worker by itself, and they keep no more than for that (worker_state.py).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from geomx_cli.core.errors import InvalidSettings
+
+__all__ = ["GroupSaves", "SavingGroup"]
+
+
+class SavingGroup(Protocol):
+    """What saves need of a process group.
+
+    gathers: collective operations that this worker has begun, for which all wait.
+    save_is_due: the first worker has said so, with one of them; all see it at the same place.
+    """
+
+    gathers: int
+    save_is_due: bool
+
+    def gather(self, value: int) -> list[int]:
+        """Every worker's number, from 0; blocks."""
+
+    def use_saves(self, wishes: Callable[[], bool]) -> None:
+        """From now on the first worker tells with each gather whether it `wishes` that all save."""
+
+
+class GroupSaves:
+    """The saves of one worker of a group. For the training thread.
+
+    number: of the last one, from 1; 0 before the first.
+    wishes: whether enough time has passed since it.
+    """
+
+    def __init__(self, group: SavingGroup, wishes: Callable[[], bool]) -> None:
+        self.number = 0
+        self._group = group
+        self._saved_at: int | None = None  # gathers
+        group.use_saves(wishes)
+
+    @staticmethod
+    def agree(group: SavingGroup, own: int | None) -> int | None:
+        """Return the number of the save from which all go on, 0 for none; blocks. None: a worker saves nothing.
+
+        own: the newest of this worker; None if it saves nothing.
+        Raises InvalidSettings if no save is one that all have.
+        """
+        numbers = group.gather(0 if own is None else own + 1)
+        least, most = min(numbers), max(numbers)
+        if least and most - least > 1:
+            what = f"the workers of this party have saved {', '.join(str(number - 1) for number in numbers)} times"
+            raise InvalidSettings(what, "let all workers of a party call geomx.state, and save, at the same places")
+        return least - 1 if least else None
+
+    @property
+    def may_save(self) -> bool:
+        """Whether the group has taken a step since the last save; else the others may still have the one before."""
+        return self._saved_at != self._group.gathers
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the first worker wants all to save."""
+        return self._group.save_is_due
+
+    def saved(self) -> None:
+        """This worker has saved."""
+        self.number += 1
+        self._saved_at = self._group.gathers
+        self._group.save_is_due = False
