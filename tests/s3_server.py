@@ -1,7 +1,8 @@
-"""A server of S3's protocol on this machine, with one bucket."""
+"""Servers of S3's protocol on this machine: one that keeps files, and one that never answers."""
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,45 +19,51 @@ BUCKET = "models"
 
 @dataclass(frozen=True)
 class S3:
-    """environment: in which fsspec finds the server and its credentials."""
+    """A server with one bucket. environment: in which fsspec finds it and its credentials. files: as fsspec has them.
+    """
 
     environment: Mapping[str, str]
+    files: Any
 
-    @contextlib.contextmanager
-    def files(self) -> Iterator[Any]:
-        """The server's files, for the block, as fsspec has them."""
-        with mock.patch.dict(os.environ, self.environment):
-            yield fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
-
-    def find(self, *ending: str) -> list[str]:
+    def find(self, ending: str = "") -> list[str]:
         """The paths of the files with this ending."""
-        with self.files() as files:
-            return [path for path in files.find(BUCKET) if path.endswith(ending)]
+        return [path for path in self.files.find(BUCKET) if path.endswith(ending)]
 
 
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[S3]:
     """A server for the block."""
     (port,) = free_ports(1)
-    environment = {
-        "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-    }  # fmt: skip
     with (folder / "s3.log").open("wb") as log:
         command = (sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port))
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        found = S3(environment)
-        with found.files() as files:
-
-            def made() -> bool:
-                with contextlib.suppress(OSError):
-                    files.mkdir(BUCKET)
-                    return True
-                return False
-
-            until(made, 60, (folder / "s3.log").read_text)
-        yield found
+        until(lambda: answers(port), 60, (folder / "s3.log").read_text)
+        environment = environment_for(port)
+        with mock.patch.dict(os.environ, environment):
+            files = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+            files.mkdir(BUCKET)
+        yield S3(environment, files)
     finally:
         server.kill()
         server.wait()
+
+
+@contextlib.contextmanager
+def silent_s3() -> Iterator[Mapping[str, str]]:
+    """A server for the block that accepts connections, and never answers; gives the environment for it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield environment_for(listener.getsockname()[1])
+
+
+def environment_for(port: int) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }  # fmt: skip
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False

@@ -1,6 +1,7 @@
 """`python -m geomx_cli.agent VERB DIRECTORY`: start, attach to, stop or inspect the agent of one host and job."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ _VERBS = {
     "publish": ("stored", "publish"),
     "fetch": ("stored", "fetch"),
 }
+# Threads of a store's client may hang, and Python would wait for them at its end.
+_STORES = {"upload", "publish", "fetch"}
 
 
 def main(argv: list[str]) -> int:
@@ -41,4 +44,9 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _STORES.intersection(sys.argv[1:2]):
+        os._exit(exit_status)
+    sys.exit(exit_status)

@@ -93,6 +93,7 @@ class HostSpec:
     restarts: times that a killed process, if it resumes, may be restarted within 10 minutes.
     resume: the checkpoint (checkpoints.py) from which the processes go on; "" for none.
     checkpoint_to: the option: where checkpoints are uploaded; "" for nowhere.
+    timeout: the option: seconds that this place may be silent.
     on_worker_loss: the option.
     clock_ahead: see JobClock.
     files: digests, by path, of the files copied to the host for this job.
@@ -112,6 +113,7 @@ class HostSpec:
     restarts: int = 0
     resume: str = ""
     checkpoint_to: str = ""
+    timeout: float = 60.0
     on_worker_loss: str = "end"
     clock_ahead: float = 0.0
     files: Mapping[str, FileDigest] = field(default_factory=dict)

@@ -20,8 +20,8 @@ _CHUNK = 1 << 16
 _ENDING = 1.0
 _LIMIT = 5.0  # seconds for an agent that is about to end
 _PAUSE = 0.1
-_ANSWERS = {"freeze": 8.0, "keep": 600.0, "upload": 3600.0, "publish": 600.0}
-"""Seconds for an agent to answer what a checkpoint needs of it."""
+_ANSWERS = {"freeze": 8.0, "keep": 600.0, "upload": 5.0, "publish": 5.0}
+"""Seconds for an agent to answer what a checkpoint needs of it, beyond the "limit" of a message."""
 
 
 def run(directory: Path, arguments: Sequence[str]) -> int:
@@ -88,7 +88,9 @@ def checkpoint(directory: Path, arguments: Sequence[str]) -> int:
             stream.connect(HostSpec.read(directory).socket)
             answers = stream.makefile("rb")
             for line in sys.stdin.buffer:
-                limit = _ANSWERS.get(str(decode(line).get("type")))
+                message = decode(line)
+                limit = _ANSWERS.get(str(message.get("type")))
+                limit = None if limit is None else limit + float(message.get("limit", 0))
                 stream.settimeout(limit)
                 stream.sendall(line)
                 if limit is not None:

@@ -21,7 +21,7 @@ from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import CheckFailed, GeomxError
 from geomx_cli.core.files import make_folders
 from geomx_cli.core.jsonlines import encode
-from geomx_cli.core.stores import Store, open_store
+from geomx_cli.core.stores import Store
 
 __all__ = ["DESCRIPTION", "FORMAT", "Part", "Record", "Unusable", "fetch", "publish", "upload"]
 
@@ -159,7 +159,7 @@ def fetch(directory: Path, arguments: Sequence[str]) -> int:
     folder = directory / FETCHED / number
     answer = {"folder": str(folder), "damaged": "", "problem": ""}
     try:
-        _fetch(open_store(place), job, int(number), names, folder)
+        _fetch(Store(place), job, int(number), names, folder)
     except Unusable as error:
         answer["damaged"] = str(error)
     except GeomxError as error:
@@ -198,7 +198,7 @@ def _answer(directory: Path, arguments: Sequence[str], do: Any) -> int:
     answer = {"done": False, "problem": ""}
     try:
         spec = HostSpec.read(directory)
-        answer["problem"] = do(spec, open_store(spec.checkpoint_to), int(arguments[0]))
+        answer["problem"] = do(spec, Store(spec.checkpoint_to, spec.timeout), int(arguments[0]))
         answer["done"] = True
     except (GeomxError, Unusable, ValueError) as error:
         answer["problem"] = str(error)

@@ -193,6 +193,7 @@ class Supervisor:
     def _keep(self, kind: str, message: Message) -> None:
         """Do a part of a checkpoint, as the control machine or a visitor asks: each of them ends what it has begun."""
         visitor, number = int(message.get("visitor", 0)), int(message.get("number", 0))
+        limit = {"limit": float(message["limit"])} if "limit" in message else {}
         is_own = self._checkpoints.frozen and visitor == self._freezer
         match kind:
             case "freeze":
@@ -207,10 +208,10 @@ class Supervisor:
                 self._checkpoints.thaw()
             case "upload":
                 self._uploader = visitor
-                self._uploads.begin("upload", number, publishes=bool(message.get("publishes")))
+                self._uploads.begin("upload", number, publishes=bool(message.get("publishes")), **limit)
             case "publish":
                 self._uploader = visitor
-                self._uploads.begin("publish", number, [str(host) for host in message.get("hosts", ())])
+                self._uploads.begin("publish", number, [str(host) for host in message.get("hosts", ())], **limit)
             case "drop":
                 self._uploads.abandon()
 

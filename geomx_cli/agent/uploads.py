@@ -13,17 +13,19 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.jsonlines import decode
+from geomx_cli.core.units import format_duration
 
 __all__ = ["Uploads"]
 
 _WORDS = 300  # characters of an unexpected message
-_BEGINNING = 0.05  # seconds
+_LIMIT = 3600.0  # seconds for an upload, unless who asks for it says another one
+_ENDING = 2.0  # seconds for a killed one to disappear; from a hanging file system it never does
 _AT_END = 600.0  # seconds that the end of the job waits for an upload
 
 
 class Uploads:
-    """One upload, or record, at a time (stored.py). A thread waits for its process, which dies with this one: clients
-    of clouds take a second to import, hang in their own ways, and can only be killed from outside. Not thread-safe.
+    """One upload, or record, at a time (stored.py), each in a process, as clients of clouds take a second to import,
+    and hang in their own ways. It dies with this one. Not thread-safe.
 
     directory: the agent's. environment: of processes, in which fsspec finds credentials.
     """
@@ -31,31 +33,30 @@ class Uploads:
     def __init__(self, directory: Path, environment: Callable[[], Mapping[str, str]]) -> None:
         self._directory = directory
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
+        self._running: _Process | None = None
         self._kind = ""
-        self._ended: dict[str, Any] | None = None
         self._over_at = 0.0  # of this host's part of the job
         self._awaits_record = False
         self.number = 0
 
-    def begin(self, kind: str, number: int, hosts: Sequence[str] = (), *, publishes: bool = False) -> None:
-        """Begin an "upload", or "publish" a checkpoint, unless that goes on already. publishes: it follows here."""
-        if self._thread is not None and (kind, number) == (self._kind, self.number):
+    def begin(
+        self, kind: str, number: int, hosts: Sequence[str] = (), *, publishes: bool = False, limit: float = _LIMIT
+    ) -> None:
+        """Begin an "upload", or "publish" a checkpoint, unless that goes on already. publishes: it follows here.
+        limit: seconds, after which it is ended.
+        """
+        if self._running is not None and (kind, number) == (self._kind, self.number):
             return
         self.abandon()
         self._kind, self.number, self._awaits_record = kind, number, publishes
         words = module_command(sys.executable, "geomx_cli.agent", kind, str(self._directory), str(number), *hosts)
-        self._ended = self._process = None
-        self._thread = threading.Thread(target=self._run, args=(words, dict(self._environment())), daemon=True)
-        self._thread.start()
+        self._running = _Process(words, dict(self._environment()), limit)
 
     def check(self) -> dict[str, Any] | None:
         """Call regularly. Return the message about what has ended; None if nothing has."""
-        if self._thread is None or self._thread.is_alive():
+        if self._running is None or self._running.answer is None:
             return None
-        self._thread = None
-        ended = self._ended or {"done": False, "problem": "the upload was ended"}
+        ended, self._running = self._running.answer, None
         self._awaits_record &= ended["done"]
         return {"type": "uploaded" if self._kind == "upload" else "published", "number": self.number, **ended}
 
@@ -64,33 +65,60 @@ class Uploads:
         connected: somebody is there to tell.
         """
         self._over_at = self._over_at or time.monotonic()
-        waits = self._thread is not None or (self._awaits_record and connected)
+        waits = self._running is not None or (self._awaits_record and connected)
         return waits and time.monotonic() - self._over_at < _AT_END
 
     def abandon(self) -> None:
         """End what goes on; nothing is said of it."""
         self._awaits_record = False
-        while self._thread is not None:
-            if (process := self._process) is not None:  # else it begins at this moment
-                process.kill()
-            self._thread.join(_BEGINNING)
-            if not self._thread.is_alive():
-                self._thread = None
+        if self._running is not None:
+            self._running.end()
+            self._running = None
 
-    def _run(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+
+class _Process:
+    """A process of an upload, and a thread that waits for it.
+
+    limit: seconds. answer: what it has answered, or why it has not; None before.
+    """
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], limit: float) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ended = False
+        self.answer: dict[str, Any] | None = None
+        self._thread = threading.Thread(target=self._run, args=(words, environment, limit), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Kill it."""
+        self._is_ended = True  # if it begins at this moment, the thread kills it
+        if self._process is not None:
+            self._process.kill()
+        self._thread.join(_ENDING)
+
+    def _run(self, words: Sequence[str], environment: Mapping[str, str], limit: float) -> None:
         try:
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - no lock is held by the other thread
             )  # fmt: skip
-            output, errors = self._process.communicate()
-            self._ended = self._answer(output, errors, self._process.returncode)
         except OSError as error:
-            self._ended = {"done": False, "problem": f"{words[0]}: {error.strerror}"}
+            self.answer = {"done": False, "problem": f"{words[0]}: {error.strerror}"}
+            return
+        if self._is_ended:
+            process.kill()
+        try:
+            output, errors = process.communicate(timeout=limit)
+            self.answer = self._read(output, errors, process.returncode)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            what = f"its upload was ended, as it took longer than {format_duration(limit)}"
+            self.answer = {"done": False, "problem": what}
+            process.communicate()
 
     @staticmethod
-    def _answer(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
+    def _read(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
         with suppress(ValueError, KeyError, IndexError):
             found = decode(output.splitlines()[-1])
             return {"done": bool(found["done"]), "problem": str(found["problem"])}

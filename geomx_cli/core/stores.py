@@ -2,54 +2,123 @@
 
 Names of files are relative to the place, with "/" between folders. A URL holds no credentials: fsspec finds those of
 the account on each machine, as other programs there do. All errors of fsspec and its clients become GeomxErrors that
-name the place.
+name the place, and so does a client, or a mounted file system, that hangs.
 """
 
 import importlib
 import shutil
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, BinaryIO, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings
 from geomx_cli.core.files import make_folders, open_atomic, write_atomic
+from geomx_cli.core.units import format_duration
 
-__all__ = ["EXTRAS", "Store", "is_url", "normal_place", "open_store"]
+__all__ = ["EXTRAS", "Store", "is_url", "normal_place"]
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Our extra that installs what a kind of URL needs, beside fsspec itself, which the extra "remote" has."""
 _WITHOUT_FOLDERS = {*EXTRAS, "abfs", "abfss", "az", "adl", "oci", "ocilake", "oss", "r2"}
 _HERE_ONLY = {"memory", "data", "local", "cached", "filecache", "simplecache", "blockcache", "http", "https"}
 _SHOWN = 300  # characters of a client's message
+_PATIENCE = 60.0  # seconds
+_BLOCK = 8 << 20  # bytes; a slow link sends them within the patience
+_BLOCKS = 5000  # of a file at most, as S3 takes 10000
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+_Result = TypeVar("_Result")
 
 
-class Store(Protocol):
-    """Files at a place. `name` and `folder` are relative, and "" is the place itself. Every method raises CheckFailed
-    and HostUnreachable, and InvalidSettings if a package is missing.
+class Store:
+    """Files at a place of `normal_place`. `name` and `folder` are relative, and "" is the place itself.
+
+    Every method, and the constructor, raises CheckFailed, and HostUnreachable if the store is silent for `patience`
+    seconds, however large a file is; InvalidSettings if its kind is unknown, or a package for it is not installed.
     """
+
+    def __init__(self, place: str, patience: float = _PATIENCE) -> None:
+        self._place = place
+        self._patience = patience
+        self._heard = 0.0
+        kind = _UrlFiles if is_url(place) else _FolderFiles
+        self._files: _Files = self._call(lambda: kind(place, self._hear))
 
     def put(self, source: Path, name: str) -> None:
         """Copy a file of this machine to the store."""
+        self._call(lambda: self._files.put(source, name))
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, of which readers see all or nothing where the store can do that."""
+        self._call(lambda: self._files.write(name, content))
 
     def read(self, name: str) -> bytes | None:
         """Return a small file; None if there is none."""
+        return self._call(lambda: self._files.read(name), None)
 
     def get(self, name: str, target: Path) -> bool:
         """Copy a file of the store to this machine; return False if there is none."""
+        return self._call(lambda: self._files.get(name, target), False)
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the files and folders directly in a folder, without any if it is not there."""
+        return sorted(self._call(lambda: self._files.names(folder), []))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of each file below a folder, by its name relative to that."""
+        return self._call(lambda: self._files.sizes(folder), {})
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with all that it holds, if it is there."""
+        self._call(lambda: self._files.remove(name), None)
+
+    def _hear(self) -> None:
+        self._heard = time.monotonic()
+
+    def _call(self, do: Callable[[], _Result], *absent: _Result) -> _Result:
+        """Return what `do` returns, or `absent`, if given, where it finds no file. It runs in a thread, which is left
+        behind if it hangs.
+        """
+        ended: SimpleQueue[Callable[[], _Result]] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                result = do()
+            except BaseException as error:
+                ended.put(_raising(error))
+            else:
+                ended.put(lambda: result)
+
+        self._hear()
+        threading.Thread(target=run, name="store", daemon=True).start()
+        with _explained(self._place):
+            try:
+                return self._result(ended)()
+            except _ABSENT:
+                if not absent:
+                    raise
+                return absent[0]
+
+    def _result(self, ended: "SimpleQueue[Callable[[], _Result]]") -> Callable[[], _Result]:
+        while (left := self._heard + self._patience - time.monotonic()) > 0:
+            try:
+                return ended.get(timeout=left)
+            except Empty:  # it may have been heard meanwhile
+                continue
+        what = f"{self._place} has not answered for {format_duration(self._patience)}"
+        raise HostUnreachable(what, "check the network and the address")
+
+
+def _raising(error: BaseException) -> Callable[[], Any]:
+    def do() -> Any:
+        raise error
+
+    return do
 
 
 def is_url(place: str) -> bool:
@@ -83,83 +152,77 @@ def normal_place(place: str) -> str:
     return place.rstrip("/")
 
 
-def open_store(place: str) -> Store:
-    """Return the store at a place of `normal_place`. Raises InvalidSettings if its kind is unknown, or if a package for
-    it is not installed here.
-    """
-    return _UrlStore(place) if is_url(place) else _FolderStore(place)
+class _Files(Protocol):
+    """What a Store needs of the files at a place; methods raise what their clients do."""
+
+    def put(self, source: Path, name: str) -> None: ...
+
+    def write(self, name: str, content: bytes) -> None: ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def get(self, name: str, target: Path) -> bool: ...
+
+    def names(self, folder: str) -> list[str]: ...
+
+    def sizes(self, folder: str) -> dict[str, int]: ...
+
+    def remove(self, name: str) -> None: ...
 
 
-class _FolderStore:
-    """A folder of this machine, or of a file system that it mounts."""
+class _FolderFiles:
+    """A folder of this machine, or of a file system that it mounts. on_progress: while a file is copied."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self, place: str, on_progress: Callable[[], None]) -> None:
         self._folder = Path(place)
+        self._on_progress = on_progress
 
     def put(self, source: Path, name: str) -> None:
-        with _explained(self._place):
-            target = self._folder / name
-            make_folders(target.parent)
-            with source.open("rb") as found, open_atomic(target, 0o600) as file:
-                shutil.copyfileobj(found, file, 1 << 20)
+        target = self._folder / name
+        make_folders(target.parent)
+        with source.open("rb") as found, open_atomic(target, 0o600) as file:
+            _copy(found, file, _BLOCK, self._on_progress)
 
     def write(self, name: str, content: bytes) -> None:
-        with _explained(self._place):
-            make_folders((self._folder / name).parent)
-            write_atomic(self._folder / name, content, 0o600)
+        make_folders((self._folder / name).parent)
+        write_atomic(self._folder / name, content, 0o600)
 
-    def read(self, name: str) -> bytes | None:
-        with _explained(self._place):
-            try:
-                return (self._folder / name).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+    def read(self, name: str) -> bytes:
+        return (self._folder / name).read_bytes()
 
     def get(self, name: str, target: Path) -> bool:
-        with _explained(self._place):
-            try:
-                shutil.copyfile(self._folder / name, target)
-            except (FileNotFoundError, NotADirectoryError):
-                return False
+        with (self._folder / name).open("rb") as found, target.open("wb") as file:
+            _copy(found, file, _BLOCK, self._on_progress)
         return True
 
-    def names(self, folder: str = "") -> list[str]:
-        with _explained(self._place):
-            try:
-                return sorted(path.name for path in (self._folder / folder).iterdir())
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+    def names(self, folder: str) -> list[str]:
+        return [path.name for path in (self._folder / folder).iterdir()]
 
     def sizes(self, folder: str) -> dict[str, int]:
         top = self._folder / folder
-        with _explained(self._place):
-            files = (path for path in top.rglob("*") if path.is_file())
-            return {path.relative_to(top).as_posix(): path.stat().st_size for path in files}
+        files = (path for path in top.rglob("*") if path.is_file())
+        return {path.relative_to(top).as_posix(): path.stat().st_size for path in files}
 
     def remove(self, name: str) -> None:
         path = self._folder / name
-        with _explained(self._place):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
-class _UrlStore:
-    """A URL, through fsspec."""
+class _UrlFiles:
+    """A URL, through fsspec. on_progress: while a file is copied."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
-        scheme = place.partition("://")[0]
-        self._has_folders = scheme not in _WITHOUT_FOLDERS
-        with _explained(place, EXTRAS.get(scheme, "remote")):
-            try:
-                found = importlib.import_module("fsspec.core").url_to_fs(place)  # an agent starts without it
-            except ValueError as error:
-                raise InvalidSettings(f"{place}: fsspec does not know it: {error}", "correct the URL") from None
-        self._fs: Any = found[0]
-        self._root: str = found[1].rstrip("/")
+    def __init__(self, place: str, on_progress: Callable[[], None]) -> None:
+        self._on_progress = on_progress
+        self._has_folders = place.partition("://")[0] not in _WITHOUT_FOLDERS
+        try:
+            # Imported here, as an agent starts without it. A client is closed with its store.
+            self._fs, root = importlib.import_module("fsspec.core").url_to_fs(place, skip_instance_cache=True)
+        except ValueError as error:
+            raise InvalidSettings(f"{place}: fsspec does not know it: {error}", "correct the URL") from None
+        self._root: str = root.rstrip("/")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -169,66 +232,57 @@ class _UrlStore:
             self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
 
     def put(self, source: Path, name: str) -> None:
-        with _explained(self._place):
-            self._make_parent(name)
-            self._fs.put_file(str(source), self._path(name))
+        self._make_parent(name)
+        # Not put_file, which tells nothing of its progress until it has sent up to 500 MB at once.
+        block = max(1, -(-source.stat().st_size // (_BLOCK * _BLOCKS))) * _BLOCK
+        with source.open("rb") as found, self._fs.open(self._path(name), "wb", block_size=block) as file:
+            _copy(found, file, block, self._on_progress)
 
     def write(self, name: str, content: bytes) -> None:
-        with _explained(self._place):
-            self._make_parent(name)
-            self._fs.pipe_file(self._path(name), content)
+        self._make_parent(name)
+        self._fs.pipe_file(self._path(name), content)
 
-    def read(self, name: str) -> bytes | None:
-        with _explained(self._place):
-            try:
-                return bytes(self._fs.cat_file(self._path(name)))
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                return None
+    def read(self, name: str) -> bytes:
+        return bytes(self._fs.cat_file(self._path(name)))
 
     def get(self, name: str, target: Path) -> bool:
-        with _explained(self._place):
-            try:
-                self._fs.get_file(self._path(name), str(target))
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                return False
+        with self._fs.open(self._path(name), "rb", block_size=_BLOCK) as found, target.open("wb") as file:
+            _copy(found, file, _BLOCK, self._on_progress)
         return True
 
-    def names(self, folder: str = "") -> list[str]:
-        with _explained(self._place):
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.ls(self._path(folder), detail=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
+    def names(self, folder: str) -> list[str]:
+        self._fs.invalidate_cache()
         base = self._path(folder)
-        names = {path.rstrip("/").rpartition("/")[2] for path in found if path.rstrip("/") != base}
-        return sorted(names - {""})
+        found = {path.rstrip("/") for path in self._fs.ls(base, detail=False)} - {base}
+        return list({path.rpartition("/")[2] for path in found} - {""})
 
     def sizes(self, folder: str) -> dict[str, int]:
         top = f"{self._path(folder)}/"
-        with _explained(self._place):
-            self._fs.invalidate_cache()
-            found = self._fs.find(self._path(folder), detail=True)
+        self._fs.invalidate_cache()
+        found = self._fs.find(self._path(folder), detail=True)
         return {path.partition(top)[2]: int(facts["size"] or 0) for path, facts in found.items() if top in path}
 
     def remove(self, name: str) -> None:
-        with _explained(self._place):
-            self._fs.invalidate_cache()
-            try:
-                self._fs.rm(self._path(name), recursive=True)
-            except FileNotFoundError:
-                pass
+        self._fs.invalidate_cache()
+        self._fs.rm(self._path(name), recursive=True)
+
+
+def _copy(found: BinaryIO, file: BinaryIO, block: int, on_progress: Callable[[], None]) -> None:
+    while data := found.read(block):
+        on_progress()
+        file.write(data)
+        on_progress()
 
 
 @contextmanager
-def _explained(place: str, extra: str = "remote") -> Iterator[None]:
+def _explained(place: str) -> Iterator[None]:
     """Turn what the block raises into a GeomxError: clients of clouds have exceptions of their own, of any class."""
     try:
         yield
     except GeomxError:
         raise
     except ImportError as error:
-        hint = f"pip install 'geomx-cli[{extra}]' there"
+        hint = f"pip install 'geomx-cli[{EXTRAS.get(place.partition('://')[0], 'remote')}]' there"
         raise InvalidSettings(f"{place} needs a package: {error}", hint) from None
     except Exception as error:
         text = f"{getattr(error, 'strerror', None) or error}"[:_SHOWN] or type(error).__name__

@@ -5,11 +5,13 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import until
+from s3_server import BUCKET, s3_server, silent_s3
 
 from geomx_cli.agent import processes, stored
 from geomx_cli.agent.host_spec import HostSpec
@@ -17,7 +19,7 @@ from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings
 from geomx_cli.core.options import OPTIONS, defaults
-from geomx_cli.core.stores import normal_place, open_store
+from geomx_cli.core.stores import Store, normal_place
 from geomx_cli.jobs.store.stored_job import StoredJob, description, find_stored
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.this_machine import this_machine
@@ -127,6 +129,12 @@ def test_two_jobs_share_a_folder(job: Job, tmp_path: Path, capsys: pytest.Captur
         assert not each.fetch("A", 20, capsys)["damaged"]
 
 
+def await_end(uploads: Uploads) -> dict[str, Any]:
+    while (ended := uploads.check()) is None:
+        time.sleep(0.01)
+    return ended
+
+
 @pytest.mark.processes
 def test_an_upload_that_is_killed_leaves_the_one_before(job: Job) -> None:
     job.upload(10)
@@ -138,21 +146,22 @@ def test_an_upload_that_is_killed_leaves_the_one_before(job: Job) -> None:
     uploads.begin("upload", 20)
     until((job.place / "job-1" / "20" / "A" / "A-scheduler-0" / "state").exists, 30, lambda: "")
     processes.send_signal(processes.with_arguments("upload", str(job.directory("A")), "20"), signal.SIGKILL)
-    while (ended := uploads.check()) is None:
-        time.sleep(0.01)
+    ended = await_end(uploads)
     assert (ended["type"], ended["number"], ended["done"]) == ("uploaded", 20, False) and ended["problem"]
     found, notes = find(job.place)
     assert [record.number for record in found.records] == [10] and "20: skipped: it is half written" in notes
 
+    uploads.begin("upload", 20, limit=1.0)
+    ended = await_end(uploads)
+    assert not ended["done"] and "took longer than 1.0 s" in ended["problem"]
+
     last.unlink()
     last.write_text("again")
     uploads.begin("upload", 20)
-    while (ended := uploads.check()) is None:
-        time.sleep(0.01)
+    ended = await_end(uploads)
     assert ended["done"] and not ended["problem"]
     uploads.begin("publish", 20, HOSTS)  # the other hosts have not uploaded theirs
-    while (ended := uploads.check()) is None:
-        time.sleep(0.01)
+    ended = await_end(uploads)
     assert not ended["done"] and "lacks what host B has written" in ended["problem"]
 
 
@@ -170,16 +179,61 @@ def test_places_that_cannot_be_are_refused(place: str, words: str) -> None:
         normal_place(place)
 
 
+@pytest.mark.processes
+def test_files_come_back_from_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(b"")
+    large.write_bytes(os.urandom(20_000_001))  # in several parts
+    with s3_server(tmp_path) as s3:
+        for name, text in s3.environment.items():
+            monkeypatch.setenv(name, text)
+        store = Store(f"s3://{BUCKET}/a")
+        for source in (small, large):
+            store.put(source, f"b/c/{source.name}")
+            assert s3.files.cat_file(f"{BUCKET}/a/b/c/{source.name}") == source.read_bytes()
+            assert store.get(f"b/c/{source.name}", tmp_path / "back")
+            assert (tmp_path / "back").read_bytes() == source.read_bytes()
+        store.write("b/record", b"{}")
+        assert store.read("b/record") == b"{}" and store.read("b/other") is None
+        assert not store.get("b/other", tmp_path / "back")
+        assert (store.names(), store.names("b"), store.names("d")) == (["b"], ["c", "record"], [])
+        assert store.sizes("b") == {"c/small": 0, "c/large": 20_000_001, "record": 2}
+        store.remove("b/c")
+        store.remove("b/c")
+        assert s3.find() == [f"{BUCKET}/a/b/record"]
+        with pytest.raises(GeomxError, match=r"s3://missing/a is not there"):
+            Store("s3://missing/a").put(large, "b")
+        assert Store("s3://missing/a").names() == []
+
+
+@pytest.mark.processes
+def test_a_store_that_never_answers_has_a_limit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    with silent_s3() as environment:
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        place = f"s3://{BUCKET}/a"
+        silent = f"{place} has not answered for 1.0 s"
+        with pytest.raises(HostUnreachable, match=silent):
+            Store(place, 1.0).names()
+        job.keep(10)
+        spec = HostSpec.read(job.directory("A"))
+        (job.directory("A") / "agent.json").write_bytes(replace(spec, checkpoint_to=place, timeout=1.0).encode())
+        uploads = Uploads(job.directory("A"), lambda: os.environ)
+        for kind in ("upload", "publish"):
+            uploads.begin(kind, 10, HOSTS if kind == "publish" else ())
+            ended = await_end(uploads)
+            assert not ended["done"] and silent in ended["problem"]
+
+
 def test_clients_errors_name_the_place_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("s3fs")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", "/nonexistent")
     with pytest.raises(InvalidSettings, match="fsspec does not know it"):
-        open_store("s4://bucket/x")
+        Store("s4://bucket/x")
     with pytest.raises(GeomxError, match="no permission") as denied:
-        open_store("s3://bucket/x").write("a", b"")
+        Store("s3://bucket/x").write("a", b"")
     assert denied.value.exit_code == 5
     with pytest.raises(HostUnreachable, match="cannot be reached"):
-        open_store("ftp://127.0.0.1:9/x").write("a", b"")
+        Store("ftp://127.0.0.1:9/x").write("a", b"")

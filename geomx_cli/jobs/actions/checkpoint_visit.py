@@ -15,8 +15,8 @@ from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["checkpoint_before_stop"]
 
-
 _SHOWN = 400  # characters of a problem
+_UPLOADING = 600.0  # seconds, and for the record as many
 
 
 class _Absent(Exception):
@@ -53,14 +53,19 @@ def _checkpoint(visits: "_Visits", writer: str, place: str, note: Callable[[str]
     if problem := visits.ask({"type": "keep", "number": number}):
         note(f"no checkpoint: {problem}")
         return None
-    if place:
-        names = list(visits.streams)
-        problem = visits.ask({"type": "upload", "number": number})
-        publish = {"type": "publish", "number": number, "hosts": names}
-        problem = problem or visits.ask(publish, [writer])
-        if problem:
-            note(f"the checkpoint is on the hosts only, not in {place}: {problem}")
+    if place and (problem := _upload(visits, writer, number)):
+        note(f"the checkpoint is on the hosts only, not in {place}: {problem}")
     return number
+
+
+def _upload(visits: "_Visits", writer: str, number: int) -> str:
+    """Upload a checkpoint, and return the problem."""
+    message = {"number": number, "limit": _UPLOADING}
+    try:
+        problem = visits.ask({"type": "upload", **message})
+        return problem or visits.ask({"type": "publish", "hosts": list(visits.streams), **message}, [writer])
+    except _Absent as error:
+        return str(error)
 
 
 class _Visits:
@@ -80,7 +85,7 @@ class _Visits:
                 stream.send(message)
                 problem = str(decode(stream.line(objects=True)).get("problem", ""))
             except (EOFError, OSError, ValueError):
-                raise _Absent from None
+                raise _Absent(f"the agent on host {name} does not answer any more") from None
             return f"host {name}: {plain(problem)[:_SHOWN]}" if problem else ""
 
         problems = everywhere(one, self.streams if names is None else names)

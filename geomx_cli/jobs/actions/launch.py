@@ -14,7 +14,7 @@ from geomx_cli.agent.stored import DESCRIPTION
 from geomx_cli.contract import security
 from geomx_cli.core import env_names
 from geomx_cli.core.errors import Interrupted
-from geomx_cli.core.stores import normal_place, open_store
+from geomx_cli.core.stores import Store, normal_place
 from geomx_cli.core.units import counted, format_bytes, format_duration
 from geomx_cli.hosts import Connector, File
 from geomx_cli.hosts.allocation import allocated
@@ -72,6 +72,7 @@ def host_specs(
             restarts=int(plan.spec.options["restarts"]),
             resume=checkpoints.get(host, ""),
             checkpoint_to=str(plan.spec.options["checkpoint_to"]),
+            timeout=float(plan.spec.options["timeout"]),
             on_worker_loss=str(plan.spec.options["on_worker_loss"]),
             clock_ahead=inventory.host(host).clock_ahead,
             clear=clear,
@@ -197,7 +198,7 @@ def _check_checkpoints(planned: Plan, before: KnownJob | StoredJob | None) -> No
     if isinstance(before, StoredJob):
         before.check(planned)
     if (place := str(planned.spec.options["checkpoint_to"])) and set(planned.hosts) <= set(planned.here):
-        open_store(place)
+        Store(place)
 
 
 def _fetched(before: StoredJob, planned: Plan, reached: Mapping[str, Connector], view: View) -> dict[str, str]:

@@ -10,7 +10,7 @@ import msgspec
 from geomx_cli.agent.stored import Record, Unusable
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
-from geomx_cli.core.stores import Store, is_url, normal_place, open_store
+from geomx_cli.core.stores import Store, is_url, normal_place
 from geomx_cli.core.units import some_of
 from geomx_cli.inventory import Inventory, validated
 from geomx_cli.plan import Plan
@@ -81,13 +81,13 @@ def find_stored(place: str, note: Callable[[str], object]) -> StoredJob:
     Raises InvalidSettings if there is none, or more than one job, and the store's errors.
     """
     place = normal_place(place)
-    store = open_store(place)
+    store = Store(place)
     names = store.names()
     if any(map(_is_number, names)):
         place, _, job = place.rpartition("/")
         if not place or (is_url(f"{place}/") and place.endswith(("/", ":"))):
             raise InvalidSettings(f"{place}/{job} is no folder of a job", "its name is that of the job")
-        store = open_store(place)
+        store = Store(place)
     else:
         jobs = [name for name in names if any(map(_is_number, store.names(name)))]
         if len(jobs) != 1:
