@@ -34,8 +34,8 @@ From the agent: "hello" (status: see status.py), "alive" (reply to a heartbeat),
 machine took over). Messages with a number n are kept until acknowledged: "started" (process), "event" (process,
 age, event), "restarted" (process, incarnation; how: its last life ended; count: restarts in 10 minutes, of at most
 `limit`), "failure" (see core/root_cause.py), "ended" (process, status, asked: whether its end was requested),
-"stopping" (who, grace: a requester other than the control machine stopped the job), "frozen", "kept" (problem: why
-not, "" if they are), "uploaded", "published" (number, done, problem), "done" (why: reason of the
-stop, "" if all processes ended on their own; asked: the requester, if any; left: names of processes that could not be
+"stopping" (who, grace: a requester other than the control machine stopped the job), "frozen" (problem, newest), "kept"
+(problem: why not, "" if they are), "uploaded", "published" (number, done, problem), "done" (why: reason of the stop, ""
+if all processes ended on their own; asked: the requester, if any; left: names of processes that could not be
 terminated).
 """

@@ -26,11 +26,12 @@ from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.files import make_private
 from geomx_cli.core.jsonlines import encode
 
-__all__ = ["ABOUT", "FETCHED", "KEPT", "NO_STATE", "Checkpoint", "Checkpoints", "folder_of", "main", "whole"]
+__all__ = ["ABOUT", "BUSY", "FETCHED", "KEPT", "NO_STATE", "Checkpoint", "Checkpoints", "folder_of", "main", "whole"]
 
 ABOUT = "about.json"
 KEPT = 2
 """Newest ones, as of several hosts one may lack the newest."""
+BUSY = "another checkpoint is being taken"
 NO_STATE = "keeps no state (a script does with geomx.state)"
 FETCHED = "resumed"
 """Folder of a host's part of the checkpoint, fetched from elsewhere, from which its job goes on."""
@@ -121,10 +122,16 @@ class Checkpoints:
         """Whether a checkpoint is being taken."""
         return self.frozen or self._thread is not None
 
+    @property
+    def newest(self) -> int:
+        """The highest number of a checkpoint that is or was there, so that no other one gets it; 0 for none."""
+        names = [path.stem for path in self._folder.glob("*")]
+        return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=0)
+
     def obstacle(self) -> str:
         """Return why no checkpoint can be taken now; "" if one can."""
         if self.busy:
-            return "another checkpoint is being taken"
+            return BUSY
         for child in self._children:
             if child.life.status not in (None, 0):
                 return f"{child.name} has just died"

@@ -201,7 +201,8 @@ class Supervisor:
                 problem = problem or self._checkpoints.freeze()
                 if not problem:
                     self._freezer = visitor
-                self._control.answer(visitor, {"type": "frozen", "problem": problem})
+                newest = self._checkpoints.newest
+                self._control.answer(visitor, {"type": "frozen", "problem": problem, "newest": newest})
             case "keep" if is_own:
                 self._checkpoints.keep(number)
             case "thaw" if is_own:

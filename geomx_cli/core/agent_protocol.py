@@ -142,9 +142,12 @@ class Stopping(Message, tag="stopping", frozen=True):
 
 
 class Frozen(Message, tag="frozen", frozen=True):
-    """The host's processes are stopped for a checkpoint. problem: why they are not, "" if they are."""
+    """The host's processes are stopped for a checkpoint. problem: why they are not, "" if they are. newest: the
+    highest number of the host's checkpoints, whoever has taken them; 0 for none.
+    """
 
     problem: str
+    newest: int = 0
 
 
 class Kept(Message, tag="kept", frozen=True):

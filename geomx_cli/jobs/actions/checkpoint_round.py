@@ -75,6 +75,8 @@ class CheckpointRound:
         if host not in waiting:
             return
         waiting.discard(host)
+        if isinstance(message, Frozen):
+            self._number = max(self._number, message.newest + 1)
         if message.problem:
             self._problems.append(f"host {host}: {message.problem}")
         if self._is_running:

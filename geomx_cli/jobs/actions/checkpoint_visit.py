@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from geomx_cli.agent.checkpoints import NO_STATE
+from geomx_cli.agent.checkpoints import BUSY, NO_STATE
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.jsonlines import decode
 from geomx_cli.core.untrusted import plain
@@ -16,6 +16,7 @@ from geomx_cli.jobs.store.registry import KnownJob
 __all__ = ["checkpoint_before_stop"]
 
 _SHOWN = 400  # characters of a problem
+_BUSY, _PAUSE = 20.0, 0.3  # seconds to wait for the end of a checkpoint that others take, and between attempts
 _UPLOADING = 600.0  # seconds, and for the record as many
 
 
@@ -44,12 +45,16 @@ def checkpoint_before_stop(
 
 
 def _checkpoint(visits: "_Visits", writer: str, place: str, note: Callable[[str], object]) -> int | None:
-    if problem := visits.ask({"type": "freeze"}):
+    until = time.monotonic() + _BUSY
+    while problem := visits.ask({"type": "freeze"}):
         visits.tell({"type": "thaw"})
+        if BUSY in problem and time.monotonic() < until:  # a regular one, or that of another `geomx stop`
+            time.sleep(_PAUSE)
+            continue
         if NO_STATE not in problem:
             note(f"no checkpoint: {problem}")
         return None
-    number = int(time.time())
+    number = max(int(time.time()), visits.newest + 1)
     if problem := visits.ask({"type": "keep", "number": number}):
         note(f"no checkpoint: {problem}")
         return None
@@ -69,27 +74,33 @@ def _upload(visits: "_Visits", writer: str, number: int) -> str:
 
 
 class _Visits:
-    """Connections to all agents of a job, as a visitor: whoever follows the job goes on."""
+    """Connections to all agents of a job, as a visitor: whoever follows the job goes on.
+
+    newest: the highest number of a checkpoint on a host, as far as the agents have said.
+    """
 
     def __init__(self, streams: Mapping[str, HostStream]) -> None:
         self.streams = streams
+        self.newest = 0
 
     def ask(self, message: dict[str, Any], names: list[str] | None = None) -> str:
         """Send a message to all agents, or to those of `names`; return the first problem, "" if none has one. Raises
         _Absent.
         """
 
-        def one(name: str) -> str:
+        def one(name: str) -> tuple[str, int]:
             stream = self.streams[name]
             try:
                 stream.send(message)
-                problem = str(decode(stream.line(objects=True)).get("problem", ""))
+                answer = decode(stream.line(objects=True))
+                problem, newest = str(answer.get("problem", "")), int(answer.get("newest", 0))
             except (EOFError, OSError, ValueError):
                 raise _Absent(f"the agent on host {name} does not answer any more") from None
-            return f"host {name}: {plain(problem)[:_SHOWN]}" if problem else ""
+            return f"host {name}: {plain(problem)[:_SHOWN]}" if problem else "", newest
 
-        problems = everywhere(one, self.streams if names is None else names)
-        return min(filter(None, problems), default="")
+        answers = everywhere(one, self.streams if names is None else names)
+        self.newest = max(self.newest, *(newest for _, newest in answers))
+        return min((problem for problem, _ in answers if problem), default="")
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send a message without an answer."""
