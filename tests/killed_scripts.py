@@ -11,7 +11,23 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+from desk import Desk
+
 LIMIT = 240.0
+AT = Path(__file__).parent / "scripts" / "killed_at.py"
+
+
+def killed_at(desk: Desk, kills: str, options: list[str], command: list[str], folder: Path) -> Path:
+    """Run a job of `command`, a script's path and its arguments, in `folder`; workers are killed at the given reports,
+    see scripts/killed_at.py, and go on. Returns the job's directory.
+    """
+    directory = desk.folder / "killed"
+    job = ["--local", "--restarts", "100", "--job-dir", str(directory), "--json", *options]
+    done = desk.geomx("launch", *job, "--", "python", str(AT), kills, *command, cwd=folder)
+    assert done.returncode == 0 and json.loads(done.stdout)["status"] == "done", done.stderr
+    logs = "".join(path.read_text() for path in sorted(directory.glob("logs/*worker*.log")))
+    assert logs.count("this worker goes on at") == len(kills.split(",")), logs
+    return directory
 
 
 def play(folder: Path, options: list[str], command: list[str], kills: str = "", count: int = 0) -> list[str]:
