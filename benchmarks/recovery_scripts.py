@@ -27,7 +27,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -147,9 +146,12 @@ def main() -> int:
         left = [name for each, name in chosen if each == framework]
         print(f"not here, as {framework} is not installed: {', '.join(left)}", file=sys.stderr)
     found: list[dict[str, Any]] = []
-    run = partial(measure, names, given.kills, given.each, given.seed, show=not given.json)
-    code = conclude(lambda: found.extend(run()) or found, as_json=given.json)
-    return code or int(not names or any(row["wrong"] for row in found))
+
+    def run() -> list[dict[str, Any]]:
+        found.extend(measure(names, given.kills, given.each, given.seed, show=not given.json))
+        return found
+
+    return conclude(run, as_json=given.json) or int(not names or any(row["wrong"] for row in found))
 
 
 if __name__ == "__main__":
