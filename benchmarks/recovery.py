@@ -101,30 +101,36 @@ class Outcome:
 
 @dataclass
 class Disturbed:
-    """A running job, whose processes are killed."""
+    """A running job, whose processes are killed.
+
+    gaps: the shortest and the longest time between two kills, in seconds.
+    """
 
     folder: Path
     options: Sequence[str]
     roles: str
     random: Random
+    gaps: tuple[float, float] = (0.2, 1.2)
 
     def play(self, kills: int) -> Outcome:
         """Run the job to its end; `kills` of its processes die on the way, if it takes as long."""
-        command = [
-            sys.executable, "-m", "geomx_cli", "launch", "--job-dir", str(self.folder), "--network", "linear",
-            "--epochs", "2", "--restarts", "100", *self.options,
-        ]  # fmt: skip
+        job = ["--job-dir", str(self.folder), "--restarts", "100", *self._job()]
+        command = [sys.executable, "-m", "geomx_cli", "launch", *job]
         launched = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         done: list[Killing] = []
         deadline = time.monotonic() + _LIMIT
         while launched.poll() is None and time.monotonic() < deadline:
-            time.sleep(self.random.uniform(0.2, 1.2))
+            time.sleep(self.random.uniform(*self.gaps))
             if len(done) < kills and self._has_begun():
                 done += self._kill()
         if launched.poll() is None:
             launched.send_signal(signal.SIGINT)
         output = launched.communicate(timeout=60)[0]
         return self._outcome(launched.returncode, done, output)
+
+    def _job(self) -> list[str]:
+        """What the job trains, and how."""
+        return ["--network", "linear", "--epochs", "2", *self.options]
 
     def _has_begun(self) -> bool:
         return any(self.folder.glob("events/*worker*.jsonl"))

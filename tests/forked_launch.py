@@ -40,10 +40,13 @@ class ForkedLaunch(Launch):
     pid_folder: Path = Path()
 
     @classmethod
-    def begin(cls, desk: Desk, *arguments: str, imported: str, **variables: str) -> "ForkedLaunch":
+    def begin(
+        cls, desk: Desk, *arguments: str, imported: str, folder: Path | None = None, **variables: str
+    ) -> "ForkedLaunch":
         """Launch a job of the real roles in the directory "job", on this machine, unless `arguments` differ.
 
         imported: what all are forked from, see forks.ForkServer.
+        folder: where it is launched; that of the desk otherwise.
         """
         number = len(desk.launches)
         pid_folder, out = desk.folder / f"pids-{number}", desk.folder / f"launch-{number}.out"
@@ -51,7 +54,7 @@ class ForkedLaunch(Launch):
         environment = {**desk.environment, **variables, PIDS: str(pid_folder)}
         words = ["launch", *arguments] if "--job-dir" in arguments else ["launch", "--job-dir", "job", *arguments]
         argv = [__file__, str(out.with_suffix(".err")), *words]
-        process = forks.server(imported).start(argv, environment, desk.folder, out)
+        process = forks.server(imported).start(argv, environment, folder or desk.folder, out)
         job = cls(desk, process, "", pid_folder=pid_folder)
         job.found = desk.folder / words[words.index("--job-dir") + 1]
         desk.launches.append(job)

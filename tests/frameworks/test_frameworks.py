@@ -84,7 +84,9 @@ def test_diloco_with_a_codec_in_a_trainer(runs: Runs) -> None:
     assert found[0]["logs"][-1, 1] < 0.99 * found[0]["logs"][0, 1], "the loss falls"
 
 
-@pytest.mark.parametrize(("kind", "options"), [("trainer", "--algo hfa --k1 2 --k2 1")])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("trainer", "--algo hfa --k1 2 --k2 1"), ("lit", "--algo diloco --inner-steps 2")]
+)
 def test_a_killed_worker_goes_on_at_the_same_batch(runs: Runs, kind: str, options: str) -> None:
     """Model, learning rate, log values and batches have the bits of an undisturbed job, of which nothing is saved."""
     kills = ("0:0:5", "1:0:8", "0:1:9")  # the last one in the epoch after
