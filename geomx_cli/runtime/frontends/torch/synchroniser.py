@@ -219,8 +219,8 @@ class Synchroniser(ABC):
     def finishing(self) -> Iterator["Future[None] | None"]:
         """Contribute what is left, and take part in the other workers' rounds until all are finished.
 
-        Yields what it waits for, and None between two rounds, where `state` has all. Raises the client's error after the job
-        has failed.
+        Yields what it waits for, and None between two rounds, where `state` has all. Raises the client's error after
+        the job has failed.
         """
 
     @abstractmethod
