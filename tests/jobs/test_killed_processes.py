@@ -1,11 +1,17 @@
 """Processes of whole jobs are killed: the models have the bits of undisturbed jobs, and nothing is left."""
 
+import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
+import forks
 import pytest
+from cluster import ROOT
+from forking import Served
 
 pytestmark = pytest.mark.processes
 
@@ -18,8 +24,8 @@ pytestmark = pytest.mark.processes
     ],
 )  # fmt: skip
 def test_the_model_has_the_bits_of_an_undisturbed_job(recovery: Any, name: str, roles: str, tmp_path: Path) -> None:
-    calm = recovery.run(name, tmp_path / "calm", 0, 0, "")
-    disturbed = recovery.run(name, tmp_path / "disturbed", len(name), 6, roles)
+    calm = recovery.run(name, tmp_path / "calm", 0, 0, "", forked)
+    disturbed = recovery.run(name, tmp_path / "disturbed", len(name), 6, roles, forked)
     assert calm.status == disturbed.status == 0, disturbed.output
     assert disturbed.kills, disturbed.output
     assert disturbed.weights == calm.weights and len(calm.weights) >= 4
@@ -31,6 +37,13 @@ def test_the_model_has_the_bits_of_an_undisturbed_job(recovery: Any, name: str, 
     shared = Path("/dev/shm")
     mine = [path.name for path in shared.glob("geomx-*") if any(job in path.name for job in jobs_in(disturbed.output))]
     assert mine == []
+
+
+def forked(arguments: Sequence[str]) -> Served:
+    """`geomx` of which all processes are forked."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = ["-m", "geomx_cli", *arguments]
+    return Served(forks.server(), words, env=env, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
 
 
 def jobs_in(output: str) -> list[str]:
