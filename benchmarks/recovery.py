@@ -213,9 +213,9 @@ class Disturbed:
         return Outcome(status, weights, samples, sorted(rounds), kills, output)
 
 
-def run(name: str, folder: Path, seed: int, kills: int, roles: str, start: Start = _start) -> Outcome:
+def run(name: str, folder: Path, seed: int, kills: int, roles: str) -> Outcome:
     """Run one of JOBS, in a folder that does not exist yet."""
-    return Disturbed(folder, JOBS[name], roles, Random(seed), start=start).play(kills)
+    return Disturbed(folder, JOBS[name], roles, Random(seed)).play(kills)
 
 
 def still(outcome: Outcome, usual: float) -> Iterator[tuple[Killing, float]]:

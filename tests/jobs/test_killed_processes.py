@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
@@ -24,8 +25,11 @@ pytestmark = pytest.mark.processes
     ],
 )  # fmt: skip
 def test_the_model_has_the_bits_of_an_undisturbed_job(recovery: Any, name: str, roles: str, tmp_path: Path) -> None:
-    calm = recovery.run(name, tmp_path / "calm", 0, 0, "", forked)
-    disturbed = recovery.run(name, tmp_path / "disturbed", len(name), 6, roles, forked)
+    options = [*recovery.JOBS[name], "--epochs", "1"]
+    calm = recovery.Disturbed(tmp_path / "calm", options, "", Random(0), start=forked).play(0)
+    disturbed = recovery.Disturbed(
+        tmp_path / "disturbed", options, roles, Random(len(name)), start=forked
+    ).play(6)
     assert calm.status == disturbed.status == 0, disturbed.output
     assert disturbed.kills, disturbed.output
     assert disturbed.weights == calm.weights and len(calm.weights) >= 4
