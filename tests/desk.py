@@ -189,7 +189,7 @@ class Launch:
 class Desk:
     """Runs commands as `command` with `environment`; jobs are stored in `state`, on other machines as configured there.
 
-    forks: whether processes may be forked, see forking.py.
+    forks: whether processes may be forked, see forking.py; one test of each kind has them started as users do.
     """
 
     folder: Path
