@@ -222,7 +222,8 @@ class Desk:
         if self.command == GEOMX and arguments[:1] in LIGHT and is_alone:
             done = in_this_process(arguments, environment, folder)
         else:
-            with self._begun(arguments, environment, folder) as process:
+            imported = "mxnet" if forks.imports_mxnet(arguments) else "geomx"
+            with self._begun(arguments, environment, folder, imported) as process:
                 try:
                     out, err = process.communicate(timeout=limit)
                 finally:

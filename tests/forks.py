@@ -272,6 +272,10 @@ def run(request: dict[str, Any]) -> None:
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
+    plugins = sys.modules.get("geomx_cli.core.plugins")
+    if plugins is not None and request["env"].get("PYTHONPATH") != str(ROOT):  # which may lead to others
+        for found in (plugins._all, plugins.table, plugins._may_register):
+            found.cache_clear()
     first, *words = request["argv"]
     if first == "-P":
         del sys.path[0]
