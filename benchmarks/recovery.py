@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,7 @@ _KINDS = ("kill", "kill", "stop", "two", "again", "agent", "host")
 _WHOLE = ("agent", "host")
 _TIMED = ("mixed", "esync")
 _LIMIT = 180.0  # seconds for a job
+Start = Callable[[Sequence[str]], "subprocess.Popen[str]"]
 
 
 def _options(row: Sequence[str]) -> list[str]:
@@ -99,32 +100,44 @@ class Outcome:
     output: str = ""
 
 
+def _start(arguments: Sequence[str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "geomx_cli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 @dataclass
 class Disturbed:
-    """A running job, whose processes are killed."""
+    """A running job, whose processes are killed.
+
+    gaps: the shortest and the longest time between two kills, in seconds.
+    start: starts `geomx` with these arguments; its output and errors come through one pipe.
+    """
 
     folder: Path
     options: Sequence[str]
     roles: str
     random: Random
+    gaps: tuple[float, float] = (0.2, 1.2)
+    start: Start = field(default=_start)
 
     def play(self, kills: int) -> Outcome:
         """Run the job to its end; `kills` of its processes die on the way, if it takes as long."""
-        command = [
-            sys.executable, "-m", "geomx_cli", "launch", "--job-dir", str(self.folder), "--network", "linear",
-            "--epochs", "2", "--restarts", "100", *self.options,
-        ]  # fmt: skip
-        launched = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        job = ["--job-dir", str(self.folder), "--restarts", "100", *self._job()]
+        launched = self.start(["launch", *job])
         done: list[Killing] = []
         deadline = time.monotonic() + _LIMIT
         while launched.poll() is None and time.monotonic() < deadline:
-            time.sleep(self.random.uniform(0.2, 1.2))
+            time.sleep(self.random.uniform(*self.gaps))
             if len(done) < kills and self._has_begun():
                 done += self._kill()
         if launched.poll() is None:
             launched.send_signal(signal.SIGINT)
         output = launched.communicate(timeout=60)[0]
         return self._outcome(launched.returncode, done, output)
+
+    def _job(self) -> list[str]:
+        """What the job trains, and how."""
+        return ["--network", "linear", "--epochs", "2", *self.options]
 
     def _has_begun(self) -> bool:
         return any(self.folder.glob("events/*worker*.jsonl"))

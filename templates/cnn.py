@@ -2,7 +2,8 @@
 
 Every worker runs this file. The servers sum the gradients of all workers of all sites, the optimizer on the global
 servers updates the weights with the sums, and all workers pull the new weights. With a store of type "dist_async" no
-site waits for another. A gluon.Trainer with the store does the same, as in the train.py of `geomx init`.
+site waits for another. A gluon.Trainer with the store does the same, as in the train.py of `geomx init`. geomx.state
+saves the training, so that a killed worker goes on at the same batch.
 """
 
 import argparse
@@ -65,8 +66,10 @@ def main() -> None:
     # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
-    for epoch in range(given.epochs):
-        for images, labels in mine.batches(given.batch_size, seed=seed, epoch=epoch, rank=geomx.global_rank()):
+    state = geomx.state(net=net)  # save it between batches: a killed worker goes on there
+    for epoch in state.epochs(given.epochs):
+        batches = mine.batches(given.batch_size, seed=seed, epoch=epoch, rank=geomx.global_rank())
+        for images, labels in state.batches(batches):
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()

@@ -75,9 +75,11 @@ def main() -> None:
     # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
+    state = geomx.state(net=net, trainer=trainer, before=before)  # what training changes
     esync.begin()
-    for epoch in range(given.epochs):
-        for images, labels in mine.batches(given.batch_size, seed=seed, epoch=epoch, rank=geomx.global_rank()):
+    for epoch in state.epochs(given.epochs):
+        batches = mine.batches(given.batch_size, seed=seed, epoch=epoch, rank=geomx.global_rank())
+        for images, labels in state.batches(batches):
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()

@@ -4,6 +4,7 @@ One of them alone: geomx launch --algo fsa -- python cnn_sweep.py
 
 Every worker runs this file with its own optimizer, or in fsa with that of the servers. `kv.option` says which algorithm
 the job has, and its options: "k1" and "k2" in hfa, "inner_steps", "outer_lr" and "outer_momentum" in diloco.
+geomx.state saves the training, so that a killed worker goes on at the same batch.
 """
 
 import argparse
@@ -50,6 +51,15 @@ def server_optimizer(kv: Any, lr: float) -> Any:
     return mx.optimizer.NAG(learning_rate=kv.option("outer_lr"), momentum=kv.option("outer_momentum"))
 
 
+def steps_of(kv: Any) -> tuple[int, int]:
+    """Steps of a worker between two pushes, and between two exchanges of the sites."""
+    algo = kv.option("algo")
+    if algo not in ("fsa", "hfa", "diloco"):
+        sys.exit(f"this script has no part for --algo {algo}: take fsa, hfa or diloco")
+    every = {"fsa": 1, "hfa": kv.option("k1"), "diloco": kv.option("inner_steps")}[algo]
+    return every, every * kv.option("k2") if algo == "hfa" else every
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4)
@@ -64,9 +74,7 @@ def main() -> None:
     seed = int(os.environ.get("GEOMX_SEED", "1"))  # geomx launch --seed, and another one for each run of geomx sweep
     mx.random.seed(seed)
     kv = geomx.init("dist_sync")
-    algo = kv.option("algo")
-    if algo not in ("fsa", "hfa", "diloco"):
-        sys.exit(f"this script has no part for --algo {algo}: take fsa, hfa or diloco")
+    algo, (every, together) = kv.option("algo"), steps_of(kv)
     net, loss_of = network(), gluon.loss.SoftmaxCrossEntropyLoss()
     weights = [parameter.data() for parameter in net.collect_params().values()]
     grads = [parameter.grad() for parameter in net.collect_params().values()]
@@ -78,9 +86,8 @@ def main() -> None:
     kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
         return  # the master worker only sets the job up and does not train
-    before, steps = [weight.copy() for weight in weights], 0
-    every = {"fsa": 1, "hfa": kv.option("k1"), "diloco": kv.option("inner_steps")}[algo]  # steps between two pushes
-    pushes = kv.option("k2") if algo == "hfa" else 1  # until the sites exchange
+    before = [weight.copy() for weight in weights]
+    state = geomx.state(net=net, trainer=trainer, before=before, steps=0, pushes=0)  # what training changes
 
     def exchange(samples: int = 1) -> None:
         """Push this worker's part of the next weights of all, and continue from these."""
@@ -95,26 +102,29 @@ def main() -> None:
             kv.pull(key, out=weight, priority=-key)
         if algo == "diloco":
             before[:] = [weight.copy() for weight in weights]
+        state.pushes += 1
 
     # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
-    for epoch in range(given.epochs):
-        for images, labels in mine.batches(given.batch_size, seed=seed, epoch=epoch, rank=geomx.global_rank()):
+    for epoch in state.epochs(given.epochs):
+        batches = mine.batches(given.batch_size, seed=seed, epoch=epoch, rank=geomx.global_rank())
+        for images, labels in state.batches(batches):
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
             geomx.report(samples=len(labels), loss=loss.mean())  # shown by geomx launch, status, dashboard and draw
             if algo != "fsa":
                 trainer.step(len(labels))
-            steps += 1
-            if steps % every == 0:
+            state.steps += 1
+            if state.steps % every == 0:
                 exchange(len(labels))
         if geomx.global_rank() == 0:
             geomx.report(accuracy=accuracy(net, test))
     # The last steps too: push until the sites exchange once more, so that all workers end with the same weights.
-    for _ in range(-(-steps // (every * pushes)) * pushes - steps // every):
+    while state.pushes * every < state.steps or state.pushes * every % together:
         exchange()
+        state.save()  # between two pushes
     if geomx.global_rank() == 0:
         geomx.report(accuracy=accuracy(net, test))
         net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch

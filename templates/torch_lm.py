@@ -1,8 +1,9 @@
 """Train a language model: geomx launch --algo diloco --inner-steps 30 --compress sparseloco -- python torch_lm.py
 
 A small GPT over the characters of Jane Austen's novels, with PyTorch. Every worker runs this file with its own AdamW.
-Three lines make it distributed: geomx.init, geomx.shard and geomx.wrap. After --inner-steps of its steps geomx
-exchanges how far the weights have moved. Without --algo and --compress it exchanges the gradients of every step.
+Three lines make it distributed: geomx.init, geomx.shard and geomx.wrap. A fourth one, geomx.state, saves training: a
+killed worker goes on at the same batch. After --inner-steps of its steps geomx exchanges how far the weights have
+moved. Without --algo and --compress it exchanges the gradients of every step.
 """
 
 import argparse
@@ -121,8 +122,9 @@ def main() -> None:
     optimizer = geomx.wrap(model, optimizer)
     steps = given.epochs * len(loader)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, given.lr, total_steps=steps + 1, pct_start=0.05)
-    for epoch in range(given.epochs):
-        for number, batch in enumerate(loader):
+    state = geomx.state(model=model, optimizer=optimizer, schedule=schedule, steps=0)  # saves them between batches
+    for _ in state.epochs(given.epochs):
+        for batch in state.batches(loader):
             optimizer.zero_grad()
             loss = loss_of(model, batch, device)
             loss.backward()
@@ -130,8 +132,9 @@ def main() -> None:
             optimizer.step()  # exchanges the weights when a round is due
             schedule.step()
             geomx.report(samples=len(batch[0]), loss=loss)  # shown by geomx launch, status, dashboard and draw
-            if (epoch * len(loader) + number) % 100 == 0 and geomx.global_rank() == 0:
+            if state.steps % 100 == 0 and geomx.global_rank() == 0:
                 geomx.report(validation_loss=validation_loss(model, test, device))
+            state.steps += 1
     geomx.finish()  # exchanges the last steps; all workers have one model now
     if geomx.global_rank() == 0:
         geomx.report(validation_loss=validation_loss(model, test, device))

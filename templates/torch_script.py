@@ -1,8 +1,9 @@
 """Train a CNN with PyTorch, all workers as one: geomx launch -- python torch_script.py
 
-Every worker runs this file. Three lines make it distributed: geomx.init, geomx.shard and geomx.wrap. What the workers
-exchange is chosen with --algo, as `geomx launch --algo diloco -- python torch_script.py`; sync and async are those of
-a plain parameter server. By default they exchange gradients.
+Every worker runs this file. Three lines make it distributed: geomx.init, geomx.shard and geomx.wrap. A fourth one,
+geomx.state, saves training: a killed worker goes on at the same batch. What the workers exchange is chosen with
+--algo, as `geomx launch --algo diloco -- python torch_script.py`; sync and async are those of a plain parameter server.
+By default they exchange gradients.
 """
 
 import argparse
@@ -54,8 +55,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=given.lr, momentum=0.9)
     optimizer = geomx.wrap(net, optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-    for _ in range(given.epochs):
-        for images, labels in loader:
+    state = geomx.state(net=net, optimizer=optimizer, schedule=schedule)  # saves them between batches
+    for _ in state.epochs(given.epochs):
+        for images, labels in state.batches(loader):
             optimizer.zero_grad()
             loss = loss_of(net(images.to(device)), labels.to(device))
             loss.backward()

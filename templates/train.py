@@ -1,7 +1,8 @@
 """Train a small network with MXNet over all sites: geomx launch -- python train.py --epochs 2
 
-Every worker runs this file. kv.create("dist_sync") connects it to the others; the rest is plain MXNet. The data are
-generated here, pictures of discs, squares and crosses with noise; replace `pictures` with your own.
+Every worker runs this file. kv.create("dist_sync") connects it to the others; geomx.state saves its training, so that a
+killed worker goes on at the same batch. The rest is plain MXNet. The data are generated here, pictures of discs,
+squares and crosses with noise; replace `pictures` with your own.
 """
 
 import argparse
@@ -66,12 +67,13 @@ def main() -> None:
         trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=kv)
         own = 1000 * seed + 1 + max(0, kv.global_rank)  # different data for every worker, and others than the test's
         images, kinds = pictures(given.samples, seed=own)
+        loader = gluon.data.DataLoader(gluon.data.ArrayDataset(images, kinds), given.batch_size)
         test_images, test_kinds = pictures(600, seed=0)
-        for epoch in range(given.epochs):
-            for first in range(0, len(images), given.batch_size):
-                batch = slice(first, first + given.batch_size)
+        state = geomx.state(net=net, trainer=trainer)  # saves both between batches
+        for epoch in state.epochs(given.epochs):
+            for batch, wanted in state.batches(loader):
                 with autograd.record():
-                    loss = loss_of(net(mx.nd.array(images[batch])), mx.nd.array(kinds[batch]))
+                    loss = loss_of(net(batch), wanted)
                 loss.backward()
                 trainer.step(given.batch_size * kv.num_all_workers)
                 geomx.report(samples=given.batch_size, loss=loss.mean())  # shown by geomx launch, status, draw

@@ -13,6 +13,26 @@ from desk import Desk
 from forked_launch import ForkedLaunch
 
 LIMIT = 240.0
+AT = Path(__file__).parent / "scripts" / "killed_at.py"
+
+
+def killed_at(
+    desk: Desk, kills: str, options: list[str], command: list[str], folder: Path, imported: str
+) -> Path:
+    """Run a job of `command`, a script's path and its arguments, in `folder`; workers are killed at the given reports,
+    see scripts/killed_at.py, and go on. Returns the job's directory.
+
+    imported: what its processes are forked from, see ForkedLaunch.
+    """
+    directory = desk.folder / "killed"
+    words = ["--local", "--restarts", "100", "--job-dir", str(directory), "--json", *options]
+    job = ForkedLaunch.begin(
+        desk, *words, "--", "python", str(AT), kills, *command, imported=imported, folder=folder
+    )
+    assert job.finish() == 0 and json.loads(job.output)["status"] == "done", job.errors
+    logs = "".join(path.read_text() for path in sorted(directory.glob("logs/*worker*.log")))
+    assert logs.count("this worker goes on at") == len(kills.split(",")), logs
+    return directory
 
 
 def play(

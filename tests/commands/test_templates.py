@@ -12,6 +12,7 @@ import pytest
 from cluster import RUNTIME, Cluster
 from desk import Desk
 from idx import write_data
+from killed_scripts import killed_at
 from rehearsal import Rehearsal
 
 from geomx_cli.core import starter
@@ -33,6 +34,21 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     options = shlex.join(words[:2] if verb == "sweep" else words)  # of a sweep, the first of its algorithms
     result = trained(desk, tmp_path, script, options, data)
     assert result["accuracy"] > 0.5 and result["samples_per_s"] > 0
+    found = model_of_killed(desk, tmp_path, script, options, data)
+    assert name == "cnn-esync" or found == model(tmp_path / "job"), "ESync's rounds depend on timing"
+
+
+def test_the_script_of_init_survives_kills(desk: Desk, tmp_path: Path) -> None:
+    assert desk.geomx("init", "here").returncode == 0
+    own, options = ["--epochs", "2", "--samples", "640"], ["--workers", "1", "--rank-scope", "party"]
+    job = Rehearsal(
+        desk, "--local", *options, "--job-dir", str(tmp_path / "job"), "--", "python", "train.py", *own,
+        imported="mxnet", folder=tmp_path / "here",
+    )  # fmt: skip
+    job.finish()
+    assert json.loads(job.output)["accuracy"] > 0.5
+    killed = killed_at(desk, "0:0:15,0:1:9,1:0:25", options, ["train.py", *own], tmp_path / "here", "mxnet")
+    assert model(killed) == model(tmp_path / "job")
 
 
 @pytest.mark.parametrize("options", ["--algo hfa --k1 20 --k2 10", "--algo diloco --inner-steps 1000 --outer-lr 1e-6"])
@@ -42,20 +58,39 @@ def test_the_last_steps_are_exchanged(desk: Desk, tmp_path: Path, options: str) 
     assert desk.geomx("init", "here", "--template", "cnn-sweep").returncode == 0
     result = trained(desk, tmp_path, "cnn_sweep.py", options, data)
     assert (result["accuracy"] > 0.5) == ("hfa" in options), result
+    assert model_of_killed(desk, tmp_path, "cnn_sweep.py", options, data) == model(tmp_path / "job")
 
 
 def trained(desk: Desk, tmp_path: Path, script: str, options: str, data: Path) -> Any:
     """The result of a job of two workers, each of which takes 75 steps; it has no warnings, and one model is saved."""
     job = Rehearsal(
         desk, *shlex.split(options), "--local", "--workers", "1", "--job-dir", str(tmp_path / "job"),
-        "--", "python", script, "--data-dir", str(data), "--batch-size", "8", "--epochs", "3",
-        imported="mxnet", folder=tmp_path / "here",
+        "--", "python", script, *own_arguments(data), imported="mxnet", folder=tmp_path / "here",
     )  # fmt: skip
     job.finish()
     result = json.loads(job.output)
     assert result["status"] == "done" and result["warnings"] == [], result
-    assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.params"))) == 1
+    assert len(model(tmp_path / "job")) > 10_000
     return result
+
+
+def own_arguments(data: Path) -> list[str]:
+    """Those of a template's script."""
+    return ["--data-dir", str(data), "--batch-size", "8", "--epochs", "3"]
+
+
+def model(directory: Path) -> bytes:
+    """The one model that a job has saved."""
+    (path,) = directory.glob("outputs/*-worker-0/model.params")
+    return path.read_bytes()
+
+
+def model_of_killed(desk: Desk, tmp_path: Path, script: str, options: str, data: Path) -> bytes:
+    """That of a job of which both workers are killed, one of them twice."""
+    words = [*shlex.split(options), "--workers", "1", "--rank-scope", "party"]
+    command, folder = [script, *own_arguments(data)], tmp_path / "here"
+    directory = killed_at(desk, "0:0:20,0:1:30,1:0:33", words, command, folder, "mxnet")
+    return model(directory)
 
 
 def test_help_lists_all_templates(desk: Desk) -> None:

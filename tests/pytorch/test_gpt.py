@@ -11,6 +11,7 @@ import pytest
 import torch
 from desk import Desk, Launch
 from forked_launch import ForkedLaunch
+from killed_scripts import killed_at
 from rehearsal import Rehearsal
 from torch import nn
 from torch.nn import functional
@@ -132,4 +133,7 @@ def test_the_template_trains(desk: Desk, tmp_path: Path, text: Path) -> None:
     job.finish()
     result = json.loads(job.output)
     assert result["status"] == "done" and result["validation_loss"] < 4 and result["accuracy"] is None
-    assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.pt"))) == 1
+    disturbed = ["--workers", "1", *options.split()]
+    killed = killed_at(desk, "0:0:20,0:1:30,1:0:33", disturbed, ["torch_lm.py", *own], tmp_path / "here", "torch")
+    found, wanted = (next(each.glob("outputs/*-worker-0/model.pt")) for each in (killed, tmp_path / "job"))
+    torch.testing.assert_close(torch.load(found), torch.load(wanted), rtol=0, atol=0)

@@ -16,6 +16,7 @@ from cluster import ROOT
 from desk import Desk
 from forked_launch import ForkedLaunch
 from idx import write_data
+from killed_scripts import killed_at
 from rehearsal import Rehearsal
 from safetensors.numpy import load_file
 from workers import SCRIPTS
@@ -210,4 +211,7 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     job.finish()
     result = json.loads(job.output)
     assert result["status"] == "done" and result["accuracy"] > 0.5 and result["samples_per_s"] > 0
-    assert len(list(tmp_path.glob("job/outputs/*-worker-0/model.pt"))) == 1
+    disturbed = [*shlex.split(options), "--workers", "1"]
+    killed = killed_at(desk, "0:0:20,0:1:30,1:0:33", disturbed, [script, *own], tmp_path / "here", "torch")
+    found, wanted = (next(each.glob("outputs/*-worker-0/model.pt")) for each in (killed, tmp_path / "job"))
+    torch.testing.assert_close(torch.load(found), torch.load(wanted), rtol=0, atol=0)

@@ -13,6 +13,7 @@ import torch
 from desk import Desk
 from killed_scripts import play
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.torch.data import ShardSampler
@@ -65,6 +66,9 @@ LOADERS = {
     "restless": lambda: DataLoader(DATA, 4, sampler=Restless()),
     "ours": lambda: DataLoader(DATA, 4, sampler=ShardSampler(DATA, 1, 2, shuffle=True, seed=3)),
     "iterable": lambda: DataLoader(Numbers(), 4),
+    "stateful": lambda: StatefulDataLoader(DATA, 4, shuffle=True),
+    "stateful workers": lambda: StatefulDataLoader(DATA, 4, shuffle=True, num_workers=2),
+    "stateful iterable": lambda: StatefulDataLoader(Numbers(), 4),
     "list": lambda: [[torch.tensor(number)] for number in range(9)],
 }
 
@@ -80,11 +84,12 @@ def passes(loader: Any, count: int, start: int = 0, found: "tuple[State, State] 
     seen = []
     for number in range(count):
         place = place_in(loader, "loader")
-        done, batches = 0, None
-        if found is not None and number == 0:
+        done, goes_on = 0, found is not None and number == 0
+        if goes_on:
             place.load(found[0], start)
             done = start
-            batches = place.begin() if start else None
+        batches = place.begin() if place.begins_first or (goes_on and start) else None
+        if goes_on:
             set_random_state(found[1])
         while True:
             if len(seen) == stop:
@@ -101,6 +106,7 @@ def passes(loader: Any, count: int, start: int = 0, found: "tuple[State, State] 
     return seen
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_pass_goes_on_at_its_place(kind: str) -> None:
     def begin() -> Any:
@@ -151,3 +157,14 @@ def test_what_cannot_be_saved_is_named() -> None:
         pack_state({"lambdas": [lambda epoch: epoch]}, "scheduler")
     with pytest.raises(InvalidSettings, match=r"layout torch\.sparse_coo"):
         pack_state([torch.eye(3).to_sparse()], "model")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("options", ["fsa", "hfa --k1 4 --k2 2", "diloco --inner-steps 5", "mixed"])
+def test_a_worker_may_die_while_it_waits_for_others_to_finish(options: str, desk: Desk) -> None:
+    words = ["--parties", "1", "--workers", "2", "--framework", "torch", "--algo", *options.split()]
+    command = ["python", str(Path(__file__).parent / "scripts" / "ends_early.py")]
+    calm, disturbed = (play(desk, f"job{kill}", words, [*command, kill], "torch") for kill in "01")
+    assert [line.split()[2] for line in disturbed] == ["True", "False"]
+    found = {line.split()[1] for line in (*disturbed, *(() if options == "mixed" else calm))}  # that depends on timing
+    assert len(found) == 1

@@ -3,7 +3,7 @@
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from geomx_cli.datasets.catalog import BY_CLASS, BY_PARTY, DIRICHLET, IID, check
 from geomx_cli.ps.arrays import Array, Floats
 
 __all__ = [
-    "Batch", "CHARACTERS", "Prefetch", "Samples", "TextSamples", "choose", "part_of", "shard", "split_text",
-    "text_shard",
+    "Batch", "CHARACTERS", "Prefetch", "SampleBatches", "Samples", "TextSamples", "choose", "part_of", "shard",
+    "split_text", "text_shard",
 ]  # fmt: skip
 
 Batch = tuple[Floats, Floats]
@@ -45,9 +45,9 @@ class Samples:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
-    def batches(self, size: int, *, seed: int, epoch: int, rank: int, start: int = 0) -> Iterator[Batch]:
-        """Yield batches of every sample once, in an order that depends only on (seed, epoch, rank), from number `start`
-        on.
+    def batches(self, size: int, *, seed: int, epoch: int, rank: int, start: int = 0) -> "SampleBatches":
+        """Return batches of every sample once, in an order that depends only on (seed, epoch, rank), from number
+        `start` on.
 
         The arrays are new, float32: images of shape (b, channels, height, width), bytes scaled to [0, 1], and labels of
         shape (b,); the last batch may be smaller.
@@ -58,8 +58,7 @@ class Samples:
             # Unlike Generator's, RandomState's streams never change: hosts with different numpy versions agree.
             sequence = np.random.SeedSequence([seed, epoch, rank])
             order = np.random.RandomState(np.random.MT19937(sequence)).permutation(len(self))
-        for first in range(start * size, len(order), size):
-            yield self.take(order[first : first + size])
+        return SampleBatches(self, order, size, start)
 
     def take(self, which: Array | slice) -> Batch:
         """Return these samples as a batch; see `batches`."""
@@ -68,6 +67,31 @@ class Samples:
         if chosen.dtype == np.uint8:
             images /= 255
         return images, self.labels[which].astype(np.float32)
+
+
+class SampleBatches(Iterator[Batch]):
+    """The batches of one epoch. `geomx.state` saves the place in them, and returns to it without making those before.
+
+    order: indices of the samples. start: number of the first batch.
+    """
+
+    def __init__(self, samples: Samples, order: Array, size: int, start: int) -> None:
+        self._samples, self._order, self._size, self._next = samples, order, size, start
+
+    def __next__(self) -> Batch:
+        first = self._next * self._size
+        if first >= len(self._order):
+            raise StopIteration
+        self._next += 1
+        return self._samples.take(self._order[first : first + self._size])
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the place before the next batch."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on at the place of a `state_dict`."""
+        self._next = state["next"]
 
 
 # The part of one worker: evenly mixed, by class, by party, or unevenly at random.
@@ -160,15 +184,15 @@ class TextSamples(Samples):
         windows = text[: count * context].reshape(-1, 1, 1, context)
         return cls(windows, text[1 : count * context + 1].reshape(-1, context), CHARACTERS, text=text)
 
-    def batches(self, size: int, *, seed: int, epoch: int, rank: int, start: int = 0) -> Iterator[Batch]:
-        """Yield batches of all windows, in an order and with an offset that depend only on (seed, epoch, rank)."""
+    def batches(self, size: int, *, seed: int, epoch: int, rank: int, start: int = 0) -> SampleBatches:
+        """Return batches of all windows, in an order and with an offset that depend only on (seed, epoch, rank)."""
         assert self.text is not None
         context = self.images.shape[-1]
         sequence = np.random.SeedSequence([seed, epoch, rank])
         offset = np.random.RandomState(np.random.MT19937(sequence)).randint(context)
         moved = self.text[offset : offset + len(self) * context + 1]
         images, labels = moved[:-1].reshape(self.images.shape), moved[1:].reshape(self.labels.shape)
-        yield from Samples.batches(
+        return Samples.batches(
             TextSamples(images, labels, self.classes), size, seed=seed, epoch=epoch, rank=rank, start=start
         )
 

@@ -22,6 +22,8 @@ class OwnPlace(Place):
     pack, unpack: make what its `state_dict` returns a State, and back.
     """
 
+    begins_first = True
+
     def __init__(self, loader: Any, pack: Callable[[Any], State], unpack: Callable[[State], Any]) -> None:
         self._loader, self._pack, self._unpack = loader, pack, unpack
 

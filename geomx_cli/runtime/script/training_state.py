@@ -27,7 +27,14 @@ _NUMBERS = (bool, int, float)
 
 
 class Place(ABC):
-    """The place in one pass over a loader."""
+    """The place in one pass over a loader.
+
+    begins_first: whether the pass begins before anything is saved in it. A loader that saves its place may draw random
+    numbers when it is asked for it, as StatefulDataLoader does if it has not begun: they have to be the same numbers in
+    each life, whenever that saves.
+    """
+
+    begins_first = False
 
     @abstractmethod
     def begin(self) -> Iterator[Any]:
@@ -143,11 +150,14 @@ class TrainingState(ABC):
         place, self._place = self._place_in(loader), None
         found, self._found = self._found, None
         batches: Iterator[Any] | None = None
-        if found is not None and found.values:
+        if found is not None and not found.values:
+            found = None
+        if found is not None:
             place.load(found, self._batches)
-            if self._batches:
-                self._reseed(number, 0)
-                batches = place.begin()
+        if place.begins_first or (found is not None and self._batches):
+            self._reseed(number, 0)
+            batches = place.begin()
+        if found is not None:
             self._begin_again()
         self._place = place
         while True:

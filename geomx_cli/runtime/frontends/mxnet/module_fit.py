@@ -91,6 +91,7 @@ class _FetchPlace(Place):
     def __init__(self, place: Place) -> None:
         self._place = place
         self._before = State()
+        self.begins_first = place.begins_first
 
     def begin(self) -> Iterator[Any]:
         return self._place.begin()
@@ -130,14 +131,15 @@ class _FitState(MxnetState):
         place = _FetchPlace(self._place_in(iterator))
         found, self._found = self._found, None
         batches: Iterator[Any] | None = None
-        if found is not None and found.values:
-            place.load(found, self._batches)
-            if self._batches:
-                self._reseed(0, 0)
-                batches = place.begin()
-            place.return_to(found)
-        else:
+        if found is not None and not found.values:
             found = None
+        if found is not None:
+            place.load(found, self._batches)
+        if place.begins_first or (found is not None and self._batches):
+            self._reseed(0, 0)
+            batches = place.begin()
+        if found is not None:
+            place.return_to(found)
         self._place, number = place, self._batches
         while True:
             place.advance()
