@@ -13,7 +13,8 @@ from typing import Any
 
 from geomx_cli.agent import outputs, processes, state_folder
 from geomx_cli.agent.agent_state import AgentState
-from geomx_cli.agent.checkpoints import Checkpoint, Checkpoints
+from geomx_cli.agent.checkpoint_service import CheckpointService
+from geomx_cli.agent.checkpoints import Checkpoint
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.groups import WorkerGroup, WorkerGroups
@@ -27,7 +28,6 @@ from geomx_cli.agent.recall import Recall
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.agent.stop import DISAPPEAR, remains
-from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock, party_of
 from geomx_cli.core.errors import CheckFailed
@@ -72,9 +72,7 @@ class Supervisor:
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
         self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, host_spec.grace)
         self._partial_stop = PartialStop()
-        self._uploads = Uploads(directory, lambda: self._inherited)
-        self._checkpoints = Checkpoints(directory, self._children, lambda: self._uploads.number)
-        self._freezer = self._uploader = 0  # the visitors that have asked for that; 0: the control machine
+        self._checkpoints = CheckpointService(directory, self._children, self._control, lambda: self._inherited)
         self._policy = RestartPolicy(host_spec.restarts, on_worker_loss=host_spec.on_worker_loss)
         self._groups = WorkerGroups(self._children)
         self._memory = OomWatcher()
@@ -102,7 +100,7 @@ class Supervisor:
         finally:
             self._status.usage.close()
             self._presence.close()
-            self._uploads.abandon()
+            self._checkpoints.abandon()
             left = self._sweep()
             if self._is_done:
                 self._checkpoints.remove()
@@ -124,8 +122,7 @@ class Supervisor:
             return False
         running = any(child.life.running for child in self._children)  # those that could not be killed
         if not self._lifecycle.over or running or not self._recall.awaited(self._control):
-            connected = self._control.connected
-            return self._lifecycle.over and (self._is_done or not self._uploads.delays_end(connected=connected))
+            return self._lifecycle.over and (self._is_done or not self._checkpoints.delays_end())
         if self._recall.tell():
             self._control.send_durable({"type": "emptied"})
             self._status.write_soon()
@@ -182,39 +179,13 @@ class Supervisor:
                 self._lifecycle.holding = False
             case "failing":
                 self._lifecycle.postpone()
-            case "freeze" | "keep" | "thaw" | "upload" | "publish" | "drop" as kind:
-                self._keep(kind, message)
+            case "freeze" | "keep" | "thaw" | "upload" | "publish" | "drop":
+                self._checkpoints.obey(message, running=self._lifecycle.stage is Stage.RUNNING)
             case "kill":
                 self._recall.forbid()
-                self._uploads.abandon()
+                self._checkpoints.abandon()
                 self._lifecycle.stop("was asked to stop at once", 0)
                 self._lifecycle.kill()
-
-    def _keep(self, kind: str, message: Message) -> None:
-        """Do a part of a checkpoint, as the control machine or a visitor asks: each of them ends what it has begun."""
-        visitor, number = int(message.get("visitor", 0)), int(message.get("number", 0))
-        limit = {"limit": float(message["limit"])} if "limit" in message else {}
-        is_own = self._checkpoints.frozen and visitor == self._freezer
-        match kind:
-            case "freeze":
-                problem = "" if self._lifecycle.stage is Stage.RUNNING else "its processes begin or end"
-                problem = problem or self._checkpoints.freeze()
-                if not problem:
-                    self._freezer = visitor
-                newest = self._checkpoints.newest
-                self._control.answer(visitor, {"type": "frozen", "problem": problem, "newest": newest})
-            case "keep" if is_own:
-                self._checkpoints.keep(number)
-            case "thaw" if is_own:
-                self._checkpoints.thaw()
-            case "upload":
-                self._uploader = visitor
-                self._uploads.begin("upload", number, publishes=bool(message.get("publishes")), **limit)
-            case "publish":
-                self._uploader = visitor
-                self._uploads.begin("publish", number, [str(host) for host in message.get("hosts", ())], **limit)
-            case "drop":
-                self._uploads.abandon()
 
     @property
     def _is_done(self) -> bool:
@@ -371,10 +342,7 @@ class Supervisor:
                 self._report(child, child.life.events.read())
             if child.log.problem:
                 self._drain(child.log)
-        if (problem := self._checkpoints.check(now)) is not None:
-            self._control.answer(self._freezer, {"type": "kept", "problem": problem})
-        if (ended := self._uploads.check()) is not None:
-            self._control.answer(self._uploader, ended, durable=True)
+        self._checkpoints.check(now)
         if now >= self._next_look and not self._checkpoints.frozen:
             self._next_look = now + _LOOK
             for child in self._children:
