@@ -58,7 +58,7 @@ def test_a_store_that_never_answers_delays_nothing_for_long(desk: Desk, tmp_path
         desk.environment.update(environment)
         place = f"s3://{BUCKET}/checkpoints"
         job = ForkedLaunch.begin(desk, *words, "--checkpoint-to", place, imported="mxnet")
-        errors = desk.folder / "launch-0.err"
+        errors = desk.folder / f"{job.mark}.err"
         job.wait_for(lambda: errors.exists() and f"no checkpoint in {place}: " in errors.read_text())
         assert f"{place} has not answered for 8.0 s" in errors.read_text()
         had = rounds(tmp_path / "job")
