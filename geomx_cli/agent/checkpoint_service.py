@@ -6,7 +6,7 @@ from pathlib import Path
 from geomx_cli.agent.checkpoints import Checkpoints
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.incarnation import Child
-from geomx_cli.agent.uploads import Uploads
+from geomx_cli.agent.uploads import LIMIT, Uploads
 
 __all__ = ["CheckpointService"]
 
@@ -33,7 +33,7 @@ class CheckpointService:
     def obey(self, message: Message, *, running: bool) -> None:
         """Do a part of a checkpoint. running: all processes are."""
         visitor, number = int(message.get("visitor", 0)), int(message.get("number", 0))
-        limit = {"limit": float(message["limit"])} if "limit" in message else {}
+        limit = float(message.get("limit", LIMIT))
         is_own = self._checkpoints.frozen and visitor == self._freezer
         match message.get("type"):
             case "freeze":
@@ -49,10 +49,10 @@ class CheckpointService:
                 self._checkpoints.thaw()
             case "upload":
                 self._uploader = visitor
-                self._uploads.begin("upload", number, publishes=bool(message.get("publishes")), **limit)
+                self._uploads.begin("upload", number, publishes=bool(message.get("publishes")), limit=limit)
             case "publish":
                 self._uploader = visitor
-                self._uploads.begin("publish", number, [str(host) for host in message.get("hosts", ())], **limit)
+                self._uploads.begin("publish", number, [str(host) for host in message.get("hosts", ())], limit=limit)
             case "drop":
                 self._uploads.abandon()
 

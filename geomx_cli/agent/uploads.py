@@ -15,10 +15,11 @@ from geomx_cli.core.conventions import module_command
 from geomx_cli.core.jsonlines import decode
 from geomx_cli.core.units import format_duration
 
-__all__ = ["Uploads"]
+__all__ = ["LIMIT", "Uploads"]
 
 _WORDS = 300  # characters of an unexpected message
-_LIMIT = 3600.0  # seconds for an upload, unless who asks for it says another one
+LIMIT = 3600.0
+"""Seconds for an upload, unless who asks for it says another number."""
 _ENDING = 2.0  # seconds for a killed one to disappear; from a hanging file system it never does
 _AT_END = 600.0  # seconds that the end of the job waits for an upload
 
@@ -40,7 +41,7 @@ class Uploads:
         self.number = 0
 
     def begin(
-        self, kind: str, number: int, hosts: Sequence[str] = (), *, publishes: bool = False, limit: float = _LIMIT
+        self, kind: str, number: int, hosts: Sequence[str] = (), *, publishes: bool = False, limit: float = LIMIT
     ) -> None:
         """Begin an "upload", or "publish" a checkpoint, unless that goes on already. publishes: it follows here.
         limit: seconds, after which it is ended.

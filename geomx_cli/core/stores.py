@@ -67,7 +67,8 @@ class Store:
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the files and folders directly in a folder, without any if it is not there."""
-        return sorted(self._call(lambda: self._files.names(folder), []))
+        none: list[str] = []
+        return sorted(self._call(lambda: self._files.names(folder), none))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of each file below a folder, by its name relative to that."""
