@@ -43,6 +43,8 @@ PACKAGES = (
 """Packages of which every module is imported."""
 ROOM = "-" * (1 << 16)
 """For the command and the environment of a forked process."""
+COMMAND = 1 << 13
+"""Bytes of the room for the command, which is the shorter one."""
 CLONE_NEWNET = 0x40000000
 IMPORTED = (
     "forking", "geomx_cli.ps.client", "geomx_cli.ps.cluster.scheduler", "geomx_cli.ps.server",
@@ -119,7 +121,7 @@ class ForkServer:
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [python, __file__, imported, str(theirs.fileno()), ROOM],
+                [python, __file__, imported, str(theirs.fileno()), ROOM[:COMMAND]],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "ROOM": ROOM}, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip

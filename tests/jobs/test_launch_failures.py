@@ -36,7 +36,7 @@ Start = Callable[[dict[str, str]], Launch]
 @pytest.fixture
 def start(desk: Desk) -> Start:
     """Starts a launch of stand-ins with this story."""
-    return lambda story: desk.launch("--json", "--silence", "5s", story=story)
+    return lambda story: desk.launch("--json", "--silence", "5s", "--lease", "8s", "--grace", "5s", story=story)
 
 
 def result(launch: Launch, status: int) -> dict[str, Any]:
