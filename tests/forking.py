@@ -167,3 +167,10 @@ def _begin(
         sys.stderr.flush()
     finally:
         os._exit(255)  # whatever happens: this process may not go on as another one of its parent
+
+
+def forked_geomx(arguments: Sequence[str], imported: str = "geomx") -> Served:
+    """`geomx` of which all processes are forked, with its output and errors in one pipe."""
+    env = {**os.environ, "PYTHONPATH": str(forks.ROOT)}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return Served(forks.server(imported), ["-m", "geomx_cli", *arguments], env=env, **pipes, text=True)

@@ -33,10 +33,11 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "stateful.py")
     ],
 )  # fmt: skip
 def test_a_gan_whose_workers_are_killed_has_the_same_bits(options: str, loader: str, desk: Desk) -> None:
-    script = ["python", SCRIPT, json.dumps({"epochs": 6, "loader": loader, "pause": 0.02})]
+    given = {"epochs": 5, "loader": loader}
+    calmly, slowly = (["python", SCRIPT, json.dumps({**given, "pause": pause})] for pause in (0, 0.02))
     words = ["--framework", "torch", "--parties", "2", "--workers", "1", *options.split()]
-    calm = play(desk, "calm", words, script, "torch")
-    disturbed = play(desk, "disturbed", words, script, "torch", kills="worker|server", count=2)
+    calm = play(desk, "calm", words, calmly, "torch")
+    disturbed = play(desk, "disturbed", words, slowly, "torch", kills="worker|server", count=2)
     assert len(calm) == 2 and [line.removesuffix("resumed") for line in disturbed] == calm
 
 

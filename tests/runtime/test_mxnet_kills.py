@@ -12,7 +12,7 @@ WORDS = ["--framework", "mxnet", "--parties", "2", "--workers", "1", "--rank-sco
 
 @pytest.mark.parametrize("kind", ["network", "module"])
 def test_a_script_whose_workers_are_killed_has_the_same_bits(kind: str, desk: Desk) -> None:
-    script = ["python", str(SCRIPTS / "stateful.py"), kind, "3", "0.1"]
-    calm = play(desk, "calm", WORDS, script, "mxnet")
-    disturbed = play(desk, "disturbed", WORDS, script, "mxnet", kills="worker|server", count=3)
+    calmly, slowly = (["python", str(SCRIPTS / "stateful.py"), kind, "3", each] for each in ("0", "0.1"))
+    calm = play(desk, "calm", WORDS, calmly, "mxnet")
+    disturbed = play(desk, "disturbed", WORDS, slowly, "mxnet", kills="worker|server", count=3)
     assert len(calm) == 2 and [line.removesuffix("resumed") for line in disturbed] == calm
