@@ -315,7 +315,7 @@ TABLES: Sequence[Table] = (
     Table(
         "kills", "recovery.md", [PYTHON + "recovery.py --kills 200 --seed 4"],
         ["", "kills", "median: s", "95 %: s", "longest: s"], kills,
-        "Seconds from a kill to the end of the next round, less the longest time between two rounds without kills.", 32,
+        "Seconds from a kill to the end of the next round, less the longest time between two rounds without kills.", 8,
     ),
     Table(
         "script-kills", "recovery.md", [TORCH + "recovery_scripts.py", PYTHON + "recovery_scripts.py"],
@@ -361,4 +361,4 @@ TABLES: Sequence[Table] = (
         ["", "loss", "to one process", "s", "WAN MB"], frameworks, "One run each.", 4,
     ),
 )  # fmt: skip
-"""In all 132 minutes on two cores. Estimates are sums of measured exchanges, steps and starts."""
+"""In all 108 minutes on two cores. Estimates are sums of measured exchanges, steps and starts."""

@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,7 @@ _KINDS = ("kill", "kill", "stop", "two", "again", "agent", "host")
 _WHOLE = ("agent", "host")
 _TIMED = ("mixed", "esync")
 _LIMIT = 180.0  # seconds for a job
+Start = Callable[[Sequence[str]], "subprocess.Popen[str]"]
 
 
 def _options(row: Sequence[str]) -> list[str]:
@@ -99,11 +100,17 @@ class Outcome:
     output: str = ""
 
 
+def _start(arguments: Sequence[str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "geomx_cli", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 @dataclass
 class Disturbed:
     """A running job, whose processes are killed.
 
     gaps: the shortest and the longest time between two kills, in seconds.
+    start: starts `geomx` with these arguments; its output and errors come through one pipe.
     """
 
     folder: Path
@@ -111,12 +118,12 @@ class Disturbed:
     roles: str
     random: Random
     gaps: tuple[float, float] = (0.2, 1.2)
+    start: Start = field(default=_start)
 
     def play(self, kills: int) -> Outcome:
         """Run the job to its end; `kills` of its processes die on the way, if it takes as long."""
         job = ["--job-dir", str(self.folder), "--restarts", "100", *self._job()]
-        command = [sys.executable, "-m", "geomx_cli", "launch", *job]
-        launched = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        launched = self.start(["launch", *job])
         done: list[Killing] = []
         deadline = time.monotonic() + _LIMIT
         while launched.poll() is None and time.monotonic() < deadline:

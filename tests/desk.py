@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import forks
 from cluster import ROOT, free_ports, until
+from forking import Served
 from sshd import Sshd
 
 from geomx_cli import cli
@@ -186,10 +188,13 @@ class Launch:
 @dataclass
 class Desk:
     """Runs commands as `command` with `environment`; jobs are stored in `state`, on other machines as configured there.
+
+    forks: whether processes may be forked, see forking.py; one test of each kind has them started as users do.
     """
 
     folder: Path
     command: Sequence[str] = GEOMX
+    forks: bool = True
     environment: dict[str, str] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     commands: "list[subprocess.Popen[str]]" = field(default_factory=list)
@@ -217,21 +222,34 @@ class Desk:
         if self.command == GEOMX and arguments[:1] in LIGHT and is_alone:
             done = in_this_process(arguments, environment, folder)
         else:
-            done = subprocess.run(
-                [*self.command, *arguments], env=environment, cwd=folder, text=True, capture_output=True, timeout=limit,
-                check=False, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            imported = "mxnet" if forks.imports_mxnet(arguments) else "geomx"
+            with self._begun(arguments, environment, folder, imported) as process:
+                try:
+                    out, err = process.communicate(timeout=limit)
+                finally:
+                    process.kill()
+            done = subprocess.CompletedProcess([*self.command, *arguments], process.returncode, out, err)
         done.stderr = without_progress(done.stderr)
         return done
 
-    def start(self, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
-        """Start a command; it is killed when the desk is closed."""
-        process = subprocess.Popen(
-            [*self.command, *arguments], env={**self.environment, **variables}, cwd=self.folder, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
-        )  # fmt: skip
+    def start(self, *arguments: str, imported: str = "geomx", **variables: str) -> "subprocess.Popen[str]":
+        """Start a command; it is killed when the desk is closed. imported: what it may be forked from, see
+        forks.ForkServer.
+        """
+        process = self._begun(arguments, {**self.environment, **variables}, self.folder, imported, process_group=0)
         self.commands.append(process)
         return process
+
+    def _begun(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, imported: str = "geomx",
+        **others: Any,
+    ) -> "subprocess.Popen[str]":  # fmt: skip
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        others |= {"env": environment, "cwd": folder, "text": True, "stdin": nothing, "stdout": pipe, "stderr": pipe}
+        is_plain = self.command == GEOMX and environment["PYTHONPATH"] == str(ROOT)
+        if self.forks and is_plain and forks.can_be_forked(GEOMX, environment):
+            return Served(forks.server(imported), [*GEOMX[1:], *arguments], **others)
+        return subprocess.Popen([*self.command, *arguments], **others)
 
     def json(self, *arguments: str) -> Any:
         """The output of a command with --json, which must succeed."""
@@ -254,15 +272,15 @@ class Desk:
         file = self.inventory(mark, story, sites, workers, allocator)
         return self._launched(mark, "--hosts", str(file), *arguments)
 
-    def train(self, *arguments: str, **variables: str) -> Launch:
-        """Launch a job of the real roles in the directory "job", on this machine."""
-        directory = self.folder / "job"
-        launch = self._launched(uuid.uuid4().hex, "--job-dir", str(directory), *arguments, **variables)
+    def train(self, *arguments: str, imported: str = "mxnet", **variables: str) -> Launch:
+        """Launch a job of the real roles in the directory "job", on this machine. imported: see `start`."""
+        directory, mark = self.folder / "job", uuid.uuid4().hex
+        launch = self._launched(mark, "--job-dir", str(directory), *arguments, imported=imported, **variables)
         launch.found = directory
         return launch
 
-    def _launched(self, mark: str, *arguments: str, **variables: str) -> Launch:
-        process = self.start("launch", *arguments, **{MARK: mark, **variables})
+    def _launched(self, mark: str, *arguments: str, imported: str = "geomx", **variables: str) -> Launch:
+        process = self.start("launch", *arguments, imported=imported, **{MARK: mark, **variables})
         self.launches.append(Launch(self, process, mark))
         return self.launches[-1]
 

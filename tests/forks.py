@@ -33,14 +33,22 @@ import numpy
 
 ROOT = Path(__file__).parent.parent
 MESSAGE = 1 << 17
-PLUGINS = ("geomx_cli.hosts.allocators", "geomx_cli.ps.codecs", "geomx_cli.ps.delivery", "geomx_cli.runtime.algorithms")
+PAUSE = 0.1
+"""Seconds after which one looks whether another thread has received an exit status."""
+PACKAGES = (
+    "geomx_cli.agent", "geomx_cli.commands", "geomx_cli.hosts", "geomx_cli.hosts.allocators", "geomx_cli.hosts.ssh",
+    "geomx_cli.jobs.actions", "geomx_cli.preflight", "geomx_cli.probe", "geomx_cli.ps.codecs", "geomx_cli.ps.delivery",
+    "geomx_cli.runtime.algorithms",
+)  # fmt: skip
 """Packages of which every module is imported."""
+ROOM = "-" * (1 << 16)
+"""For the command and the environment of a forked process."""
 CLONE_NEWNET = 0x40000000
 IMPORTED = (
-    "geomx_cli.ps.client", "geomx_cli.ps.cluster.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optim.optimizers",
-    "geomx_cli.runtime.script.store", "geomx_cli.runtime.plugin_factory", "geomx_cli.runtime.script",
-    "geomx_cli.runtime.frontends", "geomx_cli.runtime.signals", "geomx_cli.runtime.training",
-    "geomx_cli.runtime.training.worker_algorithm",
+    "forking", "geomx_cli.ps.client", "geomx_cli.ps.cluster.scheduler", "geomx_cli.ps.server",
+    "geomx_cli.ps.optim.optimizers", "geomx_cli.runtime.script.store", "geomx_cli.runtime.plugin_factory",
+    "geomx_cli.runtime.script", "geomx_cli.runtime.frontends", "geomx_cli.runtime.signals",
+    "geomx_cli.runtime.training", "geomx_cli.runtime.training.worker_algorithm",
     # What MXNet imports of others, a fifth of its import.
     "distutils.version", "multiprocessing.pool", "multiprocessing.queues", "numpy.testing", "pkg_resources", "requests",
 )  # fmt: skip
@@ -76,10 +84,10 @@ class Forked:
         """Wait for the exit status. Raises subprocess.TimeoutExpired."""
         end = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
-            left = 1.0 if end is None else end - time.monotonic()
+            left = PAUSE if end is None else end - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.server.take(min(1.0, left))
+            self.server.take(min(PAUSE, left))
         assert self.returncode is not None
         return self.returncode
 
@@ -111,9 +119,9 @@ class ForkServer:
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [python, __file__, imported, str(theirs.fileno())],
-                env={**os.environ, "PYTHONPATH": str(ROOT)}, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                [python, __file__, imported, str(theirs.fileno()), ROOM],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "ROOM": ROOM}, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self.pid = self._process.pid
         atexit.register(self._close)
@@ -122,15 +130,19 @@ class ForkServer:
         self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path, namespace: str = ""
     ) -> Forked:
         """Run `python ARGV` with standard output and error in the file `out`; in a network namespace, by name."""
-        out.write_bytes(b"")
-        request = {"argv": list(argv), "env": dict(env), "directory": str(directory), "out": str(out)}
-        request["namespace"] = namespace
+        request = {"argv": list(argv), "env": dict(env), "directory": str(directory), "namespace": namespace}
+        with out.open("wb") as file, Path(os.devnull).open("rb") as nothing:
+            pid = self.fork({**request, "start_new_session": True}, (nothing.fileno(), file.fileno(), file.fileno()))
+        return Forked(self, pid, list(argv))
+
+    def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
+        """Have a process forked that runs `request`, see `_become`, with these standard streams. Returns its pid."""
         with self._lock:
-            self._socket.send(json.dumps(request).encode())
+            socket.send_fds(self._socket, [json.dumps(request).encode()], streams)
             while (pid := self._receive().get("forked")) is None:
                 pass
             self.statuses.pop(pid, None)
-        return Forked(self, pid, list(argv))
+        return int(pid)
 
     def _close(self) -> None:
         self._socket.close()
@@ -138,10 +150,10 @@ class ForkServer:
 
     def take(self, seconds: float) -> None:
         """Collect exit statuses, waiting at most this long for the first."""
-        with self._lock:
-            while select.select([self._socket], [], [], seconds)[0]:
-                self._receive()
-                seconds = 0.0
+        if select.select([self._socket], [], [], seconds)[0]:
+            with self._lock:  # another thread may have received it meanwhile
+                while select.select([self._socket], [], [], 0.0)[0]:
+                    self._receive()
 
     def _receive(self) -> dict[str, Any]:
         data = self._socket.recv(MESSAGE)
@@ -155,6 +167,7 @@ class ForkServer:
 _PATH = list(sys.path)
 """Of this file as a script: its folder comes first, in place of which a script has its own."""
 _servers: dict[tuple[str, str], ForkServer] = {}
+_starting = threading.Lock()
 
 
 def can_be_forked(argv: Sequence[str], env: Mapping[str, str], python: str = sys.executable) -> bool:
@@ -181,9 +194,10 @@ def _read_early(env: Mapping[str, str]) -> dict[str, str]:
 
 def server(imported: str = "geomx", python: str = sys.executable) -> ForkServer:
     """The fork server of this process, which ends with it."""
-    if (imported, python) not in _servers:
-        _servers[imported, python] = ForkServer(imported, python)
-    return _servers[imported, python]
+    with _starting:
+        if (imported, python) not in _servers:
+            _servers[imported, python] = ForkServer(imported, python)
+        return _servers[imported, python]
 
 
 def import_mxnet() -> Any:
@@ -211,7 +225,7 @@ def _serve(channel: socket.socket) -> dict[str, Any]:
                     report = {"pid": ended[0], "status": os.waitstatus_to_exitcode(ended[1])}
                     channel.send(json.dumps(report).encode())
         if channel in ready:
-            data = channel.recv(MESSAGE)
+            data, streams, _, _ = socket.recv_fds(channel, MESSAGE, 3)
             if not data:
                 os._exit(0)
             pid = os.fork()
@@ -220,19 +234,31 @@ def _serve(channel: socket.socket) -> dict[str, Any]:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(reading)
                 os.close(writing)
+                for target, stream in enumerate(streams):
+                    os.dup2(stream, target)
+                    os.close(stream)
                 request: dict[str, Any] = json.loads(data)
                 return request
+            for stream in streams:
+                os.close(stream)
             channel.send(json.dumps({"forked": pid}).encode())
 
 
 def _become(request: dict[str, Any]) -> None:
-    os.setsid()
-    out = os.open(request["out"], os.O_WRONLY | os.O_APPEND)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.close(out)
-    if request["namespace"]:
+    """See `run`. Also of the request: start_new_session and process_group, as for subprocess.Popen; namespace: of the
+    network; ignored: signals; forking: see forking.ForkingPopen.
+    """
+    if request.get("start_new_session"):
+        os.setsid()
+    if request.get("process_group", -1) >= 0:
+        os.setpgid(0, request["process_group"])
+    for number in request.get("ignored", ()):
+        signal.signal(number, signal.SIG_IGN)
+    open_streams()
+    if request.get("namespace"):
         _enter(request["namespace"])
+    if request.get("forking"):
+        importlib.import_module("forking").begin_forking()
     run(request)
 
 
@@ -241,10 +267,15 @@ def run(request: dict[str, Any]) -> None:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["env"])
+    _show(request["argv"], request["env"])
     sys.path[:] = _PATH
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
+    plugins = sys.modules.get("geomx_cli.core.plugins")
+    if plugins is not None and request["env"].get("PYTHONPATH") != str(ROOT):  # which may lead to others
+        for found in (plugins._all, plugins.table, plugins._may_register):
+            found.cache_clear()
     first, *words = request["argv"]
     if first == "-P":
         del sys.path[0]
@@ -258,6 +289,27 @@ def run(request: dict[str, Any]) -> None:
         sys.path[0] = str(Path(first).parent)
         sys.argv = request["argv"]
         runpy.run_path(first, run_name="__main__")
+
+
+def open_streams() -> None:
+    """Have Python's standard streams as a new process has them."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", 1, closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc] # noqa: SIM115
+        2, "w", 1, errors="backslashreplace", closefd=False
+    )
+
+
+def _show(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Have /proc show the command and its environment in place of those of the fork server, by which processes of a job
+    are found. They are written over them, which has room; a long path of Python fills what is left.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    command_start, command_end, start, end = (int(text) for text in fields[45:49])
+    command = b"".join(os.fsencode(word) + b"\0" for word in (sys.executable, *argv))
+    variables = b"".join(os.fsencode(f"{name}={text}") + b"\0" for name, text in env.items())
+    ctypes.memmove(command_start, command.rjust(command_end - command_start, b"/"), command_end - command_start)
+    ctypes.memmove(start, variables.ljust(end - start, b"\0"), end - start)
 
 
 def end_with(function: Callable[[dict[str, Any]], None], request: dict[str, Any]) -> None:
@@ -290,9 +342,10 @@ def _import_ours() -> None:
     for name in IMPORTED:
         with contextlib.suppress(ModuleNotFoundError):  # Python 3.12 has no distutils
             importlib.import_module(name)
-    for name in PLUGINS:
+    for name in PACKAGES:
         for item in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
-            importlib.import_module(item.name)
+            if not item.name.endswith("__main__"):
+                importlib.import_module(item.name)
 
 
 def _load_kernels() -> None:
@@ -327,7 +380,7 @@ def _enter(namespace: str) -> None:
 
 
 def _main() -> None:
-    _, imported, channel_number = sys.argv
+    _, imported, channel_number, _ = sys.argv
     if imported == "stock":
         import_mxnet()
         warnings.simplefilter("ignore")

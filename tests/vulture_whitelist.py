@@ -140,3 +140,9 @@ _.party_a
 _.place_elsewhere
 _.refuse_gpu
 _.try_own
+
+# called or read by Python itself
+_._internal_poll
+_.__stdin__
+_.__stdout__
+_.__stderr__

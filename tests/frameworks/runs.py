@@ -1,4 +1,4 @@
-"""Runs of scripts/ by geomx and, as the control, by torchrun."""
+"""Runs of scripts/ by geomx and, as the control, with gloo as under torchrun."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import forks
 import numpy as np
 from cluster import ROOT, free_ports
 from desk import Desk
+from forked_launch import ForkedLaunch
 from rehearsal import Rehearsal
 
 from geomx_cli.core.root_cause import Failure
@@ -36,7 +37,7 @@ class Runs:
         return self.desk.folder
 
     def control(self, script: str, *words: str, imported: str = "frameworks") -> list[dict[str, Any]]:
-        """What both workers keep with gloo, as started by torchrun."""
+        """What both workers keep with gloo and the variables of torchrun."""
         (port,) = free_ports(1)
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         own |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
@@ -49,13 +50,6 @@ class Runs:
         assert all(process.wait(LIMIT) == 0 for _, process in started), [log.read_text() for log, _ in started]
         return self.kept("control")
 
-    def by_torchrun(self, script: str, *words: str) -> list[dict[str, Any]]:
-        """The same with torchrun itself, which starts the processes."""
-        (port,) = free_ports(1)
-        runner = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-        self._run([*runner, str(SCRIPTS / script), str(self.folder / "control"), *words])
-        return self.kept("control")
-
     def job(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
         """What both workers keep in a job of two parties with one worker each."""
         self._rehearsed(script, words, options, name).finish(LIMIT)
@@ -64,6 +58,14 @@ class Runs:
     def failure(self, script: str, *words: str, options: str) -> Failure:
         """Why a job fails."""
         return self._rehearsed(script, words, options, "job").failure(LIMIT)
+
+    def supervised(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
+        """As `job`, under agents, which start workers again."""
+        launch = (*TWO, *options.split(), "--json", "--job-dir", str(self.folder / f"{name}.job"), "--")
+        script_words = ("python", str(SCRIPTS / script), str(self.folder / name), *words)
+        launched = ForkedLaunch.begin(self.desk, *launch, *script_words, imported="frameworks")
+        assert launched.finish(LIMIT) == 0, launched.errors
+        return self.kept(name)
 
     def launched(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
         """As `job`, by `geomx launch` itself: each worker imports the frameworks after our hook."""

@@ -91,7 +91,7 @@ def test_a_killed_worker_goes_on_at_the_same_batch(runs: Runs, kind: str, option
     """Model, learning rate, log values and batches have the bits of an undisturbed job, of which nothing is saved."""
     kills = ("0:0:5", "1:0:8", "0:1:9")  # the last one in the epoch after
     calm = runs.job("killed.py", kind, options=f"--framework torch {options}", name="calm")
-    disturbed = runs.launched("killed.py", kind, *kills, options=f"--framework torch {options}", name="disturbed")
+    disturbed = runs.supervised("killed.py", kind, *kills, options=f"--framework torch {options}", name="disturbed")
     for own, control in zip(disturbed, calm, strict=True):
         for name in control:
             np.testing.assert_array_equal(own[name], control[name], err_msg=name)
@@ -150,4 +150,4 @@ def test_what_pytorch_brings(runs: Runs) -> None:
 
 def test_hydra(runs: Runs) -> None:
     words = ("+rate=0.5", "+steps=4")
-    same(runs.job("configured.py", *words), runs.by_torchrun("configured.py", *words))
+    same(runs.job("configured.py", *words), runs.control("configured.py", *words))

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 from cluster import ROOT, until
+from forking import Served
 from networks import Network
 from rounds import assert_equal, expected
 from sshd import Person, Sshd
@@ -57,8 +59,8 @@ class World:
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Start `geomx` at the control machine."""
-        return subprocess.Popen(
-            self.network.spaces.command(CONTROL, [sys.executable, "-m", "geomx_cli", *arguments]),
+        return Served(
+            forks.server(), ["-m", "geomx_cli", *arguments], namespace=self.network.spaces.name(CONTROL),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.desk,
             env={**os.environ, "HOME": str(self.person.home), "PYTHONPATH": str(ROOT),
                  "XDG_STATE_HOME": str(self.desk / "state")},

@@ -27,7 +27,7 @@ def rounds(directory: Path) -> int:
 
 def test_a_stopped_job_goes_on_with_the_same_bits(desk: Desk, tmp_path: Path) -> None:
     options = "--algo fsa --compress bsc:0.05"  # whose residuals are in the servers
-    words = [*WORDS, *options.split(), "--data-dir", str(write_data(tmp_path / "idx", 4 * 800, 64))]
+    words = [*WORDS, *options.split(), "--data-dir", str(write_data(tmp_path / "idx", 4 * 400, 64))]
     first, second = tmp_path / "first", tmp_path / "second"
     calm = ForkedLaunch.run(desk, "--job-dir", str(tmp_path / "calm"), *words, imported="mxnet")
     assert calm.returncode == 0, calm.errors

@@ -470,6 +470,7 @@ def test_attach_to_an_agent_that_was_just_killed(desk: Desk) -> None:
 
 
 def test_attach_takes_over_from_a_launch_that_was_killed(desk: Desk) -> None:
+    desk.forks = False
     launch = desk.launch("--lease", "30s", story=WAIT).wait_until_running()
     os.kill(launch.process.pid, signal.SIGKILL)
     launch.process.wait()

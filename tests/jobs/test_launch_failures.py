@@ -45,7 +45,8 @@ def result(launch: Launch, status: int) -> dict[str, Any]:
     return json.loads(launch.output)  # type: ignore[no-any-return]
 
 
-def test_success_prints_one_object_and_leaves_only_logs(start: Start) -> None:
+def test_success_prints_one_object_and_leaves_only_logs(desk: Desk, start: Start) -> None:
+    desk.forks = False
     launch = start({})
     found = result(launch, 0)
     assert (found["status"], found["accuracy"], found["rounds"]) == ("done", 0.75, 3)
@@ -87,7 +88,8 @@ def test_terminal_sees_a_table(desk: Desk) -> None:
     assert "finished 100%, round 3" in last
 
 
-def test_script_that_raises_shows_the_exception_and_the_log(start: Start) -> None:
+def test_script_that_raises_shows_the_exception_and_the_log(desk: Desk, start: Start) -> None:
+    desk.forks = False
     launch = start({**FOREVER, "A/worker:1": "raise"})
     failure = result(launch, 1)["failure"]
     assert failure["process"] == "A/worker:1"
@@ -253,7 +255,8 @@ def test_a_job_outlives_the_reader_of_its_messages(desk: Desk) -> None:
     assert launch.process.wait(240) == 0
 
 
-def test_killed_launch_leaves_nothing(start: Start) -> None:
+def test_killed_launch_leaves_nothing(desk: Desk, start: Start) -> None:
+    desk.forks = False
     launch = start({**FOREVER, "A/worker:0": "family", "A/server:0": "deaf"})
     launch.wait_until_running()
     launch.process.kill()

@@ -26,6 +26,7 @@ def plant(folder: Path) -> Path:
 def test_nothing_of_a_launched_job_runs_them(desk: Desk, tmp_path: Path) -> None:
     said, data = plant(desk.folder), write_data(tmp_path / "data")
     words = ["--local", "--parties", "1", "--network", "linear", "--data-dir", str(data), "--batch-size", "32"]
+    desk.forks = False
     assert desk.geomx("doctor", "--local", "--quick").returncode == 0
     done = desk.geomx("launch", *words, "--epochs", "2")
     assert done.returncode == 0, done.stderr

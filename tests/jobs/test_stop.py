@@ -85,6 +85,7 @@ def test_random_kills_then_stop(tmp_path: Path, desk: Desk) -> None:
 
 
 def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
+    desk.forks = False
     launch = desk.launch("--json", story=FAMILIES).wait_until_running()
     done = desk.geomx("stop", launch.id[:-3])
     assert (done.returncode, done.stderr) == (0, "")

@@ -35,9 +35,10 @@ from geomx_cli.ps.delivery._dgt_blocks import (
     part_header,
     quantise,
 )  # fmt: skip
-from geomx_cli.ps.delivery._dgt_datagrams import TOPICS, DatagramReceiver, DatagramSender, Pace
+from geomx_cli.ps.delivery._dgt_datagram_receiver import TOPICS, DatagramReceiver
+from geomx_cli.ps.delivery._dgt_datagram_sender import DatagramSender, Pace
 from geomx_cli.ps.delivery._dgt_delivery import DgtServer, Parts, Splitter
-from geomx_cli.ps.delivery._dgt_receiver import Grace, PartReceiver
+from geomx_cli.ps.delivery._dgt_parts import Grace, PartReceiver
 from geomx_cli.ps.net.datagrams import (
     MAX_CHANNELS,
     REPLAY_WINDOW,

@@ -157,3 +157,14 @@ def test_what_cannot_be_saved_is_named() -> None:
         pack_state({"lambdas": [lambda epoch: epoch]}, "scheduler")
     with pytest.raises(InvalidSettings, match=r"layout torch\.sparse_coo"):
         pack_state([torch.eye(3).to_sparse()], "model")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("options", ["fsa", "hfa --k1 4 --k2 2", "diloco --inner-steps 5", "mixed"])
+def test_a_worker_may_die_while_it_waits_for_others_to_finish(options: str, desk: Desk) -> None:
+    words = ["--parties", "1", "--workers", "2", "--framework", "torch", "--algo", *options.split()]
+    command = ["python", str(Path(__file__).parent / "scripts" / "ends_early.py")]
+    calm, disturbed = (play(desk, f"job{kill}", words, [*command, kill], "torch") for kill in "01")
+    assert [line.split()[2] for line in disturbed] == ["True", "False"]
+    found = {line.split()[1] for line in (*disturbed, *(() if options == "mixed" else calm))}  # that depends on timing
+    assert len(found) == 1

@@ -30,8 +30,9 @@ from geomx_cli.ps.delivery._dgt_blocks import (
     part_header,
     quantise,
 )  # fmt: skip
-from geomx_cli.ps.delivery._dgt_datagrams import TOPICS, DatagramReceiver, DatagramSender
-from geomx_cli.ps.delivery._dgt_receiver import PartReceiver
+from geomx_cli.ps.delivery._dgt_datagram_receiver import TOPICS, DatagramReceiver
+from geomx_cli.ps.delivery._dgt_datagram_sender import DatagramSender
+from geomx_cli.ps.delivery._dgt_parts import PartReceiver
 from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import dtype_of

@@ -138,6 +138,11 @@ class WorkerState:
         """Whether `save` has an effect, and workers of a group are as far as their last saves."""
         return self.saves and (self._group is None or self._group.may_save)
 
+    @property
+    def saves_alone(self) -> bool:
+        """Whether it `saves` at any time, whatever other workers do."""
+        return self.saves and self._group is None
+
     def peek(self) -> State | None:
         """The state of training that `restore` will load, None if there is none. Do not change it."""
         return None if self._found is None else State(self._found.fields, self._found.arrays).part(_TRAINING)

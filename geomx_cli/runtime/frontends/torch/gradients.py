@@ -78,7 +78,7 @@ class GradientSynchroniser(Synchroniser):
         super().leave()
         self._finite.stepped()
 
-    def finishing(self) -> Iterator["Future[None]"]:
+    def finishing(self) -> Iterator["Future[None] | None"]:
         """See Synchroniser: abstain from the others' rounds."""
         self.leave()
         yield from self._gradients.settling()
@@ -98,6 +98,8 @@ class GradientSynchroniser(Synchroniser):
             self._gradients.skip()
             self.ended = self._vote.result().unfinished == 0
             self._is_newest = self._is_newest and self.ended
+            if not self.ended:
+                yield None
 
     def share_model(self) -> None:
         """See Synchroniser: all take the tensors of a worker that contributed to the last round."""

@@ -138,7 +138,7 @@ class LocalRounds:
         self._part.expect(unfinished)
         return self._part.is_global_round and not unfinished
 
-    def finishing(self) -> Iterator["Future[None]"]:
+    def finishing(self) -> Iterator["Future[None] | None"]:
         """See Synchroniser."""
         while not self.ended:
             if not self._exchanging:
@@ -146,6 +146,8 @@ class LocalRounds:
                 self._begin_round(steps_left=0)
             yield self._vote.pending
             self.ended = self._synchronise()
+            if not self.ended:
+                yield None
         self._part.end()
 
 
@@ -366,7 +368,7 @@ class LocalSynchroniser(Synchroniser):
         self._reduction.copy(tensor for index in changed for tensor in self._tensors[index])
         self._reduction.check_round(self.rounds)
 
-    def finishing(self) -> Iterator["Future[None]"]:
+    def finishing(self) -> Iterator["Future[None] | None"]:
         """See Synchroniser."""
         self.leave()
         if self._local is not None:

@@ -1,28 +1,22 @@
 """The process group of a party's workers: gloo on CPUs, NCCL on GPUs."""
 
-import atexit
 import contextlib
 import copy
 import inspect
 import math
 import os
-import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import TCPStore
 
-from geomx_cli.contract import addresses
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
-from geomx_cli.ps.cluster.liveness import Activity
+from geomx_cli.runtime.frontends.torch.group_activity import LAST_WAIT, GroupActivity
+from geomx_cli.runtime.frontends.torch.group_connections import FOREVER, gloo_of, interface_of, own_address, store_of
 from geomx_cli.runtime.training import parting
 
 if TYPE_CHECKING:
@@ -31,112 +25,14 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.bodies import Body
 
-__all__ = ["GroupActivity", "PartyGroup"]
+__all__ = ["Gathered", "PartyGroup"]
 
-# What a party's workers tell one another besides collective operations. Each tells when its training code last ran, as
-# those that exchange with the servers wait for all. To the first worker they give what it sends to the servers for all.
-
-_PERIOD = 2.0
-_LAST_WAIT = 5.0
 _POLL = 0.02
-_SILENT = 10.0  # seconds without news of a worker whose Python does not run; its agent tells if it hangs
-
-
-class GroupActivity:
-    """Every worker tells the others through the group's store, in a thread of its own, as operations of the store block
-    where a host cannot be reached. A worker of which nothing new comes counts as one that runs.
-
-    store: a connection of its own to the group's store.
-    on_stuck: called in that thread with the reason: a `pending` operation waits here, and no code of the party ran for
-    the option `patience`.
-    on_post: called in that thread of the first worker, with a rank and what that worker has left under `post_key`.
-    """
-
-    def __init__(
-        self, settings: "Settings", store: Any, on_stuck: Callable[[str], None], on_post: Callable[[int, bytes], None]
-    ) -> None:
-        assert settings.rank is not None
-        self._posts = dict.fromkeys(range(0 if settings.rank else settings.group_size), 0)  # taken, by rank
-        self._on_post = on_post
-        self._keys = [f"ran/{rank}" for rank in range(settings.group_size)]
-        self._own = self._keys[settings.rank]
-        self._store = store
-        self._told = dict.fromkeys(self._keys, (b"", time.monotonic()))  # the newest words, and when they came
-        self._last = 0.0
-        self._pending: deque[tuple[Any, float]] = deque()  # in the order in which they began
-        self._patience, self._party, self._on_stuck = settings.number("patience"), settings.party, on_stuck
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="geomx-group", daemon=True)
-        self._thread.start()
-        atexit.register(self.stop)
-
-    def last(self) -> float:
-        """When training code of this party last ran, as far as is known (time.monotonic seconds)."""
-        return self._last
-
-    def stop(self) -> None:
-        """End the thread: one that comes back from the store while the interpreter shuts down aborts the process."""
-        self._ended.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_LAST_WAIT)
-        self._pending.clear()
-
-    def pending(self, work: Any) -> None:
-        """An operation has begun for which all workers of the party are needed, and nobody else. Thread-safe."""
-        self._pending.append((work, time.monotonic()))
-
-    def _run(self) -> None:
-        activity, number = Activity(), 0
-        with contextlib.suppress(RuntimeError):  # the store has ended with its worker, and the job with that
-            while not self._ended.wait(_PERIOD):
-                ran, number = activity.last(), number + 1
-                self._store.set(self._own, f"{time.monotonic() - ran:.1f} {number}")
-                self._last = max([ran, *(self._of(key) for key in self._keys if key != self._own)])
-                while self._pending and self._pending[0][0].is_completed():
-                    self._pending.popleft()
-                if self._pending and self._idle(self._pending[0][1]) > self._patience:
-                    waited = f"the workers of party {self._party} wait for one another: for {self._patience:g} s"
-                    self._on_stuck(f"{waited} no code of theirs has run")
-                self._take_posts()
-            self._take_posts()
-
-    @staticmethod
-    def post_key(rank: int, number: int) -> str:
-        """Where a worker leaves what it posts, from number 0 on."""
-        return f"post/{rank}/{number}"
-
-    def _take_posts(self) -> None:
-        ranks = list(self._posts)
-        while ranks:  # in turn, as posts of one number are of the same step
-            ranks = [rank for rank in ranks if self._take_post(rank)]
-
-    def _take_post(self, rank: int) -> bool:
-        if not self._store.check([key := self.post_key(rank, self._posts[rank])]):
-            return False
-        self._on_post(rank, self._store.get(key))
-        self._store.delete_key(key)
-        self._posts[rank] += 1
-        return True
-
-    def _idle(self, began: float) -> float:
-        return time.monotonic() - max(began, self._last)
-
-    def _of(self, key: str) -> float:
-        now, (known, since) = time.monotonic(), self._told[key]
-        words = self._store.get(key) if self._store.check([key]) else b""
-        if words != known:
-            self._told[key] = (words, now)
-            return now - float(words.split()[0])
-        return now if now - since > _SILENT else self._last
-
-
 _MARKS = 60
 """Bits of a gathered number below its marks: _WISHES, and of the first worker _STOPS and _SAVES; see
 `PartyGroup.use_stops` and `use_saves`.
 """
 _WISHES, _STOPS, _SAVES = 1, 2, 4
-_FOREVER = timedelta(days=30)
-"""Limit of waits for the leader, whose own waits for servers have limits."""
 _CLOSED, _LATE = ("Connection closed", "reset by peer", "Broken pipe"), ("Timed out", "timed out")
 """What gloo and NCCL say of a worker that has ended, and of one that takes no part."""
 
@@ -176,11 +72,11 @@ class PartyGroup:
         # The leader first waits as long for the servers and the other parties.
         self._limit = settings.number("timeout") * (1 if self.leads else 2)
         if settings.supervised:  # an agent tells if one ends before it has joined
-            self._limit = _FOREVER.total_seconds()
+            self._limit = FOREVER.total_seconds()
         limit = timedelta(seconds=self._limit)
         with self._connecting():
-            self._store = distributed.PrefixStore(settings.job, _store(settings, limit, leads=self.leads))
-            own = distributed.PrefixStore(settings.job, _store(settings, limit, leads=False))
+            self._store = distributed.PrefixStore(settings.job, store_of(settings, limit, leads=self.leads))
+            own = distributed.PrefixStore(settings.job, store_of(settings, limit, leads=False))
         self.activity = GroupActivity(settings, own, on_stuck, self._relay)
         self.stops = self._is_wished = False
         self._wishes: Callable[[], bool] | None = None
@@ -203,7 +99,7 @@ class PartyGroup:
         found._store = distributed.PrefixStore(name, self._store)
         found._nccl = found._wants_save = None
         with self._connecting():
-            found._gloo = _gloo(found._store, self._settings, found.rank, found.size)
+            found._gloo = gloo_of(found._store, self._settings, found.rank, found.size)
         self._parts.append(found)
         return found
 
@@ -223,12 +119,12 @@ class PartyGroup:
         if not self.restarts:
             return
         try:
-            self._await_all("over", _FOREVER.total_seconds())
+            self._await_all("over", FOREVER.total_seconds())
             parting.note_over(self._settings)
             # Nobody ends before all have noted that: else one that is killed just now would begin again alone.
-            self._await_all("noted", _LAST_WAIT)
+            self._await_all("noted", LAST_WAIT)
         except RuntimeError:  # the first worker has been killed, with the store; or it has ended, and all are over
-            self._await_agent(_LAST_WAIT if parting.is_over(self._settings) else math.inf)
+            self._await_agent(LAST_WAIT if parting.is_over(self._settings) else math.inf)
 
     def _await_all(self, name: str, limit: float) -> None:
         until = time.monotonic() + limit
@@ -268,7 +164,7 @@ class PartyGroup:
         """Make torch.distributed's default group one of this party's workers; blocks until all have called this. Its
         collective operations end after the option `patience`.
         """
-        if name := _interface_of(_own_address(self._settings)):
+        if name := interface_of(own_address(self._settings)):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
         by_nccl = torch.cuda.is_available() and distributed.is_nccl_available()
@@ -285,7 +181,7 @@ class PartyGroup:
         self._client = client
         self._meet()
         with self._connecting():
-            self._gloo = _gloo(self._store, self._settings, self.rank, self.size)
+            self._gloo = gloo_of(self._store, self._settings, self.rank, self.size)
 
     @contextlib.contextmanager
     def _connecting(self) -> Iterator[None]:
@@ -317,10 +213,10 @@ class PartyGroup:
             what = f"torch {torch.__version__} has no NCCL, by which the GPUs of a party add gradients (--reduce torch)"
             raise InvalidSettings(what, "install a build with NCCL, or leave --reduce out")
         # NCCL would take the first interface that it finds.
-        if "NCCL_SOCKET_IFNAME" not in os.environ and (name := _interface_of(_own_address(self._settings))):
+        if "NCCL_SOCKET_IFNAME" not in os.environ and (name := interface_of(own_address(self._settings))):
             os.environ["NCCL_SOCKET_IFNAME"] = name
         options = distributed.ProcessGroupNCCL.Options()
-        options._timeout = _FOREVER
+        options._timeout = FOREVER
         self._nccl = distributed.ProcessGroupNCCL(
             distributed.PrefixStore("nccl", self._store), self.rank, self.size, options
         )
@@ -331,7 +227,7 @@ class PartyGroup:
         """
         options = distributed.AllreduceOptions()
         options.reduceOp = distributed.ReduceOp.SUM
-        options.timeout = _FOREVER if patient or self._settings.supervised else self._patience
+        options.timeout = FOREVER if patient or self._settings.supervised else self._patience
         with self._translated():
             work = self._of(tensor).allreduce([tensor], options)
         if not patient:
@@ -342,7 +238,7 @@ class PartyGroup:
         """Begin to copy a contiguous tensor from the worker of rank `source` to all; wait for what is returned."""
         options = distributed.BroadcastOptions()
         options.rootRank = source
-        options.timeout = _FOREVER
+        options.timeout = FOREVER
         with self._translated():
             return self._of(tensor).broadcast([tensor], options)
 
@@ -451,51 +347,6 @@ class Gathered:
         values = [int(value) for value in self._table]
         self._group.note_stops([value >> _MARKS for value in values])
         return [value & ((1 << _MARKS) - 1) for value in values]
-
-
-def _store(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:
-    """The store in which the workers find each other's addresses; rank 0 listens, at the planned address only."""
-    if settings.group_size == 1:
-        return distributed.HashStore()
-    host, port = _place(settings.rendezvous[0])
-    listener = None
-    if leads:
-        own = _place(settings.rendezvous[-1])
-        family = socket.AF_INET6 if ":" in own[0] else socket.AF_INET
-        listener = socket.create_server(own, family=family, backlog=1024, dualstack_ipv6=own[0] == "::").detach()
-    return TCPStore(  # not that of torch.distributed, in whose place scripts for torchrun get one over the servers
-        host, port, settings.group_size, is_master=leads, timeout=limit, wait_for_workers=False,
-        master_listen_fd=listener,
-    )  # fmt: skip
-
-
-def _gloo(store: Any, settings: "Settings", rank: int, size: int) -> Any:
-    """The group for CPUs. It listens at this host's address in the party's network, on ports of the kernel's choice."""
-    gloo = distributed.ProcessGroupGloo
-    options = gloo._Options()
-    options._timeout = _FOREVER
-    options._devices = [gloo.create_device(hostname=_own_address(settings))]
-    return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
-
-
-def _own_address(settings: "Settings") -> str:
-    """This host's IP address in the network in which it reaches the first worker of the party."""
-    if settings.group_size == 1:
-        return "127.0.0.1"
-    return addresses.facing(*_place(settings.rendezvous[0]))
-
-
-def _interface_of(address: str) -> str:
-    """The name of the network interface that has this address; "" if none has."""
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in entries):
-            return name
-    return ""
-
-
-def _place(endpoint: str) -> tuple[str, int]:
-    address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return address.strip("[]"), int(port)
 
 
 def _first_line(error: BaseException) -> str:

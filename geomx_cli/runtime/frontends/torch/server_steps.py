@@ -170,7 +170,7 @@ class ServerSynchroniser(Synchroniser):
             else:
                 slot.values.copy_(slot.parameter.detach())
 
-    def finishing(self) -> Iterator["Future[None]"]:
+    def finishing(self) -> Iterator["Future[None] | None"]:
         """See Synchroniser: abstain from the rounds of the party's other workers."""
         self._check.finish()
         while not self.ended:
@@ -180,6 +180,8 @@ class ServerSynchroniser(Synchroniser):
             yield self._vote.pending
             self._receive()
             self.ended = self._vote.result().unfinished == 0
+            if not self.ended:
+                yield None
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def share_model(self) -> None:

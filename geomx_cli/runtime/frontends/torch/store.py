@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 _STEPS = 3
+_BEHIND = "this worker has finished before the others, and they go on without a state of it"
 _ADVICE = "divide the data with geomx_cli.torch.shard or sampler"
 
 
@@ -52,6 +53,7 @@ class Store:
     global_rank, num_all_workers, party_ranks: see BaseStore.
     finished: no step follows.
     watch: see Watchable.
+    save: what a script's `state` does between two steps; None without one.
     """
 
     def __init__(self, session: "ScriptSession", reduction: Reduction) -> None:
@@ -69,6 +71,7 @@ class Store:
         self._parameters: set[int] = set()  # ids of those that are trained, which `_wrapped` keeps alive
         self.finished = False
         self.watch = ModelWatch()
+        self.save: Callable[[], None] | None = None
 
     def option(self, name: str) -> Value:
         """See BaseStore."""
@@ -282,7 +285,7 @@ class Store:
                 " it after the last step, before the model is evaluated or saved"
             )
         self._reduction.prepare_end(self.calls)
-        _finish_rounds(self._wrapped)
+        _finish_rounds(self._wrapped, self._save_others_round)
         for item in self._wrapped:
             item.share_model()
         if replaced := next((item.replaced for item in self._wrapped if item.replaced), ""):
@@ -295,6 +298,13 @@ class Store:
             message = f"parameter {added} is not in all workers the same: the model got it after wrap"
             self._session.warn(message, affects_result=True)
         self._reduction.leave()
+
+    def _save_others_round(self) -> None:
+        """The others train on, and this worker takes part without contributing: a next life may be one round behind."""
+        if self.save is not None and self.recovery.saves_alone and len(self._wrapped) == 1:
+            self.save()
+        else:  # of several optimizers one is always in the middle of a round
+            self.recovery.give_up(_BEHIND)
 
     def _synchronise(self, state: ModelState, model: Any, optimizer: Any, buffers: str) -> "Synchroniser":
         """Set the servers up, give all workers the initial tensors, and register the hooks; blocks until all workers
@@ -332,14 +342,17 @@ def _innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def _finish_rounds(wrapped: "Sequence[Synchroniser]") -> None:
+def _finish_rounds(wrapped: "Sequence[Synchroniser]", save: Callable[[], None]) -> None:
     """Run `finishing` of all synchronisers side by side, as their rounds end in any order."""
-    waiting: dict[Future[None], Iterator[Future[None]]] = {}
+    waiting: dict[Future[None], Iterator[Future[None] | None]] = {}
     ready = [item.finishing() for item in wrapped]
     while ready or waiting:
         for each in ready:
-            if (future := next(each, None)) is not None:
-                waiting[future] = each
+            for future in each:
+                if future is not None:
+                    waiting[future] = each
+                    break
+                save()
         ready = [waiting.pop(future) for future in wait(waiting, return_when=FIRST_COMPLETED).done]
 
 

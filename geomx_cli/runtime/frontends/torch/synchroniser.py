@@ -216,10 +216,11 @@ class Synchroniser(ABC):
     # The end.
 
     @abstractmethod
-    def finishing(self) -> Iterator["Future[None]"]:
+    def finishing(self) -> Iterator["Future[None] | None"]:
         """Contribute what is left, and take part in the other workers' rounds until all are finished.
 
-        Yields what it waits for. Raises the client's error after the job has failed.
+        Yields what it waits for, and None between two rounds, where `state` has all. Raises the client's error after
+        the job has failed.
         """
 
     @abstractmethod

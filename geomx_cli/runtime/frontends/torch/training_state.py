@@ -26,6 +26,7 @@ class TorchState(TrainingState):
         self._steps = -1  # those of all optimizers when the script got its last batch
         self._random: State | None = None  # as saved by an earlier life
         super().__init__(store.recovery, store.client, given)
+        store.save = self.save
 
     @property
     def _rounds(self) -> int:

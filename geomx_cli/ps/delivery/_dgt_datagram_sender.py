@@ -1,4 +1,4 @@
-"""Blocks as datagrams (DGT): a local server sends them at the rate that the path carries, a root receives them."""
+"""Blocks as datagrams (DGT), sent by a local server at the rate that the path carries."""
 
 import bisect
 import itertools
@@ -7,71 +7,24 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NotRequired, TypedDict
-
-import msgspec
 
 from geomx_cli.contract.addresses import split
 from geomx_cli.core.events import WarningRaised
-from geomx_cli.ps.cluster.bodies import Body, Count, Topic
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.node import Node
-from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.delivery._dgt_blocks import FRAGMENT, Block, Fragment, decode_fragment, encode_fragment
-from geomx_cli.ps.delivery._dgt_receiver import PartReceiver
-from geomx_cli.ps.net.datagrams import (
-    MAX_CHANNELS,
-    OVERHEAD,
-    SALT,
-    Opener,
-    ReceiverSocket,
-    Sealer,
-    SenderSocket,
-    session_key,
-    session_of,
-)  # fmt: skip
+from geomx_cli.ps.delivery._dgt_blocks import FRAGMENT, Block, Fragment, encode_fragment
+from geomx_cli.ps.net.datagrams import OVERHEAD, SALT, Sealer, SenderSocket, session_key
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import MAX_REPORTED, BadMessage, Header
+from geomx_cli.ps.net.wire import MAX_REPORTED, Header
 
-__all__ = ["TOPICS", "DatagramReceiver", "DatagramSender", "Pace"]
+__all__ = ["DatagramSender", "Pace"]
 
-
-class _Open(TypedDict):
-    salt: bytes
-
-
-class _Opened(_Open):
-    session: Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-    port: Annotated[int, msgspec.Meta(ge=1, lt=65_536)]
-
-
-class _Report(TypedDict):
-    """Of a sender, or of a receiver.
-
-    sent: key, slice and round of contributions whose blocks have all been sent.
-    counters: of the next datagram on each channel; those of `sent` had lower ones.
-    received: bytes so far.
-    at: when the last of them came, in seconds of the receiver's clock.
-    longest: bytes of the longest datagram since the last report.
-    """
-
-    sent: NotRequired[Annotated[list[tuple[Count, Count, Count]], msgspec.Meta(max_length=MAX_REPORTED)]]
-    counters: NotRequired[Annotated[list[Count], msgspec.Meta(max_length=64)]]
-    received: NotRequired[Count]
-    at: NotRequired[float]
-    longest: NotRequired[Count]
-
-
-TOPICS = {"datagrams_open": Topic(_Open, _Opened), "datagrams": Topic(_Report, notifies=True)}
-
-
-REPORT = 0.05
-"""Seconds between reports to those that send."""
-MAX_SENT = 65_536
-"""Reports of one member, and contributions in them, that may wait for datagrams."""
-TICK = 0.002  # seconds between bursts
-PROBE = 0.2  # seconds between probes
+TICK = 0.002
+"""Seconds between bursts."""
+PROBE = 0.2
+"""Seconds between probes."""
 MAX_BURST = 128 * 1024
 """Bytes in one burst: what the receiver's kernel has room for."""
 PASSING = 5
@@ -332,126 +285,3 @@ class DatagramSender:
         if socket.send(sealed):
             self._unsent = None
         return self._unsent is None
-
-
-@dataclass(slots=True)
-class _Session:
-    """The datagrams of one member.
-
-    received: bytes so far.
-    reported: bytes of them that the member knows of.
-    longest: bytes of the longest datagram since then.
-    last: when the last one arrived, time.monotonic seconds.
-    newest: the highest counter of each channel.
-    sent: contributions of which all blocks have been sent, and counters of later datagrams, in order.
-    waiting: reports and contributions in `sent`.
-    """
-
-    link: Link
-    opener: Opener
-    received: int = 0
-    reported: int = 0
-    longest: int = 0
-    last: float = field(default_factory=time.monotonic)
-    newest: list[int] = field(default_factory=lambda: [-1] * MAX_CHANNELS)
-    sent: deque[tuple[list[int], list[tuple[int, int, int]]]] = field(default_factory=deque)
-    waiting: int = 0
-
-
-class DatagramReceiver:
-    """Listens at the address and port number of the process's TCP endpoint or, if it has none, at a port of loopback.
-    Used by the loop's thread only. Raises InvalidSettings if the port is in use.
-
-    parts: gets the authentic fragments.
-    """
-
-    def __init__(self, node: Node, parts: PartReceiver) -> None:
-        self._node = node
-        self._parts = parts
-        listens = node.listens or node.settings.bind  # a server that was restarted listens once it has joined
-        endpoint = next((end for end in listens if end.startswith("tcp:")), "tcp://127.0.0.1:0")
-        host, port = split(endpoint)
-        self._socket = ReceiverSocket(host, int(port))
-        self._sessions: dict[int, _Session] = {}
-        self._numbers = itertools.count(int.from_bytes(os.urandom(3)))
-        node.loop.watch(self._socket.fileno(), self._read)
-        node.loop.every(REPORT, self._report)
-
-    def open(self, request: Request) -> None:
-        """Begin a session for the datagrams of a member; an earlier one of it ends. Raises BadMessage."""
-        link, salt = request.link, request.body["salt"]
-        if len(salt) != SALT:
-            raise BadMessage(f"{len(salt)} bytes of salt")
-        own = os.urandom(SALT)
-        key = session_key(self._node.keys, link.name, self._node.process, salt + own, sends=False)
-        self.forget(link)
-        number = next(self._numbers)
-        self._sessions[number] = _Session(link, Opener(key))
-        request.answer({"session": number, "port": self._socket.port, "salt": own})
-
-    def forget(self, link: Link) -> None:
-        """The process at this link was restarted: its session has ended."""
-        self._sessions = {number: one for number, one in self._sessions.items() if one.link is not link}
-
-    def on_sent(self, request: Request) -> None:
-        """A member has sent all blocks of some contributions. Raises BadMessage."""
-        session = next((one for one in self._sessions.values() if one.link is request.link), None)
-        counters = request.body.get("counters", [])
-        sent = request.body.get("sent", [])
-        if session is None or len(counters) != MAX_CHANNELS or session.waiting + 1 + len(sent) > MAX_SENT:
-            raise BadMessage("a report on datagrams from a process that sends none, or too many")
-        session.sent.append((counters, sent))
-        session.waiting += 1 + len(sent)
-        self._find_passed(session)
-
-    def _read(self) -> None:
-        for datagram in self._socket.read():
-            try:
-                session = self._sessions.get(session_of(datagram))
-                if session is None:
-                    raise BadMessage("a datagram of no member")
-                self._on_datagram(session, len(datagram), *session.opener.open(datagram))
-            except BadMessage as error:
-                self._node.transport.count_refused(None, "datagram", str(error))
-
-    def _on_datagram(self, session: _Session, size: int, channel: int, counter: int, content: bytes) -> None:
-        link, wan = session.link, self._node.transport.wan
-
-        def deliver() -> None:
-            session.received += size
-            session.longest = max(session.longest, size)
-            session.last = time.monotonic()
-            session.newest[channel] = max(session.newest[channel], counter)
-            link.received += size
-            try:
-                self._parts.on_fragment(link, decode_fragment(content))
-            except BadMessage as error:
-                self._node.transport.count_refused(link, "datagram", str(error))
-            self._find_passed(session)
-
-        if wan is not None and link.wide_area:
-            wan.receive(size, "tensors", link.name, deliver)
-        else:
-            deliver()
-
-    def _find_passed(self, session: _Session) -> None:
-        """Find the contributions after which newer datagrams have arrived on all channels that are in use."""
-        # On all: networks that honour DSCP let channels overtake each other, but seldom datagrams of one channel. What
-        # has not come by then is most likely lost, and Grace waits a little for the rest.
-        while session.sent:
-            counters, contributions = session.sent[0]
-            if any(counter and newest < counter for counter, newest in zip(counters, session.newest, strict=True)):
-                return
-            session.sent.popleft()
-            session.waiting -= 1 + len(contributions)
-            for key, index, round_ in contributions:
-                self._parts.on_passed(session.link, key, index, round_)
-
-    def _report(self) -> None:
-        """Tell members what has arrived."""
-        for session in self._sessions.values():
-            if session.received > session.reported:
-                session.reported = session.received
-                body = {"received": session.received, "at": session.last, "longest": session.longest}
-                session.longest = 0
-                session.link.control("datagrams", body)

@@ -1,0 +1,64 @@
+"""How the workers of a party's process group find each other: a store, gloo, and the party's own network."""
+
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from torch import distributed
+from torch._C._distributed_c10d import TCPStore
+
+from geomx_cli.contract import addresses
+
+if TYPE_CHECKING:
+    from geomx_cli.contract.settings import Settings
+
+__all__ = ["FOREVER", "gloo_of", "interface_of", "own_address", "store_of"]
+
+FOREVER = timedelta(days=30)
+"""Limit of waits for the leader, whose own waits for servers have limits."""
+
+
+def store_of(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:
+    """The store in which the workers find each other's addresses; rank 0 listens, at the planned address only."""
+    if settings.group_size == 1:
+        return distributed.HashStore()
+    host, port = _place(settings.rendezvous[0])
+    listener = None
+    if leads:
+        own = _place(settings.rendezvous[-1])
+        family = socket.AF_INET6 if ":" in own[0] else socket.AF_INET
+        listener = socket.create_server(own, family=family, backlog=1024, dualstack_ipv6=own[0] == "::").detach()
+    return TCPStore(  # not that of torch.distributed, in whose place scripts for torchrun get one over the servers
+        host, port, settings.group_size, is_master=leads, timeout=limit, wait_for_workers=False,
+        master_listen_fd=listener,
+    )  # fmt: skip
+
+
+def gloo_of(store: Any, settings: "Settings", rank: int, size: int) -> Any:
+    """The group for CPUs. It listens at this host's address in the party's network, on ports of the kernel's choice."""
+    gloo = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = FOREVER
+    options._devices = [gloo.create_device(hostname=own_address(settings))]
+    return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
+
+
+def own_address(settings: "Settings") -> str:
+    """This host's IP address in the network in which it reaches the first worker of the party."""
+    if settings.group_size == 1:
+        return "127.0.0.1"
+    return addresses.facing(*_place(settings.rendezvous[0]))
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this address; "" if none has."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in entries):
+            return name
+    return ""
+
+
+def _place(endpoint: str) -> tuple[str, int]:
+    address, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return address.strip("[]"), int(port)
