@@ -71,11 +71,11 @@ def main(role: str, address: str, number: int, name: str) -> None:
             server_address=address, config=ServerConfig(num_rounds=ROUNDS), strategy=Rounds(number, LISTS[name])
         )
         return
-    _await(address)
+    await_server(address)
     start_client(server_address=address, client=Client(number, LISTS[name]).to_client())
 
 
-def _await(address: str) -> None:
+def await_server(address: str) -> None:
     """Return when the server listens: a client does not try twice."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + LIMIT

@@ -26,7 +26,7 @@ LIMIT = 120.0
 def main(dtype: str, name: str) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     tensors = [torch.full((size,), rank + 1.0) for size in LISTS[name]]
-    dht = _dht(rank, Path(os.environ["DHT_FILE"]))
+    dht = joined(rank, Path(os.environ["DHT_FILE"]))
     averager = hivemind.DecentralizedAverager(
         tensors, dht, start=True, prefix="peers", target_group_size=ranks, min_group_size=ranks,
         allow_state_sharing=False, compression=Float16Compression() if dtype == "fp16" else NoCompression(),
@@ -56,7 +56,7 @@ def main(dtype: str, name: str) -> None:
     dht.shutdown()
 
 
-def _dht(rank: int, file: Path) -> Any:
+def joined(rank: int, file: Path) -> Any:
     """Join the DHT, at the address of this rank's site."""
     known: list[str] = []
     end = time.monotonic() + LIMIT

@@ -1,7 +1,9 @@
-"""The Python environments of peers.py: one for each project with which it compares, made once under the user's cache.
+"""The Python environments of peers.py and recovery_peers.py: one for each project with which they compare, made once
+under the user's cache.
 
-PyTorch is that of the interpreter that runs peers.py, in all of them: so all rows measure one build, and no environment
-downloads one of its own (which might be gigabytes, for CUDA). Versions are exact; `pip` uses the configured index.
+PyTorch is that of the interpreter that runs the benchmark, in all of them: so all rows measure one build, and no
+environment downloads one of its own (which might be gigabytes, for CUDA). Versions are exact; `pip` uses the configured
+index.
 """
 
 import shutil
@@ -15,17 +17,19 @@ import platformdirs
 
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["HERE", "interpreter"]
+__all__ = ["HERE", "MXNET", "interpreter"]
 
 HERE = ""
 """The environment of the interpreter that runs this."""
+MXNET = "mxnet"
 
 REQUIREMENTS = {
     "torchft": ("torchft==0.2.0",),
     "hivemind": ("hivemind==1.1.12", "setuptools<81"),
     "flower": ("flwr==1.41.0",),
+    MXNET: ("mxnet==1.9.1", "numpy==1.23.5"),
 }
-_NEED_TORCH = ("torchft", "hivemind")
+_NEED_TORCH = ("torchft", "hivemind", "flower")
 
 
 def interpreter(name: str) -> str:

@@ -232,6 +232,25 @@ def script_kills(results: Results) -> Iterator[Sequence[Any]]:
         yield MODELS[model], algorithm, row["kills"], row["jobs"], f"{row['jobs'] - wrong} of {row['jobs']}"
 
 
+def recovery_of_peers(results: Results) -> Iterator[Sequence[Any]]:
+    """Of each system: whether it goes on, seconds of standing still and of the killed worker, steps, state, lines."""
+    for row in results[0]:
+        after = row["after_kills"]
+        still, back = (_each(after, name) for name in ("still", "back"))
+        if row["goes_on"] != "yes":
+            yield row["title"], row["goes_on"], still, back, "", "", "", "", "", row["lines"]
+            continue
+        right = ["-" if None in (found := [each[name] for each in after]) else "yes" if all(found) else "no"
+                 for name in ("rate", "data")]  # fmt: skip
+        off = row["difference"]
+        weights = "-" if off is None else f"differ by {off:.2g}" if off else "same bits"
+        yield row["title"], "yes", still, back, f"{row['lost']:g}", f"{row['again']:g}", *right, weights, row["lines"]
+
+
+def _each(found: Sequence[Mapping[str, Any]], name: str) -> str:
+    return ", ".join("-" if each[name] is None else f"{each[name]:.1f}" for each in found)
+
+
 def saving(results: Results) -> Iterator[Sequence[Any]]:
     """Milliseconds of saving ResNet-18, and of starting a process."""
     (found,) = results[0]
@@ -323,6 +342,12 @@ TABLES: Sequence[Table] = (
         "20 kills of workers and servers for each row.", 20,
     ),
     Table(
+        "recovery-peers", "recovery.md", [TORCH + "recovery_peers.py"],
+        ["", "goes on", "the other stands still: s", "killed one is back: s", "steps lost", "steps again",
+         "learning rate right", "data position right", "final weights", "lines"],
+        recovery_of_peers, "One run with 3 kills, and one without.", 20,
+    ),
+    Table(
         "recovery-costs", "recovery.md", [PYTHON + "recovery_costs.py --only write start"], ["", "ms"], saving,
         "Medians of 20 [lowest, highest].", 2,
     ),
@@ -361,4 +386,4 @@ TABLES: Sequence[Table] = (
         ["", "loss", "to one process", "s", "WAN MB"], frameworks, "One run each.", 4,
     ),
 )  # fmt: skip
-"""In all 108 minutes on two cores. Estimates are sums of measured exchanges, steps and starts."""
+"""In all 128 minutes on two cores. Estimates are sums of measured exchanges, steps and starts."""
