@@ -202,7 +202,7 @@ def _after_kill(logs: Sequence[Log], calm: Log, when: float, life: int, until: f
         place, last = places.get(first.samples), places.get(before[-1].samples)
         row |= {
             "back": first.time - when, "rate": any(abs(first.scheduled - each) <= ROUND for each in near),
-            "data": None not in (place, last) and place in (last + 1, first.scheduled),
+            "data": place is not None and last is not None and place in (last + 1, first.scheduled),
             "place": place, "last_place": last, "scheduled": first.scheduled,
         }  # fmt: skip
     return row
