@@ -41,7 +41,7 @@ from typing import Any
 __all__ = ["JOBS", "Disturbed", "Killing", "Outcome", "main", "run"]
 
 _ALGORITHMS = {
-    "fsa": "--algo fsa", "hfa": "--algo hfa --k1 5 --k2 3", "diloco": "--algo diloco --k1 10",
+    "fsa": "--algo fsa", "hfa": "--algo hfa --k1 5 --k2 3", "diloco": "--algo diloco --inner-steps 10",
     "mixed": "--algo mixed", "esync": "--algo esync",
 }  # fmt: skip
 # Most pairs of an algorithm, a codec and a topology are in some row.

@@ -126,10 +126,15 @@ class Sent(Event, tag="sent"):
 
 
 class RoundCompleted(Event, tag="round"):
-    """A worker's record of a round. times: seconds by phase of each local step. total_time: seconds since training
-    began. communicate: seconds that the exchange was in flight; wait: seconds that the worker was idle during it.
-    recorded: metrics of the algorithm. samples: total of all rounds so far, as agents do not forward all rounds. A
-    worker that was restarted may repeat rounds: the last event of a round counts.
+    """A worker's record of a round. A restarted worker may repeat rounds: the last event of a round counts.
+
+    times: seconds by phase of each local step. Agents do not forward it if there are many steps.
+    total_time: seconds since training began.
+    first_step: seconds of the first local step.
+    communicate: seconds that the exchange was in flight.
+    wait: seconds that the worker was idle during it.
+    recorded: metrics of the algorithm.
+    samples: total of all rounds so far, as agents do not forward all rounds.
     """
 
     num_iters: Count
@@ -139,6 +144,7 @@ class RoundCompleted(Event, tag="round"):
     bytes_sent: Count = 0
     bytes_received: Count = 0
     compute: Seconds | None = None
+    first_step: Seconds | None = None
     communicate: Seconds | None = None
     wait: Seconds | None = None
     loss: float | None = None

@@ -35,7 +35,10 @@ def story() -> list[Event]:
     return [
         StateChanged(time=10.0, state="waiting"),
         StateChanged(time=11.0, state="training"),
-        RoundCompleted(time=12.0, num_iters=1, total_time=1.0, samples=64, loss=2.0, recorded={"epsilon": 0.5}),
+        RoundCompleted(
+            time=12.0, num_iters=1, total_time=1.0, samples=64, loss=2.0, recorded={"epsilon": 0.5},
+            first_step=0.25,
+        ),
         Telemetry(time=12.5, state="training", round=1, loss=2.0, samples_per_s=50.0, bytes=Traffic((1, 2), (3, 4))),
         Evaluated(time=13.0, round=1, accuracy=0.5),
         WarningRaised(time=13.1, message="the link is slow"),
@@ -64,7 +67,7 @@ def test_the_state_of_a_worker() -> None:
     assert (state.loss, state.accuracy, state.samples_per_s, state.progress) == (1.0, 0.75, 50.0, 1.0)
     assert state.traffic == Traffic((10, 20), (30, 40), PEERS)
     assert state.evaluations == {1: 0.5, 2: 0.625} and state.recorded == {"epsilon": 0.25}
-    assert (state.trains_since, state.first_round, state.telemetry_time) == (11.0, 12.0, 15.1)
+    assert (state.trains_since, state.first_step, state.telemetry_time) == (11.0, 11.25, 15.1)
     assert state.failure is None and state.trains
     assert state.outputs is not None and state.outputs.files == {"model.bin": 3}
 
@@ -88,7 +91,7 @@ def test_the_reports_of_a_script() -> None:
     assert (state.loss, state.accuracy, state.metrics) == (1.0, 0.75, {"lr": 0.25, "norm": 3.0})
     for some in itertools.permutations(events):
         assert reduced(list(some)) == state
-    assert state.round == 0 and state.first_round is None
+    assert state.round == 0 and state.first_step is None
     many = [Reported(time=1.0, step=1, total_time=1.0, metrics={f"m{number}": 1.0}) for number in range(100)]
     assert len(reduced(list(many)).metrics) == 64
 

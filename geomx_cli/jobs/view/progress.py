@@ -191,8 +191,8 @@ class Progress:
 
     @property
     def first_step(self) -> float | None:
-        """When the first training worker completed a round."""
-        return min((row.first_round for row in self.training_rows if row.first_round is not None), default=None)
+        """When the first training worker completed a step."""
+        return min((row.first_step for row in self.training_rows if row.first_step is not None), default=None)
 
     def apply(self, process: str, event: Event, when: float) -> None:
         """Apply an event that a process wrote at `when`."""

@@ -48,8 +48,8 @@ class ProcessState:
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
     algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: as its script has reported, and
     the validation loss; the newest of each.
-    trains_since: by the job's clock, None before training. first_round: end of its first round, by `clock`, which
-    is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
+    trains_since: by the job's clock, None before training. first_step: end of its first step, by the clock of
+    the times given to `apply`. failure: the cause that the process reports; finished: it has completed its
     work. left: it has died, and the job goes on without it. outputs: what it has saved. result_warning: its first one
     that affects the result.
 
@@ -80,7 +80,7 @@ class ProcessState:
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     trains_since: float | None = None
-    first_round: float | None = None
+    first_step: float | None = None
     failure: ProcessFailed | None = None
     finished: ProcessFinished | None = None
     left: ProcessLeft | None = None
@@ -203,7 +203,10 @@ class ProcessState:
         self._note_round(event.num_iters, event)
         self.samples = max(self.samples, event.samples)
         self.training_s = max(self.training_s, event.total_time)
-        self.first_round = when if self.first_round is None else min(self.first_round, when)
+        first = when
+        if event.first_step is not None:  # a round may have thousands of steps
+            first -= max(0.0, event.total_time - event.first_step)
+        self.first_step = first if self.first_step is None else min(self.first_step, first)
         self._note_loss(event.loss, event)
         self._note_accuracy(event.accuracy, event)
         if self._is_newest("recorded", event):

@@ -58,7 +58,7 @@ class ProcessLog:
         weights were evaluated, the final one in the last record. A script has no rounds: its reports are its records,
         numbered from 1, with the bytes that telemetry has counted by then.
         """
-        if self.state.first_round is None:
+        if self.state.first_step is None:
             yield from self._reports()
             return
         accuracies, finished = dict(self.state.evaluations), self.state.finished

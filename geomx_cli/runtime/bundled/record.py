@@ -70,6 +70,7 @@ class Record:
                 bytes_sent=self._bytes[0] - before[0],
                 bytes_received=self._bytes[1] - before[1],
                 compute=round(sum(entry.get(name, 0.0) for entry in times for name in COMPUTING), 4),
+                first_step=round(sum(times[0].values()), 4) if times else None,
                 communicate=round(communicate, 4),
                 wait=round(wait, 4),
                 loss=loss,
