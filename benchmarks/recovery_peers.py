@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from outcome import conclude
 from peers_environment import interpreter
 from recovery_peers_systems import FOLDER, SYSTEMS, Member, Setting, System
@@ -160,6 +161,7 @@ def _start(member: Member, folder: Path, number: int) -> "subprocess.Popen[bytes
 def _stop(running: "Sequence[subprocess.Popen[bytes]]") -> None:
     """Interrupt the processes, and kill what is left."""
     end = time.monotonic() + ENDING
+    children = [child for popen in running for child in _children(popen.pid)]  # torchrun's have sessions of their own
     for popen in running:
         popen.send_signal(signal.SIGINT)
     for popen in running:
@@ -168,6 +170,16 @@ def _stop(running: "Sequence[subprocess.Popen[bytes]]") -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
         popen.wait()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def compare(system: System, calm: Outcome, found: Outcome) -> dict[str, Any]:

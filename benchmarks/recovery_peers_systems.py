@@ -74,7 +74,9 @@ def _torchrun(given: Setting) -> list[Member]:
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}", "--rdzv-id", "recovery",
         "--local-addr", "127.0.0.1",
     ]  # fmt: skip
-    return [Member([given.python, "-m", "torch.distributed.run", *words, *script[1:]], {}) for _ in range(WORKERS)]
+    # Otherwise all attempts share a store: workers whose agents have counted different numbers of restarts never meet.
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return [Member([given.python, "-m", "torch.distributed.run", *words, *script[1:]], env) for _ in range(WORKERS)]
 
 
 def _ddp(given: Setting) -> list[Member]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from geomx_cli.hosts.ports import free_ports
 from geomx_cli.inventory import Ssh
@@ -96,13 +97,11 @@ def _inventory(folder: Path, sites: Sequence[Ssh]) -> str:
 @contextmanager
 def _sshds(folder: Path, number: int) -> Iterator[list[Ssh]]:
     """Start `number` sshd processes; yields their connection settings."""
-    key = _make_key(folder / "key")
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
+    key = make_key(folder / "key")
     ports = free_ports(number)
-    processes = [_start_sshd(folder, port, key) for port in ports]
+    processes = [subprocess.Popen(sshd(folder, str(port), "127.0.0.1", port, key, home=folder)) for port in ports]
     try:
-        _wait_for(processes, [folder / f"{port}.log" for port in ports])
+        wait_for(processes, [folder / f"{port}.log" for port in ports])
         yield [Ssh(address="127.0.0.1", port=port, user=getpass.getuser(), key=str(key)) for port in ports]
     finally:
         for process in processes:
@@ -110,24 +109,29 @@ def _sshds(folder: Path, number: int) -> Iterator[list[Ssh]]:
             process.wait()
 
 
-def _start_sshd(folder: Path, port: int, key: Path) -> subprocess.Popen[bytes]:
-    host_key = _make_key(folder / f"{port}.key")
+def sshd(folder: Path, name: str, address: str, port: int, key: Path, home: Path) -> list[str]:
+    """The command of an sshd, whose files are FOLDER/NAME.*, which admits `key`. home: of its sessions."""
+    host_key = make_key(folder / f"{name}.key")
     lines = [
-        f"Port {port}", "ListenAddress 127.0.0.1", f"HostKey {host_key}", f"AuthorizedKeysFile {key}.pub",
+        f"Port {port}", f"ListenAddress {address}", f"HostKey {host_key}", f"AuthorizedKeysFile {key}.pub",
         "PidFile none", "UsePAM no", "StrictModes no", "PasswordAuthentication no", "MaxStartups 200",
-        "PermitRootLogin prohibit-password", "Subsystem sftp internal-sftp", f"SetEnv HOME={folder}",
+        "PermitRootLogin prohibit-password", "Subsystem sftp internal-sftp", f"SetEnv HOME={home}",
     ]  # fmt: skip
-    config = folder / f"{port}.config"
+    config = folder / f"{name}.config"
     config.write_text("\n".join(lines) + "\n")
-    return subprocess.Popen(["/usr/sbin/sshd", "-D", "-f", str(config), "-E", str(folder / f"{port}.log")])
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    return ["/usr/sbin/sshd", "-D", "-f", str(config), "-E", str(folder / f"{name}.log")]
 
 
-def _make_key(path: Path) -> Path:
+def make_key(path: Path) -> Path:
+    """Create a pair of SSH keys, and return the private one."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
     return path
 
 
-def _wait_for(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> None:
+def wait_for(processes: Sequence["subprocess.Popen[Any]"], logs: Sequence[Path]) -> None:
+    """Wait until each sshd listens. Ends this program if one has ended."""
     while not all(log.exists() and "Server listening" in log.read_text() for log in logs):
         if any(process.poll() is not None for process in processes):
             sys.exit("an sshd did not start")

@@ -1,0 +1,261 @@
+"""Measures how much of a job's throughput remains under faults: killed and stopped processes, and partitions.
+
+    python benchmarks/faults.py                                  30 minutes with 62 faults, and 10 minutes without
+    python benchmarks/faults.py --minutes 3 --faults 6 --calm 2  shorter ones
+    python benchmarks/faults.py --json                           one object
+
+The hosts of a job are network namespaces behind an sshd each: one for the central party, and one for each party, which
+has one worker. The workers train `linear` on Fashion-MNIST with DiLoCo, as fast as the machine can. So they share its
+cores, and a round takes about half a minute. Faults come at equal distances, of which half are kills. What is hit, and
+how, is drawn from the seed:
+
+    kill   SIGKILL to a process: an agent, a scheduler, a server or a worker
+    stop   SIGSTOP to one, and SIGCONT 2 to 8 s later
+    cut    all packets of a host are dropped, for 2 to 8 s
+
+Throughput is the samples of the rounds that all workers have completed, by the time between the ends of the first and
+the last one. Repeated samples count once. "Kept" compares it with the same job without faults. Needs root.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from netns import call
+from outcome import conclude
+from sites import make_key, sshd, wait_for
+from wan import Wan
+
+from geomx_cli.core.errors import CheckFailed
+
+CONTROL, HUB = "control", "hub"
+CUT = """add table inet cut
+add chain inet cut input { type filter hook input priority 0; }
+add rule inet cut input iifname "eth0" drop
+add chain inet cut output { type filter hook output priority 0; }
+add rule inet cut output oifname "eth0" drop"""
+TOGETHER = ("stop", "cut")
+PAUSES = (2.0, 8.0)  # seconds
+STARTING, ENDING = 60.0, 120.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """seconds: since the job began to train. what: a process or a host."""
+
+    seconds: float
+    kind: str
+    what: str
+
+
+@dataclass
+class Outcome:
+    """samples, seconds: of the rounds between the first and the last that all workers have completed."""
+
+    rounds: int
+    samples: int
+    seconds: float
+    losses: tuple[float, float]
+    restarts: int
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def throughput(self) -> float:
+        return self.samples / self.seconds
+
+
+class Sites:
+    """The hosts of a job."""
+
+    def __init__(self, wan: Wan, folder: Path, names: Sequence[str]) -> None:
+        self.wan, self.folder, self.names = wan, folder, names
+
+    def inventory(self) -> str:
+        """hosts.toml."""
+        lines = [f'central = "{HUB}"', "[defaults]", f'python = "{sys.executable}"', f'key = "{self.folder}/key"']
+        for name in self.names:
+            lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f'ssh = "{self.wan.address(name)}"']
+            devices = [] if name == HUB else ["cpu"]
+            lines += [f'state_dir = "{self.folder}/{name}"', f"devices = {json.dumps(devices)}"]
+        return "\n".join(lines)
+
+    def launch(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
+        """Start `geomx launch` at the control machine. Its output goes to a file, and its last line is the result."""
+        command = [sys.executable, "-m", "geomx_cli", "launch", "--accept-new-host-keys", "--json", *arguments]
+        env = {**os.environ, "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / CONTROL)}
+        with Path(self.folder, "out").open("w") as out, Path(self.folder, "said").open("w") as said:
+            return self.wan.popen(CONTROL, command, cwd=self.folder, env=env, stdout=out, stderr=said, text=True)
+
+    def processes(self) -> dict[str, int]:
+        """Pids by name, as the agents have written them; agents too."""
+        found: dict[str, int] = {}
+        for name in self.names:
+            for path in Path(self.folder, name).glob("**/agent-state.json"):
+                with suppress(OSError, ValueError):
+                    state = json.loads(path.read_text())
+                    found[f"{name}/agent"] = state["agent"][0]
+                    found |= {process: pid for process, (pid, *_) in state["processes"].items()}
+        return {process: pid for process, pid in found.items() if Path(f"/proc/{pid}").exists()}
+
+    def events(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The events of the training workers, each with the worker's name; long rounds without times."""
+        for path in sorted(self.folder.glob("*/**/events/*worker*.jsonl")):
+            with path.open() as lines:
+                for line in lines:
+                    with suppress(ValueError):
+                        yield path.stem, json.loads(line)
+
+    @contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """Drop all packets of a host."""
+        nft = self.wan.command(name, ["nft", "-f", "-"])
+        call(nft, lines=[CUT, ""])
+        try:
+            yield
+        finally:
+            call(nft, lines=["delete table inet cut", ""])
+
+
+@contextmanager
+def sites(folder: Path, parties: int) -> Iterator[Sites]:
+    """Namespaces for so many parties, the central one and the control machine, with sshds."""
+    names = [HUB, *(f"p{number}" for number in range(1, parties + 1))]
+    with Wan((CONTROL, *names)) as wan:
+        key = make_key(folder / "key")
+        commands = [sshd(folder, name, wan.address(name), 22, key, home=Path.home()) for name in names]
+        running = [wan.popen(name, command) for name, command in zip(names, commands, strict=True)]
+        wait_for(running, [folder / f"{name}.log" for name in names])
+        made = Sites(wan, folder, names)
+        (folder / "hosts.toml").write_text(made.inventory())
+        yield made
+
+
+def play(given: argparse.Namespace, minutes: float, faults: int) -> Outcome:
+    """Run a job for so long, with so many faults."""
+    training = [
+        "--algo", "diloco", "--inner-steps", str(given.inner_steps), "--network", "linear", "--epochs", "1000000",
+        "--time-limit", f"{60 * minutes:.0f}s", "--eval-every", "0", "--restarts", "1000",
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as base, sites(Path(base), given.parties) as made:
+        launched = made.launch(training)
+        try:
+            _wait_until_it_trains(made, launched)
+            done = list(_disturb(made, launched, Random(given.seed), 60 * minutes, faults))
+            status = launched.wait(60 * minutes + ENDING)
+        finally:
+            launched.send_signal(signal.SIGINT)
+            launched.wait(ENDING)
+        if status:
+            raise CheckFailed(f"the job ended with status {status}", Path(base, "said").read_text()[-2000:])
+        result = json.loads(Path(base, "out").read_text().splitlines()[-1])
+        return _outcome(made, result, done)
+
+
+def _wait_until_it_trains(made: Sites, launched: "subprocess.Popen[str]") -> None:
+    limit = time.monotonic() + STARTING
+    while not any(event["event"] == "state" and event["state"] == "training" for _, event in made.events()):
+        if launched.poll() is not None or time.monotonic() > limit:
+            raise CheckFailed("the job does not begin to train", Path(made.folder, "said").read_text()[-2000:])
+        time.sleep(0.2)
+
+
+def _disturb(
+    made: Sites, launched: "subprocess.Popen[str]", random: Random, seconds: float, faults: int
+) -> Iterator[Fault]:
+    begun = time.monotonic()
+    for number in range(faults):
+        time.sleep(max(0.0, begun + (number + 0.5) * seconds / faults - time.monotonic()))
+        if launched.poll() is not None:
+            return
+        kind = "kill" if number % 2 else random.choice(TOGETHER)
+        processes = made.processes()
+        what = random.choice(made.names if kind == "cut" else sorted(processes))
+        fault = Fault(round(time.monotonic() - begun, 1), kind, what)
+        pause = random.uniform(*PAUSES)
+        if kind == "cut":
+            with made.cut(what):
+                time.sleep(pause)
+        elif kind == "stop":
+            os.kill(processes[what], signal.SIGSTOP)
+            time.sleep(pause)
+            os.kill(processes[what], signal.SIGCONT)
+        else:
+            os.kill(processes[what], signal.SIGKILL)
+        print(f"{fault.seconds:7.1f} s  {kind} {what}", file=sys.stderr, flush=True)
+        yield fault
+
+
+def _outcome(made: Sites, result: Mapping[str, Any], faults: list[Fault]) -> Outcome:
+    ends: dict[int, dict[str, tuple[float, int, float]]] = {}
+    for worker, event in made.events():
+        if event["event"] == "round":  # the last event of a round counts: a restarted worker may repeat it
+            ends.setdefault(event["num_iters"], {})[worker] = (event["time"], event["samples"], event["loss"])
+    workers = max(map(len, ends.values()), default=0)
+    whole = sorted(number for number, each in ends.items() if len(each) == workers)
+    if len(whole) < 3:
+        raise CheckFailed(f"the workers completed {len(whole)} rounds", "give more --minutes or less --inner-steps")
+    whole.pop()  # the time limit has shortened the last one
+    first, last = (list(ends[number].values()) for number in (whole[0], whole[-1]))
+    return Outcome(
+        rounds=len(whole),
+        samples=sum(samples for _, samples, _ in last) - sum(samples for _, samples, _ in first),
+        seconds=max(when for when, *_ in last) - max(when for when, *_ in first),
+        losses=(_mean_loss(first), _mean_loss(last)),
+        restarts=sum(result["restarts"].values()),
+        faults=faults,
+    )
+
+
+def _mean_loss(each: Sequence[tuple[float, int, float]]) -> float:
+    return sum(loss for *_, loss in each) / len(each)
+
+
+def _row(calm: Outcome, found: Outcome) -> dict[str, Any]:
+    kinds = {kind: sum(fault.kind == kind for fault in found.faults) for kind in ("kill", *TOGETHER)}
+    return {
+        "faults": len(found.faults), **kinds, "restarts": found.restarts, "rounds": found.rounds,
+        "losses": found.losses, "samples_per_s": found.throughput, "calm_samples_per_s": calm.throughput,
+        "calm_rounds": calm.rounds, "kept": found.throughput / calm.throughput,
+        "list": [(fault.seconds, fault.kind, fault.what) for fault in found.faults],
+    }  # fmt: skip
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        kinds = ", ".join(f"{row[kind]} of them {kind}" for kind in ("kill", *TOGETHER))
+        print(f"{row['faults']} faults ({kinds}), {row['restarts']} restarts, {row['rounds']} rounds")
+        print(f"loss {row['losses'][0]:.3f} -> {row['losses'][1]:.3f}")
+        rates = f"{row['samples_per_s']:,.0f} samples/s instead of {row['calm_samples_per_s']:,.0f}"
+        print(f"{rates}: {row['kept']:.1%} kept")
+
+
+def main() -> int:
+    """Measure both jobs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parties", type=int, default=8)
+    parser.add_argument("--inner-steps", type=int, default=30_000, help="steps of a worker in a round")
+    parser.add_argument("--minutes", type=float, default=30, help="of the job with faults")
+    parser.add_argument("--faults", type=int, default=62)
+    parser.add_argument("--calm", type=float, default=10, help="minutes of the job without faults")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    return conclude(
+        lambda: [_row(play(given, given.calm, 0), play(given, given.minutes, given.faults))],
+        as_json=given.json, show=_show,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
