@@ -361,8 +361,8 @@ TABLES: Sequence[Table] = (
         [PYTHON + "time_to_accuracy.py --curve --algo hfa diloco esync diloco-sparseloco",
          PYTHON + "time_to_accuracy.py --curve --algo default mxnet --seeds 1"],
         ["", "s to 0.80", "times as fast", "WAN MB", "s to 0.87", "times as fast", "WAN MB", "accuracy at the end"],
-        accuracy, "Medians of 3 seeds [lowest, highest]. Times without brackets are from one seed. Bytes are from the run"
-        ' with the median time. "-" means: not reached.', 15,
+        accuracy, "Medians of 3 seeds [lowest, highest]. Times without brackets are from one seed. Bytes are from the"
+        ' run with the median time. "-" means: not reached.', 15,
     ),
     Table(
         "accuracy-by-party", "accuracy.md",
