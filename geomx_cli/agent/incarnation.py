@@ -84,13 +84,17 @@ class Child:
             os.close(output)
 
     def terminate(self) -> None:
-        """Send SIGTERM to its process group, which it takes for the end, not for somebody's wish that the job stops."""
+        """Send SIGTERM to its process group. The process recognises it as the agent's, not as a request to stop the
+        job.
+        """
         self._stop_files.end()
         self.life.signal_group(signal.SIGTERM)
 
     @property
     def lacks_state(self) -> bool:
-        """Whether it has no folder for its state, or has said that it saves none, or that there was no room."""
+        """Whether the process saves no state: it has no folder for it, has announced that it saves nothing, or had no
+        room.
+        """
         return self.state_dir is None or (self.state_dir / STATE_ENDED).exists()
 
     def begin_after(self, incarnation: int) -> None:
@@ -117,7 +121,9 @@ class Child:
         return module_command(sys.executable, "geomx_cli.runtime.departure")
 
     def _advice(self) -> str:
-        """What its script lacks to go on after it was killed, as it has said itself; "" for others."""
+        """What its script lacks so that it can continue after a kill, from the file that the process wrote; "" without
+        one.
+        """
         if self.state_dir is None:
             return ""
         with suppress(OSError), (self.state_dir / STATE_ENDED).open(errors="replace") as file:
@@ -125,8 +131,8 @@ class Child:
         return ""
 
     def bury(self, how: str) -> list[dict[str, Any]]:
-        """End what a life that has ended has left, and prepare the next one, which `start` begins. Its log and its
-        event log go on. Return the event that says so, if the event log has no room for it.
+        """Kill what an ended life has left, and prepare the next life, which `start` begins. It continues the log and
+        the event log. Return the event about the restart, if the event log has no room for it.
 
         how: it ended, a phrase to follow its name.
         """

@@ -38,9 +38,9 @@ class Lifecycle:
 
     grace: seconds from the end of RUNNING until workers get SIGKILL, but not within a second of SIGTERM unless it is
         shorter; for others it is a second longer.
-    is_asked: somebody has asked the job to stop, as opposed to a failure. If one of the workers here awaits that
-        (EventTail.awaits_stop), none gets SIGTERM before the end of the grace: the others await it soon, or wait for
-        it.
+    is_asked: the job was asked to stop, and has not failed. If one of the workers here waits for stops
+        (EventTail.awaits_stop), no worker gets SIGTERM before the end of the grace: the others will look at it soon, or
+        wait for this worker.
     holding: workers of other hosts need schedulers and servers too, until they have ended or the grace is over.
     why: the reason of the stop.
     terminated_at: when SIGTERM was first due, by `clock`.

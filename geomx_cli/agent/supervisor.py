@@ -216,12 +216,12 @@ class Supervisor:
             self._control.send_durable({"type": "stopping", "who": who, "grace": grace})
 
     def _stop_by_signal(self, who: str) -> None:
-        """Stop as `who` asks, while nobody tells when the workers of other hosts have ended."""
+        """Stop as `who` asks. No control machine reports when the workers of other hosts have ended."""
         if self._lifecycle.stage <= Stage.RUNNING:
             self._stop_as_asked({"who": who, "hold": self._is_needed_elsewhere})
 
     def _ask_processes(self) -> None:
-        """Let those end by themselves that await that."""
+        """Ask the processes that wait for a stop to end by themselves."""
         self._lifecycle.is_asked = True
         self._host_spec.stop_files.ask()
 
@@ -382,8 +382,8 @@ class Supervisor:
             self._stop_alone(f"the control machine {how} for {lease:g} s")
 
     def _stop_alone(self, why: str) -> None:
-        """Stop, while nobody tells when the workers of other hosts have ended: servers that these may need wait until
-        all have left, or the grace is over.
+        """Stop without a control machine, which would report when the workers of other hosts have ended. Servers that
+        these workers may need wait until all workers have left, or the grace is over.
         """
         self._recall.forbid()
         if self._lifecycle.stage <= Stage.RUNNING:

@@ -1,5 +1,5 @@
-"""Names of the environment variables of a job's processes, and of those without effect: unknown GEOMX_... names, and
-MXNet's and GeoMX's that geomx ignores.
+"""Names of the environment variables of a job's processes, and of variables without effect: unknown names with GEOMX_,
+and variables of MXNet and GeoMX that geomx ignores.
 """
 
 from collections.abc import Iterator, Mapping

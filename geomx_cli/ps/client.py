@@ -466,7 +466,7 @@ class Client:
         self.control.leave()
 
     def drop(self) -> None:
-        """End the client's thread, and tell nobody: another process will leave the job in this worker's name."""
+        """End the client's thread without a message: another process will leave the job in this worker's name."""
         if self._thread.is_alive():
             self._worker.node.loop.submit(self._worker.node.loop.stop)
             self._thread.join(self.settings.number("timeout"))

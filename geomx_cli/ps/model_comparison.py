@@ -120,7 +120,7 @@ class ModelComparison:
                 self._close(scope, step)
 
     def _different_settings(self, scope: str, step: int, rows: Mapping[str, _Row]) -> tuple[str, str] | None:
-        """What is said of hyper-parameters that differ."""
+        """The text of a warning about hyper-parameters that differ."""
         found, before = _different_settings(rows), self._late.get(scope, {})
         self._late[scope] = found
         for name, now in found.items():

@@ -33,8 +33,8 @@ a party share the connection of its server."""
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """The optimizer that the process `by`, of the member `rank` of the root, requests. name: "" for one that runs on
-    the workers, of class `kind`. tuned: number of tensors with multipliers.
+    """A request for an optimizer, from the process `by`, which belongs to the root's member `rank`. name: "" if the
+    optimizer runs on the workers; `kind` is then its class. tuned: number of tensors with multipliers.
     """
 
     by: str

@@ -97,7 +97,7 @@ class StateFile:
         self._keeps_two = keeps_two
         self._regions: dict[str, _Region] = {}
         self._free: list[_Region] = []
-        self._outgrown: dict[str, _Region] = {}  # with the last commit but one
+        self._outgrown: dict[str, _Region] = {}  # replaced by a larger region since the last commit but one
         self._older: dict[str, _Found] = {}
         self._end = 0
         self._sequence = 0

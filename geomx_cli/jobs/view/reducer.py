@@ -271,7 +271,7 @@ class ProcessState:
 
 
 def _since(end: _End | None, event: Event) -> _End | None:
-    """What a process has told of its end, if that was after `event`."""
+    """The end that a process has reported, if the report is newer than `event`; otherwise None."""
     return None if end is None or end.order < event.order else end
 
 

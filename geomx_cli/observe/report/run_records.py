@@ -204,7 +204,9 @@ class RunRecords:
         return max(self.each(), key=lambda worker: len(worker.accuracies))
 
     def bytes_by(self, seconds: float) -> int | None:
-        """Return what all workers had sent and received in rounds completed by then; None if not recorded."""
+        """Return the bytes that all workers had sent and received in rounds completed at this time; None if not
+        recorded.
+        """
         if not any(worker.traffic for worker in self.each()):
             return None
         return sum(

@@ -85,7 +85,7 @@ class SliceState(SliceView):
         return expected == self.initial_digest or (value is not None and self.digest_of(value) == expected)
 
     def digest_of(self, value: Array) -> bytes:
-        """The digest of such a value of this slice."""
+        """The digest of `value` in this slice's dtype."""
         return digest(as_payload(value, self.dtype), self.dtype)
 
     def cohort(self, member: int) -> Cohort:

@@ -76,7 +76,9 @@ class DeadlockBreaker:
         self._next = end + (end - now) / SHARE
 
     def request_slice(self, key: int, index: int, round_: int) -> None:
-        """A root waits for this slice and this party is stuck: complete it, even if no member has sent any of it."""
+        """Complete this slice, even if no member has sent any of it: a root waits for the slice, and this party is
+        stuck.
+        """
         if len(self._wanted) < MAX_WANTED:
             self._wanted[key, index] = round_
             self._pending = True

@@ -256,8 +256,8 @@ class _Split(TypedDict):
 class Topic:
     """What a topic's bodies have: each field with its type and bounds, as in a TypedDict. Further fields are dropped.
 
-    request: of a request. answer: of its answer. notifies: whether it may come without a number, as a notification,
-    which is lost with its connection, and for whose answer nobody waits.
+    request: the fields of a request. answer: the fields of its answer. notifies: whether it may come without a number,
+    as a notification, which is lost with its connection and gets no answer.
     """
 
     request: type = _Nothing

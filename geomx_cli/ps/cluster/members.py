@@ -51,7 +51,7 @@ class Member:
         return fitting[0 if party == self.party else -1]
 
     def announced(self) -> dict[str, Any]:
-        """What a roster says of it (bodies.py)."""
+        """The fields of this process in a roster (bodies.py)."""
         return {name: getattr(self, name) for name in _ANNOUNCED}
 
     @property

@@ -40,7 +40,7 @@ _EPSILON = 1e-7
 
 
 class _Compensated(Optimizer):
-    """The rule shared below: m <- momentum m - lr (g + wd w + lamda g² d), and m is added to w.
+    """The rule of the subclasses: m <- momentum m - lr (g + wd w + lamda g² d), and m is added to w.
 
     As for `sgd`, the slot has one m, whichever member contributes.
     """

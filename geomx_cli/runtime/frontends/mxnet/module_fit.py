@@ -15,7 +15,9 @@ __all__ = ["fit"]
 
 
 def fit(module: Any, train_data: Any, store: Callable[[], StoreState], **arguments: Any) -> None:
-    """See geomx_cli.mxnet.fit. store: returns that of the worker's store, once the module has joined the job."""
+    """See geomx_cli.mxnet.fit. store: returns the state of the worker's store; call it when the module has joined the
+    job.
+    """
     base = load_mxnet().mod.BaseModule
     if not isinstance(module, base) or type(module).fit is not base.fit:
         what = f"geomx.fit of a {type(module).__name__}, whose loop is not that of Module.fit"

@@ -184,7 +184,7 @@ class PartyOperations(BackwardPass):
                     self._numbers = self.group.begin_gather(self._number(member, _PASS))
 
     def _at_end(self) -> None:
-        """Also after a pass that has failed. Raises as `check`."""
+        """A pass has ended, perhaps with a failure. Raises as `check`."""
         self._reached.sort(key=self._members.index)
         for member in self._reached:
             if self._numbers is not None:

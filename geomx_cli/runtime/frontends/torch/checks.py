@@ -306,7 +306,7 @@ class HeldWeights:
 
 
 def _preference(item: tuple[str, Any]) -> tuple[bool, bool, int]:
-    """Matrices first, and the larger ones of those that are quickly compared."""
+    """A sorting key: matrices first, then tensors that are compared quickly, the larger ones first."""
     size = local(item[1]).numel()
     return item[1].ndim < 2, size > _QUICK, -size
 

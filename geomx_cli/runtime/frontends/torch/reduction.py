@@ -85,7 +85,7 @@ class Reduction:
         return None if self.client is None else self.client.failure
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """What else has failed in the party, if an error that the script raised says so."""
+        """The failure in the party that caused this error of the script; None if there is none."""
         return None
 
     # Comparisons with other workers.

@@ -20,12 +20,13 @@ __all__ = ["ALIKE", "MadeCalls", "PASS", "SkippedBatches"]
 
 
 class SkippedBatches:
-    """Tells when one worker alone skips a batch, as of a loss that is not finite: from then on gradients do not match.
+    """Notices that one worker alone skips a batch, for example because its loss is not finite. From then on gradients
+    do not match.
 
-    Compares which batch of a DataLoader each worker trains on, in the backward passes of one group. A worker skips a
-    batch if others make a backward pass with each, and go on as far behind it.
+    Compares which batch of a DataLoader each worker trains on, in the backward passes of one group. A worker has
+    skipped a batch if the others run a backward pass with every batch and stay behind it by the same number.
 
-    told: what was found, "" before; it is said once, by the worker of rank 0.
+    told: the warning, "" before; the worker of rank 0 prints it once.
     """
 
     def __init__(self, session: "ScriptSession", rank: int) -> None:

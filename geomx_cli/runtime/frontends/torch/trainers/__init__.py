@@ -75,22 +75,22 @@ class TrainingRun:
 
     @property
     def folder(self) -> Path:
-        """Of what outlives this process; of a run that `saves`."""
+        """The folder of the saved state, which outlives this process; only if the run `saves`."""
         return self._store.recovery.folder
 
     def found(self) -> dict[str, Any] | None:
-        """What the loop has saved in an earlier life, before `keep` restores it; None if that had come to no step."""
+        """What the loop saved in an earlier life, before `keep` restores it; None if that life had begun no step."""
         from geomx_cli.runtime.frontends.torch.trainers.loop_state import saved_loop
 
         return saved_loop(self._store.recovery) if self.saves else None
 
     def give_up(self, why: str) -> None:
-        """No life of this worker follows this one, for a reason that is said in a warning."""
+        """Save nothing more: this worker cannot be restarted. A warning gives the reason."""
         self._store.recovery.give_up(why)
 
     def keep(self, model: Any, objects: Mapping[str, Any]) -> "State":
-        """After `begin`: save all objects, one of which is the LOOP, from now on; or go on from what an earlier life
-        has saved. Return the place that this had come to, without values if to none.
+        """After `begin`: save all objects, one of which is the LOOP, from now on. If an earlier life has saved, restore
+        the objects. Return the place at which that life was, without values if there was none.
         """
         from geomx_cli.runtime.frontends.torch.trainers.loop_state import LoopState, ModelTensors
 
