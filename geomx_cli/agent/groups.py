@@ -64,7 +64,7 @@ class WorkerGroup:
         return ""
 
     def halt(self, process: str, how: str, count: int) -> None:
-        """End all members, as this process has died."""
+        """End all members, because this process has died."""
         self.process, self.how, self.count = process, how, count
         for member in self.members:
             if member.life.running:
@@ -72,7 +72,7 @@ class WorkerGroup:
                 member.life.signal_group(signal.SIGKILL)
 
     def begin(self) -> Iterator[tuple[Child, str]]:
-        """Yield all members, which start again now, each with how it has ended."""
+        """Yield all members, which start again now, and how each has ended."""
         process, how = self.process, self.how
         for member in self.members:
             if member.state_dir is not None:
@@ -96,7 +96,7 @@ class WorkerGroup:
 
 
 class WorkerGroups:
-    """All that have members on this host. Not thread-safe."""
+    """All groups with members on this host. Not thread-safe."""
 
     def __init__(self, children: Iterable[Child]) -> None:
         by_party: dict[str, list[Child]] = {}
@@ -109,8 +109,9 @@ class WorkerGroups:
         return iter(self._groups.values())
 
     def of(self, child: Child) -> WorkerGroup | None:
-        """The group with which a child begins again; None for one that begins again alone, as one does that only leaves
-        the job. Who has noted that all scripts are over speaks for all: a survivor that missed it waits for that.
+        """The group with which a child begins again. None for a child that begins again alone, for example because it
+        only leaves the job. If one worker has noted that all scripts are over, this notes it for all members, because a
+        worker that missed it waits for it.
         """
         group = self._groups.get(party_of(child.name))
         if group is None or child not in group.members:

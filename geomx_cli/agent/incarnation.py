@@ -34,11 +34,11 @@ _TELLING = 500  # maximum length of a forwarded message or exception line
 class Child:
     """A task, its log, and what is decided about it. Not thread-safe.
 
-    life: its present or last incarnation; there is one before its start too.
+    life: its present or last incarnation; not None before the start either.
     incarnation: the number of it, from 0.
-    state_dir: the folder in which its state survives it, if it is restarted when it dies.
+    state_dir: the folder with the process's saved state; None if it is never restarted.
     asked: its end was requested.
-    departs: it has died, and its present life only leaves the job in its name.
+    departs: the process has died, and its present life only leaves the job in its name.
     together: how often all of the job's processes have begun again.
     failed: a failure of it was reported.
     lacked_room: it failed, by itself, while a disk was full.
@@ -310,7 +310,7 @@ class Incarnation:
         return None
 
     def stall_notice(self) -> str:
-        """Return what it does, once, if it has been stopped or hung for a while; call after `stall`."""
+        """Return, once, what the process does if it has been stopped or hung for a while. Call it after `stall`."""
         if self._stops.notices():
             return "is stopped (SIGSTOP)"
         return "neither answers nor uses processor time" if self._hangs.notices() else ""
@@ -333,7 +333,7 @@ class Incarnation:
                 os.killpg(self._process.pid, signal.SIGCONT)
 
     def sweep(self) -> None:
-        """Kill what it has left of its session, and wait for that; call after its end."""
+        """Kill the remaining processes of its session, and wait for their end. Call it after the end of the process."""
         if self._process is not None and self.pidfd >= 0:
             pid = self._process.pid
             processes.kill_all(lambda: processes.session_members([pid]), _SWEEP)

@@ -189,7 +189,7 @@ class Supervisor:
 
     @property
     def _is_done(self) -> bool:
-        """Whether all processes have done what they were to do."""
+        """Whether all processes have completed their work."""
         return self._lifecycle.stage is Stage.RUNNING and all(child.life.status == 0 for child in self._children)
 
     def _stop_as_asked(self, message: Message) -> None:
@@ -480,7 +480,9 @@ class Supervisor:
     # Groups of workers that begin again together.
 
     def _may_begin_again(self, group: WorkerGroup | None) -> bool:
-        """Whether there is who tells the other hosts of a group."""
+        """Whether a group can begin again: all of it is on this host, or a control machine coordinates its hosts, or
+        may do this before the lease expires.
+        """
         return group is None or group.is_whole or self._control.connected or bool(self._host_spec.lease)
 
     def _halt_as_told(self, process: str, how: str) -> None:

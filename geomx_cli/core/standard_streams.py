@@ -1,4 +1,6 @@
-"""Wrappers around stdout and stderr: they drop what has no reader any more, stderr's all that cannot be written."""
+"""Wrappers around stdout and stderr. They drop text when no reader is left; stderr's wrapper drops all text that cannot
+be written.
+"""
 
 import errno
 import os

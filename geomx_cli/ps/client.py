@@ -156,8 +156,8 @@ class Client:
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
     and provides the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
     global rank 0. late_source: the `source` of `init` after a master that does not train has ended.
-    before_contribution: called with the key's name before an exchange, until it returns True. By default it says that
-        this worker saves nothing, so that no life follows this one.
+    before_contribution: called with the key's name before an exchange, until it returns True. By default it records
+        that this worker saves nothing, so that it is not restarted.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -402,7 +402,7 @@ class Client:
     # Of one that dies while the job goes on.
 
     def keep_contributions(self, directory: Path) -> None:
-        """Keep each contribution there before it is sent, so that another process can complete it."""
+        """Save each contribution in `directory` before it is sent, so that another process can complete it."""
         sent = SentContributions(directory, lambda message: self.events.write(WarningRaised(message=message)))
         self._worker.operations.sent = sent
 

@@ -119,7 +119,7 @@ class LocalServices(Services):
             self._node.rpc.ask(self._upstream.links[0], "declare", request.body, placed, refuse)
 
     def _on_patience(self, request: Request, sender: Member) -> None:
-        """All roots know when it is answered."""
+        """When the request is answered, all roots know the new patience."""
         self.apply("patience", request.body, sender)
         self._to_roots(request, sender)
 

@@ -45,7 +45,9 @@ _ALONE = (
 
 @dataclass(frozen=True)
 class _Row:
-    """What one worker has sent of its model; see bodies._Compare. sketch: of shape (tensors, SUMS + 1)."""
+    """A worker's row: the sketch of its model, and its hyper-parameters; see bodies._Compare. sketch: of shape
+    (tensors, SUMS + 1).
+    """
 
     layout: int
     marks: Array
@@ -217,7 +219,8 @@ class _Difference:
         return message, hint
 
     def _examples(self, rows: Mapping[str, _Row]) -> tuple[str, str]:
-        """Two workers that differ: one of them, and the one whose first tensor is the farthest from that."""
+        """Return two workers that differ: one worker, and the worker whose first tensor differs most from its tensor.
+        """
         one, first = next(iter(self.workers)), self.tensors[0]
         sketches = np.nan_to_num(np.stack([row.sketch[first] for row in rows.values()]).astype(np.float64))
         far = dict(zip(rows, np.abs(sketches - sketches[list(rows).index(one)]).sum(axis=1), strict=True))

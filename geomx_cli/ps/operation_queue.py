@@ -50,7 +50,7 @@ class PendingExchange:
 
     @classmethod
     def of(cls, result: Array) -> "PendingExchange":
-        """Return one that is over, with this 1-D result."""
+        """Return a finished operation with this 1-D result."""
         done = cls(None, 1)
         done.add(0, result, -1)
         return done

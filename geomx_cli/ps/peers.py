@@ -93,7 +93,7 @@ class Peers:
         return [link for link in self.links.values() if link.dialled and self._needed]
 
     def on_bye(self, request: Request) -> None:
-        """A worker that dials this one is done. Raises BadMessage if it does not dial this one."""
+        """A worker that dials this worker has finished. Raises BadMessage if the sender does not dial this worker."""
         member = self._members.at(request.link)
         if member is None or member.state == "joining":
             raise BadMessage("a goodbye of a process that does not dial this one")

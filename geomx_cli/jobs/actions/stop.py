@@ -283,8 +283,8 @@ def _follower(job: KnownJob) -> ProcessId | None:
 
 
 def _end_follower(who: ProcessId | None) -> bool:
-    """Return whether a process followed the job. A launch with agents ends when they do; one that is still starting
-    is signalled.
+    """Return whether a process followed the job. A launch with agents ends when its agents end. A launch that is still
+    starting gets a signal.
     """
     if who is None:
         return False

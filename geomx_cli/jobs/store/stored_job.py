@@ -39,8 +39,8 @@ class StoredJob:
 
     place: the folder or URL that holds the job's folder.
     records: of its checkpoints, the newest first.
-    script, options, inventory: what it has run, on which machines.
-    is_here: they were one, on which geomx ran.
+    script, options, inventory: of the job; the inventory has its machines.
+    is_here: the job ran on one machine, on which geomx was started.
     withheld: variables of the inventory whose values are not kept.
     """
 

@@ -167,7 +167,7 @@ class ProcessState:
         self._count_rounds()
 
     def live_again(self) -> None:
-        """It has been started again with all others, after its end was recorded."""
+        """The process was started again with all others, after its end was recorded."""
         self.status, self.ended, self.asked = None, 0.0, False
 
     def record_end(self, status: int, when: float, *, asked: bool) -> None:

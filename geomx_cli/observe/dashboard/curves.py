@@ -181,8 +181,8 @@ class Curves:
         self._not_finite: dict[str, set[str]] = {"curves": set(), "metrics": set()}
 
     def telemetry(self, process: str, event: Telemetry, seconds: float, *, trains: bool) -> None:
-        """Add what a training worker reports. Of one that evaluates or has finished, only what is new: the last round,
-        and its loss.
+        """Add the report of a training worker. From a worker that evaluates or has finished, add only new values: the
+        last round, and its loss.
         """
         newest = event.round, event.loss
         is_new = newest != self._newest.get(process, (0, None))

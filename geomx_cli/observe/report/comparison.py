@@ -108,8 +108,8 @@ def shown(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def cells(row: ComparisonRow, names: Sequence[str]) -> list[str]:
-    """Return these metrics as text: mean ± standard deviation; where only some runs reached the target, how many. Of a
-    run that is not done, what it has reached.
+    """Return these metrics as text: mean ± standard deviation, and how many runs reached the target, if not all did.
+    For a run that is not done, its values so far.
     """
     return [_cell(METRICS[name], row.means[name], len(row.group.runs)) for name in names]
 

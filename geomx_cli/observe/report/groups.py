@@ -141,11 +141,11 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
 
 
 def mean_curve(runs: Sequence[Points]) -> Curve:
-    """Return the mean of the runs' curves, of points sorted by x; that of a single run is itself.
+    """Return the mean of the runs' curves, with points sorted by x. The mean of a single run is the run.
 
     Each curve is interpolated linearly at the x of all curves' points (evenly thinned if there are very many), between
-    the last first x and the first last x: where all runs have values. If there is no such x, as where each run has only
-    one point, the mean is one point: that of the runs' last points, in x and y.
+    the last first x and the first last x: where all runs have values. If there is no such x, for example because each
+    run has only one point, the mean is one point: the mean of the runs' last points, in x and y.
     """
     if len(runs) == 1:
         return Curve([x for x, _ in runs[0]], [y for _, y in runs[0]])

@@ -96,7 +96,7 @@ class JobRecords:
         return "" if found is None else "/".join(self.places[found.process.name])
 
     def _outcome(self) -> str:
-        """Return how the job ended; of one whose end nobody has seen, as its event logs have it."""
+        """Return how the job ended; from its event logs, if no `geomx launch` or `attach` followed it to its end."""
         if self.state not in UNDECIDED:
             return self.state
         if any(log.state.failure for log in self.logs.values()):

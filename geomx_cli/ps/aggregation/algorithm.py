@@ -186,8 +186,8 @@ class ServerAlgorithm(Protocol):
         """Answer a worker's request with a topic of this algorithm; None forwards it to the rank-0 root."""
 
     def keeps(self, topic: str, body: Body) -> bool:
-        """Whether this request has changed what later answers depend on, so that a server that was restarted has to
-        handle it again. For few different ones: each is saved once.
+        """Whether later answers depend on this request, so that a restarted server has to handle it again. Each
+        different request is saved once, so there should be few.
         """
 
 

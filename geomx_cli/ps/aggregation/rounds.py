@@ -22,8 +22,8 @@ SERIAL = "optimizer"
 
 
 def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str, float]:
-    """Merge the hyper-parameters `news` into `known` and return `known`. Those of an older optimizer (lower SERIAL) are
-    ignored; those of a newer one replace all.
+    """Merge the hyper-parameters `news` into `known` and return `known`. Hyper-parameters of an older optimizer (lower
+    SERIAL) are ignored. Hyper-parameters of a newer optimizer replace all.
     """
     before, now = known.get(SERIAL, 0.0), news.get(SERIAL, 0.0)
     if now > before:

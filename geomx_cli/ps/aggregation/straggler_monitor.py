@@ -95,7 +95,7 @@ class DeadlockBreaker:
             asked.discard(rank)
 
     def on_root_reconnect(self) -> None:
-        """A root has a new connection: what it was told may have been lost, so tell it again."""
+        """A root has a new connection: the last report may have been lost, so send it again."""
         self._pending, self._notified = True, -1
 
     def _ask(self, now: float) -> bool:

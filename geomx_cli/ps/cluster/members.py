@@ -171,11 +171,13 @@ class ServerMembers(Members):
         self._require()
 
     def _require(self) -> None:
-        """Something has changed that decides who is required."""
+        """Compute again which members must contribute."""
         self._required = self.training() if self.complete and not self.initializing() else None
 
     def _check_workers(self, link: Link, workers: int, others: list[Member]) -> None:
-        """Check the number of workers that a local server claims; `others`: those of its party that have arrived."""
+        """Check the number of workers that a local server claims. others: the local servers of its party that have
+        joined.
+        """
         if others and workers != others[0].workers:
             claimed = f"{others[0].process} of its party {others[0].workers}"
             raise BadMessage(f"{link.name} claims {workers} workers, and {claimed}")
@@ -354,7 +356,7 @@ class Barrier:
         self.met = 0
 
     def reach(self, rank: int, number: int) -> None:
-        """This rank has reached barrier `number`, and so all before it."""
+        """This rank has reached barrier `number`, and so all earlier barriers too."""
         self.reached[rank] = max(number, self.reached.get(rank, 0))
         self.update()
 

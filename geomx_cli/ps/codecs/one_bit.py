@@ -5,7 +5,7 @@ of the others: the least square error that one bit allows (Seide, Fu, Droppo, Li
 descent", Interspeech 2014). Means are computed in float64 and sent in fp32. The loss is added to the next contribution.
 
 warmup: in the first N rounds of a tensor its elements are encoded by the codec q4, as 1-bit Adam (arXiv:2102.02888)
-begins without compression: training is least stable then, and what one bit adds to it is largest.
+begins without compression: at this time training is least stable, and one bit per element adds the largest error.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Blocks as datagrams (DGT), received by a root; it tells those that send what has arrived."""
+"""Receives blocks as datagrams (DGT) at a root, and reports to the senders which bytes have arrived."""
 
 import itertools
 import os

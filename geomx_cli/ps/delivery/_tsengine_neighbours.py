@@ -187,11 +187,11 @@ class Neighbour:
         self._told, self._told_at = 0, 0.0
 
     def is_alive(self) -> bool:
-        """Whether it has been heard of late."""
+        """Whether a message from this peer has arrived recently."""
         return self._reported and time.monotonic() - self.link.health.heard < DEAD
 
     def relays(self) -> bool:
-        """Whether contributions may be handed to it: it is alive, and takes what is sent."""
+        """Whether this peer can relay: it is alive, and accepts messages."""
         stuck = self.meter.backlog > IDLE and time.monotonic() - self.meter.moved > DEAD
         return self.is_alive() and not self.has_left and not stuck
 
@@ -252,7 +252,7 @@ class Neighbours:
             self._found[link].report(self._to_servers(), self._has_left, now=True)
 
     def report(self) -> None:
-        """Report to those for which it is time."""
+        """Send the reports that are due."""
         for link in (*self._upstream.links, *self._upstream.peers.values()) if self._upstream is not None else ():
             self.of(link)
         servers = self._to_servers()
@@ -289,10 +289,10 @@ TRY = 0.5
 
 
 def choose(costs: Mapping[int, float | None], max_greed: float, draw: random.Random) -> int:
-    """The way for a contribution, of those in `costs`: the seconds that it takes by each, None where that is unknown.
+    """Choose a way for a contribution. costs: for each way the expected seconds, None if they are unknown.
 
-    With probability min(known / all, max_greed) the fastest known one, where a relay has to be MARGIN times faster than
-    DIRECT; else any unknown one, so that it is measured.
+    With probability min(known / all, max_greed), return the fastest known way; a relay has to be MARGIN times faster
+    than DIRECT. Otherwise return any unknown way, so that it is measured.
     """
     known = {way: cost for way, cost in costs.items() if cost is not None}
     unknown = [way for way, cost in costs.items() if cost is None]

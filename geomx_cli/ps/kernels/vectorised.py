@@ -64,7 +64,7 @@ def accumulate(
 def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
     """Round array * factor * 2^112 to nearest even; all of these must be below 65520, and factor a normal number.
 
-    False if some cannot be rounded in this way: what is in `out` is of no use then.
+    Return False if an element cannot be rounded in this way. Then `out` is invalid.
     """
     scaled = np.empty(min(CACHED, len(array)), np.float32)
     other = np.empty(len(scaled), np.uint32)

@@ -63,7 +63,7 @@ class Rows:
         return Rows(self.numbers[start:end] - first, self.values[start:end])
 
     def plus(self, other: "Rows") -> "Rows":
-        """The sum; a row that only one operand has is taken from it."""
+        """The sum. A row that only one operand has is copied."""
         numbers = np.union1d(self.numbers, other.numbers)
         total = self.among(numbers)
         total[np.searchsorted(numbers, other.numbers)] += other.values

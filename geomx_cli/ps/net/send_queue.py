@@ -147,7 +147,7 @@ class SendQueue:
         return (header.kind, header.priority) in self._queued.get(_number(header), ())
 
     def push(self, header: Header, payload: memoryview) -> None:
-        """Queue a message; a repeat of one that is queued is dropped."""
+        """Queue a message. A repeat of a queued message is dropped."""
         if header in self:
             return
         self._queued.setdefault(_number(header), set()).add((header.kind, header.priority))

@@ -110,8 +110,8 @@ class Transport:
     on_link: called for each peer that dials; may refuse it with BadMessage.
     on_reconnect: called for each lane with a new connection, including the first, once both ends may send on it; what
         was in flight on the previous one may be lost.
-    on_renewed: called when the peer of a link has been restarted, before on_reconnect: what it knew in its earlier life
-        is lost, and what it asked for then is answered nowhere.
+    on_renewed: called when the peer of a link has been restarted, before on_reconnect. Messages to its earlier life are
+        lost, and answers to requests of that life are dropped.
     on_closed: called when a link's control lane has ended, until it reconnects.
     on_asked: gets the peer's requests for retransmission: "want" for a slice (key, slice, round) that is not in the
         link's queue, "again" and "damaged" for a request number.

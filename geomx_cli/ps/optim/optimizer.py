@@ -167,7 +167,7 @@ _BLOCK = 32768
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is constant for all blocks of one update."""
+    """The arguments that are the same for all blocks of one update."""
 
     step: int
     lr: float
@@ -178,10 +178,10 @@ class Call:
 class Optimizer(ABC):
     """Updates slices, whose arrays it is given (see the module).
 
-    required: the arrays that a slice has always.
-    occasional: those that it has while the hyper-parameters need them.
-    by_member: those that it has once for each member that has contributed.
-    seen: those of the latter that hold the weight last sent to the member.
+    required: names of the arrays that a slice always has.
+    occasional: arrays that a slice has only while the hyper-parameters need them.
+    by_member: arrays that a slice has once for each member that has contributed.
+    seen: arrays in `by_member` that hold the weights last sent to the member.
 
     Arithmetic is element by element, in fp32 for fp16 and fp32 weights, fp64 for fp64, so the way a tensor is cut into
     slices changes no bit. Infinite and NaN gradients pass silently. Not thread-safe. A call that raises InvalidSettings

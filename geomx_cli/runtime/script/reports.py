@@ -211,7 +211,7 @@ class Reporter:
                 self._queue.clear()
             newest = set(sorted({_kind(entry): index for index, entry in enumerate(entries)}.values())[-LIVE:])
             since = time.monotonic()
-            shown: set[tuple[str | bool, ...]] | None = None  # the newest are enough, at first
+            shown: set[tuple[str | bool, ...]] | None = None  # before INTERVAL has passed, `newest` is enough
             for index, entry in enumerate(entries):
                 settled, now = self._settled(entry), time.monotonic()
                 if now - since >= INTERVAL:  # values become ready as slowly as the script trains

@@ -89,8 +89,8 @@ class WorkerState:
         return self._found is not None
 
     def join_group(self, group: SavingGroup) -> bool:
-        """This worker saves together with a group, of which all call this before anything else; blocks. What continues
-        is the newest save that all have. Return whether there may be any.
+        """Let this worker save together with a group, whose workers all call this before any other method; blocks. All
+        continue from the newest save that each of them has. Return whether there may be such a save.
         """
         own = self._found.fields.get(_NUMBER, 0) if self._found is not None else 0
         agreed = GroupSaves.agree(group, None if self._file is None else own)
@@ -129,7 +129,7 @@ class WorkerState:
 
     @property
     def folder(self) -> Path:
-        """Where other files may lie, which outlive this process as its state does; if it `saves`."""
+        """The folder for further files that have to outlive this process; only if it `saves`."""
         assert self._directory is not None
         return self._directory
 
@@ -140,7 +140,7 @@ class WorkerState:
 
     @property
     def saves_alone(self) -> bool:
-        """Whether it `saves` at any time, whatever other workers do."""
+        """Whether this worker `saves` at any time, independently of other workers."""
         return self.saves and self._group is None
 
     def peek(self) -> State | None:

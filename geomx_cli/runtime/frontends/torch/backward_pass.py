@@ -80,10 +80,10 @@ def check_no_pass() -> None:
 
 
 class BackwardPass:
-    """The pass in progress. Each optimizer that it reaches is a round by itself.
+    """The pass in progress. Each optimizer whose parameters it reaches has a separate round.
 
-    All members contribute what is left before one of them waits: workers whose gradients arrive in another order would
-    wait for each other for ever.
+    All members contribute their remaining gradients before one of them waits. Otherwise workers whose gradients arrive
+    in different orders would wait for each other for ever.
 
     overlaps: gradients are exchanged while the backward pass continues.
     """
@@ -132,8 +132,8 @@ _KINDS = 4
 class PartyOperations(BackwardPass):
     """Backward passes and steps of a party's workers, which all take part in each.
 
-    Before each operation every worker gives its number: of the wrapped optimizer and the kind of operation, or 0 once
-    its script has finished, so that it takes part in what the others do.
+    Before each operation every worker contributes a number, which stands for the wrapped optimizer and the kind of
+    operation. A worker whose script has finished contributes 0, and takes part in the operations of the others.
 
     device: where gradients are added.
     on_uneven: called when some workers have finished, and others have not.
@@ -232,7 +232,7 @@ class PartyOperations(BackwardPass):
         return active
 
     def follow(self) -> None:
-        """This worker's script has finished: take part in what the others do, until all have."""
+        """This worker's script has finished: take part in the others' operations until all scripts have finished."""
         if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest
             for member in self._reached:
                 member.fail()

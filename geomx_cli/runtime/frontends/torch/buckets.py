@@ -279,7 +279,9 @@ class _Exchanger:
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def write_sums(self, bucket: Bucket) -> None:
-        """Wait for the sums over all parties, and write them to the bucket; each count says whether any has one."""
+        """Wait for the sums over all parties, and write them to the bucket. A tensor's count is above 0 if any worker
+        has a gradient of it.
+        """
         self._sent.pop(bucket).result()
         host = self._host_of(bucket)
         counts = host[-len(bucket.slots) :]

@@ -173,10 +173,11 @@ class Reduction:
     def newest(
         self, state: ModelState, *, is_newest: bool, took_part: bool, has_failed: bool
     ) -> tuple[tuple[Broadcast, ...], bool]:
-        """Copies of the newest model at the end, which all take, and whether this worker should have it already.
+        """Copies of the newest model, which all workers take at the end, and whether this worker should have it
+        already.
 
-        The one with the highest global rank of those that contributed to the last round, if possible of those whose
-        backward pass has not failed, and so which have taken the step.
+        The model is from the worker with the highest global rank among the workers that contributed to the last round.
+        If possible, it is from a worker whose backward pass has not failed, and which so has taken the step.
 
         is_newest: the member contributed to the last round. took_part: this worker did to its party's last one.
         """

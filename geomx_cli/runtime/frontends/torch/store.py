@@ -108,7 +108,7 @@ class Store:
 
     @property
     def rounds(self) -> int:
-        """Those of all wrapped optimizers that this worker has begun."""
+        """The number of rounds, of all wrapped optimizers, that this worker has begun."""
         return sum(item.rounds for item in self._wrapped)
 
     @property

@@ -73,7 +73,7 @@ def late_step(optimizer: Any, args: Any, kwargs: Any) -> LateStep | None:
     """
     if type(optimizer) not in _SEPARATE or args[1:] or kwargs or _has_compiled():
         return None
-    if len(optimizer._optimizer_step_pre_hooks) > 1:  # the script's own may read gradients
+    if len(optimizer._optimizer_step_pre_hooks) > 1:  # hooks of the script may read gradients
         return None
     groups = [dict(group) for group in optimizer.param_groups]
     if any(group.get("differentiable") or _in_tensors(group) for group in groups):

@@ -134,8 +134,8 @@ class _Groups:
         return self._new(ranks, timeout, _backend(self._c10d, self._store), *args, **options)
 
     def monitored_barrier(self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the workers that do not reach it within `timeout`, in rank 0: at most one of them
-        unless `wait_all_ranks`. Raises RuntimeError then, in all workers that have reached it.
+        """A barrier with a `timeout`. If workers do not reach it in time, RuntimeError is raised in all workers that
+        have reached it. In rank 0 the error names the missing workers: one of them, or all with `wait_all_ranks`.
         """
         if self._store is None:
             self._monitored(group, timeout, wait_all_ranks)

@@ -1,4 +1,6 @@
-"""The collective calls that a worker has made, told to those that wait for one that it did not make, or made others."""
+"""The collective calls that a worker has made. Workers that wait for a call which it did not make, or which differs,
+read them.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -146,9 +148,9 @@ class MadeCalls:
     def look_in_pass(
         self, which: str, own: Sequence[str], waits: "Future[Any]", workers: int
     ) -> "Future[InvalidSettings]":
-        """Why `waits`, for which this worker waits after the calls `own` in its latest backward pass, does not end: the
-        worker of the next rank waits in it after other calls. Never done if that one does not. Each looks at one other,
-        as all would look at each other's over the WAN.
+        """Why `waits` does not end, for which this worker waits after the calls `own` in its latest backward pass: the
+        worker of the next rank waits in the same pass after other calls. If that worker does not wait, the future is
+        never done. Each worker looks at only one other, because a comparison of all would cross the WAN too often.
         """
         which = f"backward pass {self._passes} ({which})"
         found: Future[InvalidSettings] = Future()

@@ -108,7 +108,9 @@ class _Statistics:
         self._received = self._group.rounds.broadcast(0, own, sum(part.numel() for part in parts))
 
     def write(self, buffers: list[Any]) -> bool:
-        """Wait for what a backward pass has brought, and write it; False if there is none that is not written."""
+        """Wait for the buffers that came with a backward pass, and write them. Return False if there are no unwritten
+        buffers.
+        """
         if self._received is None:
             return False
         received, self._received, start = self._received.result(), None, 0
@@ -171,7 +173,8 @@ def keep_local(parallel: Any, store: "Store") -> None:
     raises InvalidSettings: each worker would train a model of its own. So do layers that exchange in each pass, where
     workers take different numbers of passes.
     """
-    # Not attributes of a model, as `no_sync` has: Lightning sets these with manual optimization.
+    # Properties of the class, not attributes of a model as in `no_sync`: with manual optimization Lightning sets the
+    # attributes.
     parallel.require_backward_grad_sync = parallel.require_forward_param_sync = property(
         lambda _: False, lambda _, value: None
     )

@@ -73,7 +73,7 @@ class LightningLoop:
         run.begin_repeatable()
 
     def begin_epoch(self) -> None:
-        """An epoch begins: no process does again what precedes this."""
+        """An epoch begins: no later life of this worker repeats what precedes it."""
         self._run.end_repeatable()
         if self._order is not None and self._trainer.current_epoch:  # that of the first began before
             self._order.begin_pass()
