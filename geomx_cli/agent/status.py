@@ -199,7 +199,7 @@ class StatusFile:
             self._newest[process].setdefault("first round", kept)
 
     def begin_life(self, process: str) -> None:
-        """Keep how far a life that has ended had come, and its bytes, to which those of the next life are added."""
+        """Keep the progress and the bytes of a life that has ended. The bytes of the next life are added to them."""
         newest = self._newest[process]
         if (last := newest.get("telemetry")) is not None:
             names = ("schema_version", "number", "time", "event", "round", "bytes")

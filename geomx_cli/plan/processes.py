@@ -27,7 +27,7 @@ _PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 def values_for(
     node: TopologyNode, workers: int, all_workers: int, rank_scope: RankScope, local_rank: str
 ) -> dict[str, str]:
-    """Return the placeholders' values for one worker; `workers`: those of its plane or process group."""
+    """Return the placeholders' values for one worker. `workers`: the workers of its plane or process group."""
     global_rank = -1 if node.global_rank is None else node.global_rank
     ranks_are_global = rank_scope == "global"
     values = {

@@ -32,11 +32,11 @@ class Reservation(NamedTuple):
 
 
 class Reservations:
-    """Ports that this process keeps from others of the same kind, whichever account's, until they are released or it
-    ends. A launch needs them, as it stops listening before its job does.
+    """Ports that this process reserves, against probes of any account, until it releases them or ends. A launch needs
+    reservations, because it stops listening before its job listens.
 
-    A reservation is the name of an abstract unix socket: /proc shows those of a network namespace to all accounts, and
-    no file is left.
+    A reservation is the name of an abstract unix socket. /proc shows the sockets of a network namespace to all
+    accounts, and no file remains.
     """
 
     def __init__(self, kind: str) -> None:

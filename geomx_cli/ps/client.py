@@ -208,8 +208,8 @@ class Client:
         self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *,
         source: int | None = None,
     ) -> None:  # fmt: skip
-        """Set the initial values of declared tensors; blocks. Only the master's count, or those of the worker of global
-        rank `source`.
+        """Set the initial values of declared tensors; blocks. Only the values of the master count, or of the worker
+        with global rank `source`.
 
         values: 1-D, contiguous, of the declared size and dtype. They are sent together, which takes as long as the
         links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors.

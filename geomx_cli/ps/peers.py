@@ -18,7 +18,7 @@ PEERS = "peers"
 
 
 class Peers:
-    """A worker's links to other workers, or a local server's to those of other parties.
+    """A worker's links to other workers, or a local server's links to local servers of other parties.
 
     If the delivery needs its peers, as it may of workers, their loss ends the job, and a worker starts and ends only
     after the workers that dial it, since their messages may pass through it. Otherwise the delivery goes around a lost

@@ -322,8 +322,8 @@ def _files(planned: Plan, inventory: Inventory, packed: UserFiles) -> dict[str, 
 
 
 def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
-    """Return each host's working directory: the inventory's, else the current one, or that of the user's files on
-    hosts that do not share ours.
+    """Return each host's working directory: the inventory's; otherwise the current directory, or, on hosts that do not
+    share our files, the directory of the copied user files.
     """
     hosts = {name: inventory.host(name) for name in planned.hosts}
     return {

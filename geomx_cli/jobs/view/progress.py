@@ -45,8 +45,8 @@ class Totals:
     encoded, encoded_lan: see Traffic.
     datagrams, relayed: see Telemetry.
     outputs: see outputs.py.
-    restarts: how often each process was started again by itself, of those that were, and how often all workers.
-    warnings: why the figures may not be those of the algorithm.
+    restarts: how often each restarted process was started again alone, and how often all workers were. warnings: why
+    the numbers may not represent the algorithm.
     """
 
     accuracy: float | None

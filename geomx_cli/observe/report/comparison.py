@@ -97,8 +97,8 @@ def compared(groups: Sequence[RunGroup], target: float) -> list[ComparisonRow]:
 
 
 def shown(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Return the names of the metrics for a table: the validation loss if a run has it, and those of the accuracy
-    unless no run has one in its place.
+    """Return the names of the metrics for a table: the validation loss if a run has it, and the metrics of the accuracy
+    unless runs have only validation losses.
     """
     known = {name for row in rows for name, mean in row.means.items() if mean is not None}
     left_out = {"validation_loss"}

@@ -306,7 +306,7 @@ def _by_outcome(group: RunGroup) -> Iterator[RunGroup]:
 
 
 def _unique(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Name the first run in labels that would be alike, as those of two versions of a script."""
+    """Add the first run's name to labels that would be equal, for example with two versions of a script."""
     labels = Counter(group.label for group in groups)
     numbers = Counter[str]()
     found = []

@@ -28,7 +28,7 @@ __all__ = ["JobRecords", "OnProgress", "RunRecords", "mode_of", "network_of"]
 
 
 def network_of(plan: Plan) -> str:
-    """Return the network name of a job's run, or that of its script."""
+    """Return the network's name of a job's run, or the script's name."""
     script = next((Path(word).stem for word in plan.spec.script if word.endswith(".py")), "")
     return file_name(script or (plan.spec.script[0] if plan.spec.script else str(plan.spec.options["network"])))
 
@@ -192,12 +192,14 @@ class RunRecords:
 
     @property
     def warnings(self) -> list[str]:
-        """Why its figures may not be those of its mode."""
+        """Why its numbers may not represent its mode."""
         return self.metadata.warnings if self.metadata is not None else []
 
     @property
     def evaluator(self) -> WorkerRecords:
-        """The worker whose accuracies are the run's: that of the metadata, else the one with most."""
+        """The worker whose accuracies are the run's: the worker in the metadata, otherwise the worker with most
+        accuracies.
+        """
         host, _, device = (self.metadata.evaluator if self.metadata is not None else "").partition("/")
         if (named := self.workers.get(host, {}).get(device)) is not None:
             return named

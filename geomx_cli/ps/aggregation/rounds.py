@@ -56,7 +56,7 @@ class Contribution:
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ranks whose windows it may occupy: the sender's, and those of members that it speaks for."""
+        """The ranks whose windows it may occupy: the sender's rank, and the ranks of members for which it sends."""
         return self.ranks if self.sender is None else (*self.ranks, self.sender)
 
 

@@ -93,7 +93,8 @@ class _Fail(TypedDict):
 
 
 class _Awaited(TypedDict):
-    """See Scheduler. processes: more of those of the host that have not joined yet; none: the connection ends."""
+    """See Scheduler. processes: further processes of the host that have not joined yet; empty if the connection ends.
+    """
 
     host: _Name
     processes: Annotated[list[_Name], msgspec.Meta(max_length=MAX_AWAITED)]

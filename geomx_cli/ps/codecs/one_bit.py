@@ -43,8 +43,9 @@ def codec(argument: str) -> "OneBit":
 
 
 class OneBit(Codec):
-    """The payload: of each block the mean of the others and that of those above, as little-endian fp32; then eight
-    elements per byte, the first one in its highest bit, 1 for those above.
+    """The payload has, for each block, the mean of the elements not above T and the mean of the elements above T, as
+    little-endian fp32. Then follow eight elements per byte, the first in the highest bit; the bit is 1 for an element
+    above T.
     """
 
     decay = 1.0

@@ -42,8 +42,8 @@ def accumulate(
     """Compute residual = decay * residual + array in place, or with a `momentum` that is not empty momentum =
     coefficient * momentum + array and residual = decay * residual + momentum. Any float dtype, the same in all arrays.
 
-    Returns whether the magnitude of each element of the residual is below `limit`; False, and changes nothing, if that
-    of one of `array` is not.
+    Returns whether the magnitude of each element of the residual is below `limit`. If an element of `array` is not
+    below `limit`, returns False and changes nothing.
     """
     if len(array) and not (array.min() > -limit and array.max() < limit):
         return False

@@ -195,8 +195,8 @@ class WorkerAlgorithm(ABC):
 
 
 class DrainableWorkerAlgorithm(WorkerAlgorithm):
-    """Its workers can take part in rounds without batches: those of scripts do once their script ends. Then `drain` and
-    `synchronise` alternate until no worker has anything to contribute.
+    """Its workers can take part in rounds without batches. Workers of scripts do this when their script has ended. Then
+    `drain` and `synchronise` alternate until no worker has anything to contribute.
     """
 
     @abstractmethod

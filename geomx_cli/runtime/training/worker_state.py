@@ -107,7 +107,7 @@ class WorkerState:
     def restore(self, load: Callable[[State, Saved], None]) -> None:
         """Go on from the record of an earlier life.
 
-        load: gets the state of training and that of the client.
+        load: gets the state of training and the client's state.
         Raises InvalidSettings for a record that this version cannot read.
         """
         found, self._found = self._found, None

@@ -240,7 +240,7 @@ class ScriptOptimizer:
             take_up(self.optimizer, state.params, state.counts)
 
     def state(self) -> State:
-        """Return what is kept between pushes: that of the optimizer, and of its run here."""
+        """Return the state between pushes: the optimizer's, and its state in this worker."""
         kind = type(self.optimizer).__name__ if self.optimizer is not None else ""
         keys = [[key, list(known.shape), str(known.dtype)] for key, known in self._keys.items()]
         state = State({"remote": self._store.optimizer.state(), "kind": kind, "keys": keys})

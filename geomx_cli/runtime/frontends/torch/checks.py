@@ -26,7 +26,7 @@ __all__ = ["BatchCheck", "DIGEST", "FEW", "GradientCheck", "HeldWeights", "is_fi
 
 
 def to_first_worker(client: "Client", name: str, data: "Array") -> "Future[Array] | None":
-    """Bring a few bytes of each worker to that of global rank 0, beside any algorithm's rounds.
+    """Send a few bytes of each worker to the worker of global rank 0, outside any algorithm's rounds.
 
     Give `data` (1-D, uint8, a multiple of 4, as many in all workers), once for each name; return all workers' by rank
     in the worker of global rank 0.
@@ -49,7 +49,7 @@ _LARGEST = 1 << 20
 
 
 class BatchCheck:
-    """Warns if workers train on the same batches, as scripts do that do not divide their data.
+    """Warns if workers train on the same batches, because the script does not divide its data.
 
     Compares digests of what workers bring to their first rounds: of gradients, or of weights after local steps.
 
@@ -57,7 +57,7 @@ class BatchCheck:
     bias may be a constant. The opposite need not hold: dropout and different hardware make values differ.
 
     rounds: how many are compared.
-    gather: takes a digest (1-D, uint8) of each worker once, and returns those of all by rank, of shape
+    gather: takes a digest (1-D, uint8) of each worker once, and returns the digests of all workers by rank, of shape
         (workers, DIGEST); None in a worker that does not get them.
     advice: how to divide the data.
     """

@@ -113,8 +113,8 @@ class PartyGroup:
             group._gloo = None
 
     def await_end(self) -> None:
-        """This worker's script is over: wait until those of all are, as all would have to begin again with one that is
-        killed. Without `restarts` nobody waits.
+        """This worker's script is over: wait until all workers' scripts are over, because all would have to begin again
+        if one worker is killed. Without `restarts` nobody waits.
         """
         if not self.restarts:
             return

@@ -200,8 +200,8 @@ class Reduction:
 class _GroupReduction(Reduction):
     """Of a party whose workers form a group of torch.distributed. Only some are members of the parameter server.
 
-    The constructor joins the job: it blocks until the party's workers have, and those of them that exchange with the
-    servers the servers. Raises GeomxError if that fails.
+    The constructor joins the job. It blocks until the party's workers have joined their group, and until the workers
+    that exchange with the servers have joined the servers. Raises GeomxError if that fails.
 
     group: all of the party's workers. peers: those with the same tensors, of which rank 0 is the leader, a member.
     """
@@ -347,8 +347,8 @@ class ShardReduction(_GroupReduction):
     """`--reduce torch --shards`: fully_shard divides the model over the party's workers and reduces its gradients.
 
     Worker `rank` of a party holds shard `rank % count`, as in a mesh of (replicate, shard). The first one that holds a
-    shard is its leader, which exchanges it with the servers. The default group of torch.distributed is that of the
-    party's workers: meshes are made of it, and fully_shard reduces gradients there.
+    shard is its leader, which exchanges it with the servers. The default group of torch.distributed has the party's
+    workers. Meshes consist of these workers, and fully_shard reduces gradients in this group.
     """
 
     local_to = "party"

@@ -31,10 +31,10 @@ _ENOUGH = 10
 def replace_buffer_broadcast(parallel: Any, session: "ScriptSession") -> None:
     """Change how DistributedDataParallel (the class `parallel`) broadcasts buffers in our process groups.
 
-    Statistics of batch normalization change in forward passes, and nothing reads them in training. So those of rank 0
-    travel with the gradients of the backward pass, and are written in the other workers where the next forward pass
-    would broadcast them: the same values without a round trip. Other buffers, and those of a forward pass that reads
-    its statistics, are broadcast as by PyTorch, which is said once in a warning.
+    Statistics of batch normalization change in forward passes, and nothing reads them in training. So the buffers of
+    rank 0 travel with the gradients of the backward pass. The other workers write them when the next forward pass would
+    broadcast them. This gives the same values without a round trip. PyTorch broadcasts other buffers, and the buffers
+    of a forward pass that reads its statistics. One warning reports this.
     """
     original = parallel._sync_buffers
     models: weakref.WeakKeyDictionary[Any, _Statistics] = weakref.WeakKeyDictionary()

@@ -175,7 +175,7 @@ def _summed_loss(trainer: Any) -> Any:
 
 
 def _add_loss(trainer: Any, loss: Any) -> None:
-    """The loop's sum is that of an earlier life."""
+    """The loop's sum is from an earlier life."""
     if hasattr(trainer, _LOSS):
         setattr(trainer, _LOSS, loss)
         return
