@@ -80,7 +80,7 @@ def whole(directory: Path) -> list[Checkpoint]:
     """Return the whole checkpoints of the host whose agent had `directory`, the newest first."""
     found = []
     for path in (directory / _FOLDER).glob("*"):
-        with suppress(OSError, ValueError):  # half written, or somebody else's
+        with suppress(OSError, ValueError):  # incomplete, or of another program
             found.append(Checkpoint.read(path))
     return sorted(found, key=lambda each: each.number, reverse=True)
 
@@ -219,7 +219,7 @@ class Checkpoints:
         except OSError as error:
             self._problem = f"{part} cannot be written: {error.strerror}"
             self._remove([part])
-        except Exception as error:  # in a thread nobody sees it
+        except Exception as error:  # otherwise the thread would hide it
             self._problem = f"{part} cannot be written: {error!r}"
             print(self._problem, file=sys.stderr, flush=True)
 

@@ -58,7 +58,7 @@ class Task:
 
     @property
     def serves(self) -> bool:
-        """Whether workers depend on it while they end."""
+        """Whether workers need this process until they have ended."""
         return self.role.endswith(("server", "scheduler"))
 
     @property

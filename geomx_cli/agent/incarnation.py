@@ -149,7 +149,7 @@ class Child:
         """As `bury`, and the next life leaves the job."""
         self.departs = True
         assert self.state_dir is not None
-        with suppress(OSError):  # an agent that follows a killed one sees by this that the script does not go on
+        with suppress(OSError):  # tells an agent that follows this one that the script does not continue
             (self.state_dir / STATE_ENDED).touch()
         round_ = self.contributed or 0
         return self._succeed(f"{how}; leaving the job after round {round_}", "left", message=how, round=round_)

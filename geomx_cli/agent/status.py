@@ -187,7 +187,7 @@ class StatusFile:
         if not isinstance(kind, str) or kind not in _FIELDS or not isinstance(event.get("time"), int | float):
             return
         if kind == "warning" and (event.get("affects_result") is not True or kind in self._newest[process]):
-            return  # of those that affect the result the first one is kept
+            return  # the first warning that affects the result is kept
         names = ("schema_version", "number", "time", "event", *_FIELDS[kind])
         kept = {name: _bounded(event[name]) for name in names if name in event}
         if kind == "reported":

@@ -310,7 +310,7 @@ class Supervisor:
             self._control.send_durable({"type": "started", "process": child.name})
         for child in dead:
             child.state_dir = folder / child.task.file_name
-        for child in dead:  # one by one: what is written of the others stays as it was
+        for child in dead:  # one by one, so that the records of the others do not change
             if child.life.running:  # with its group
                 continue
             group = self._groups.of(child)
@@ -486,7 +486,7 @@ class Supervisor:
         return group is None or group.is_whole or self._control.connected or bool(self._host_spec.lease)
 
     def _halt_as_told(self, process: str, how: str) -> None:
-        """A worker of a group has died on another host: end those of this one."""
+        """A worker of a group has died on another host: end the group's workers on this host."""
         group = self._groups.named(party_of(process))
         if group is None or group.is_pending or self._lifecycle.stage is not Stage.RUNNING:
             return

@@ -56,7 +56,8 @@ class Reservations:
         except OSError:  # another probe of this launch has it: whichever binds the port itself gets it
             name.close()
             return True
-        # Others are looked for once the name is there, so that of two at least one sees the other.
+        # Look for other reservations only when our name exists, so that of two reservations at least one sees the
+        # other.
         if any(one.port == port and one.owner != owner and one.is_at(address) for one in reserved(self._kind)):
             name.close()
             return False

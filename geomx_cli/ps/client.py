@@ -399,7 +399,7 @@ class Client:
 
         _in_loop(self._worker, load)
 
-    # Of one that dies while the job goes on.
+    # For a worker that dies while the job continues.
 
     def keep_contributions(self, directory: Path) -> None:
         """Save each contribution in `directory` before it is sent, so that another process can complete it."""

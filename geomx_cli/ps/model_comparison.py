@@ -141,7 +141,7 @@ class ModelComparison:
         if is_one_more and own <= room // self._workers() and self._named.total() - self._named[by] + own <= room:
             self._names[scope, by] = layout, names
             self._named[by] = own
-        self._named += Counter()  # without those that have none
+        self._named += Counter()  # drops workers with a count of 0
 
     def _close(self, scope: str, step: int) -> None:
         rows = self._scopes[scope].pop(step)

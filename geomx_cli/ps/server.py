@@ -332,7 +332,7 @@ class Server:
         elif missing is not None and missing[2]:
             yield PendingWait(f"contributed to round {missing[0]}", missing[1], missing[2])
         barriers = list(self._services.at_barriers())
-        # Who waits in a round cannot reach a barrier, and the round has stragglers of its own.
+        # A member that waits in a round cannot reach a barrier. The round itself names its stragglers.
         rounds = (round_ for _, _, round_ in self._table.open_rounds()) if barriers else ()
         held = {rank for round_ in rounds for waiter in round_.waiting() for rank in waiter.ranks}
         for began, ranks in barriers:

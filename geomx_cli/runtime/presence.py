@@ -79,7 +79,7 @@ def main(verb: str, *words: str) -> int:
         ask("awaited", {"host": settings.host, "processes": list(processes)}, limit, last=last)
 
     def stay() -> None:
-        """Say which processes are awaited, to a restarted scheduler too."""
+        """Report the awaited processes; a restarted scheduler gets this report too."""
         for first in range(0, len(words), MAX_AWAITED):
             tell(words[first : first + MAX_AWAITED], settings.number("silence"), last=False)
 

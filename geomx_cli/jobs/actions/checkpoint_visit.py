@@ -48,7 +48,7 @@ def _checkpoint(visits: "_Visits", writer: str, place: str, note: Callable[[str]
     until = time.monotonic() + _BUSY
     while problem := visits.ask({"type": "freeze"}):
         visits.tell({"type": "thaw"})
-        if BUSY in problem and time.monotonic() < until:  # a regular one, or that of another `geomx stop`
+        if BUSY in problem and time.monotonic() < until:  # at an interval, or by another `geomx stop`
             time.sleep(_PAUSE)
             continue
         if NO_STATE not in problem:

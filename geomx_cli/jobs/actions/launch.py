@@ -147,7 +147,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
         directory = JobDirectory(spec.job, Path(spec.job_dir))
         lease = float(spec.options["silence"]) if options.lease is None else options.lease
         lease = 0.0 if options.detach else lease  # unlimited
-        _check_checkpoints(plan(choose(inventory, None), spec), before)  # rejects what needs no host, before any waits
+        _check_checkpoints(plan(choose(inventory, None), spec), before)  # raises errors for which no host is needed
         with directory.claimed(), ExitStack() as stack:
             machines = f"waiting for machines from {inventory.allocator}"
             with view.waiting(machines if inventory.allocator else "preparing the hosts"):

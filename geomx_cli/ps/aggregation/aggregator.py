@@ -105,7 +105,7 @@ class Aggregator:
         self._check_waiters(entry, cohort, round_, waiter)
         if asks:
             round_.wait(waiter)  # even if it is not here: another process may bring it before its sender can
-            if cohort.deferred:  # restored: the round is closed, and its answer has waited for somebody to ask
+            if cohort.deferred:  # restored: the round is closed, and waits for the first request
                 self._advance(entry)
             elif not round_.accumulator.has(ranks):
                 link.ask_again(header.request)

@@ -141,8 +141,8 @@ class Compression:
     # Results, at a server.
 
     def starts_from(self, where: SliceRound, member: int, value: Array) -> None:
-        """Set the reference of a cohort's first round: every participant may have this value. One that has not gets the
-        first result exact, as its `follows` says.
+        """Set the reference of a cohort's first round: every participant may have this value. If a participant's
+        `follows` shows that it lacks the value, it gets the first result exactly.
         """
         if self._sends_changes(self._codec_at(where)):
             reference = value.astype(exact_dtype(where.dtype), copy=False)

@@ -240,7 +240,7 @@ class View:
 
     @property
     def made(self) -> Array | None:
-        """The value, None while nobody has needed it decoded."""
+        """The decoded value, None before the first use."""
         return None if callable(self._array) else self._array
 
     @property

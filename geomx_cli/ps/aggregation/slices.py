@@ -249,8 +249,8 @@ class SliceTable:
             entry.pulls.pop(link, None)
             for cohort in entry.cohorts.values():
                 for own in cohort.round.waiters.values() if cohort.round is not None else ():
-                    # The newest stays: a result is made in the form that those want who wait for it. The answer to a
-                    # request of an earlier life is dropped there.
+                    # Keep the newest request: the forms of a result depend on the waiting requests. The link drops an
+                    # answer to a request of an earlier life.
                     for request in [request for request, waiter in own.items() if waiter.link is link][:-1]:
                         del own[request]
 

@@ -239,7 +239,7 @@ class Scheduler:
         self._check_identity(request.link, body["process"], body["role"], wanted)
         endpoints = _endpoints(body)
         if not self._complete:
-            member.endpoints = endpoints  # nobody has dialled them
+            member.endpoints = endpoints  # no process has dialled them yet
         if (body["role"], wanted, endpoints) != (member.role, member.wanted, member.endpoints):
             what = f"{member.process} was restarted as {body['role']} {wanted} on {' '.join(endpoints)}, and was"
             what += f" {member.role} {member.wanted} on {' '.join(member.endpoints)}"
@@ -313,7 +313,7 @@ class Scheduler:
         if (host := self._hosts.pop(link, None)) is None:
             self._on_gone(link)
             return error
-        if not host.awaited:  # what has joined there is monitored by itself
+        if not host.awaited:  # processes that have joined there are monitored separately
             return None
         silence = self.node.settings.number("silence")
         what = f"host {host.name} of {link.name} has been silent for {silence:g} s"

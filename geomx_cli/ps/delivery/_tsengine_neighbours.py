@@ -336,7 +336,8 @@ class Ways:
         direct = straight.seconds(size)
         if direct is None:
             return DIRECT, False
-        # A process may take some hundredths of a second to see what has arrived: little, measured against much of this.
+        # A process may notice arrived bytes some hundredths of a second late. This hardly changes the rate of a long
+        # transfer.
         measures = size >= LARGE and (size >= SPAN * straight.meter.rate or 2 * size >= self._known_largest > 0)
         costs = {DIRECT: self._cost(straight, direct, measures)}
         for rank, link in self._upstream.peers.items():

@@ -44,9 +44,7 @@ F_ADD_SEALS, F_GET_SEALS, SEALS = 1033, 1034, 0x0001 | 0x0002 | 0x0004  # of fcn
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """`source`: the id of the array that was copied here, if that never changes, so that other peers can be lent the
-    same block.
-    """
+    """`source`: the id of the copied array, if the array never changes. Then other peers can use the same block."""
 
     size: int
     source: int | None

@@ -296,8 +296,8 @@ class Transport:
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
                 hello = sender is not None and header.kind == Kind.CONTROL and header.topic == "hello"
-                # One of an unknown identity is the first, even if the connection's descriptor says otherwise: it may
-                # have been that of another, which had ended before its own hello was read.
+                # A hello of an unknown identity is the first one, even if the connection's descriptor is known: an
+                # earlier connection may have had this descriptor, and ended before its hello was read.
                 repeated = hello and sender is not None and not self._sockets.awaits_hello(sender.get(zmq.SRCFD))
                 if repeated and link is not None:
                     header.topic = AGAIN

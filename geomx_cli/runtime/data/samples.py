@@ -207,7 +207,7 @@ class TextSamples(Samples):
 
 
 def split_text(text: Array, split: str) -> Array:
-    """Return the part of a whole text that is trained on ("train"), or its end, that is not."""
+    """Return the part of a whole text on which workers train ("train"), or the rest of the text ("test")."""
     border = len(text) - len(text) // _HELD_OUT
     return text[:border] if split == "train" else text[border:]
 

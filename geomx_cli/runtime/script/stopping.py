@@ -176,7 +176,7 @@ class Stopping:
 
 def _ranks(settings: "Settings", client: "Client") -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """The global ranks of the workers for which a client speaks, of its party's, and of all."""
-    if settings.group_size:  # a client counts only those that have one
+    if settings.group_size:  # a client counts only workers with a client
         assert settings.global_rank is not None and settings.rank is not None
         first = settings.global_rank - settings.rank
         party = range(first, first + settings.group_size)

@@ -78,7 +78,7 @@ def end(settings: "Settings", events: "EventLog") -> None:
             node.run()
     finally:
         node.close()
-    events.write(node.telemetry)  # its agent learns that it has left
+    events.write(node.telemetry)  # tells the agent that this worker has left
 
 
 def _say_goodbye(node: "Node", roster: "Membership") -> None:

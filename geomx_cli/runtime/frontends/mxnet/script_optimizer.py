@@ -297,7 +297,7 @@ class ScriptOptimizer:
 
     def _refuse_where_servers_must(self, kind: str) -> None:
         about = plugins.algorithms()[str(self._store.option("algo"))]
-        if not about.sums_gradients:  # those that do may leave the step to the workers
+        if not about.sums_gradients:  # with sums, the workers may take the step
             raise InvalidSettings(
                 f"the optimizer {kind} cannot run on the servers, and {about.name} needs one there",
                 f"use one of {', '.join(optimizers.SUPPORTED)}",

@@ -16,7 +16,8 @@ __all__ = ["BackwardPass", "Member", "PartyOperations", "call_at_end", "check_no
 
 
 class Member(Protocol):
-    """A wrapped optimizer's part in backward passes; from `contribute_nothing` on only of PartyOperations.
+    """A wrapped optimizer's part in backward passes. `contribute_nothing` and the methods below are for PartyOperations
+    only.
 
     entered: the number of the pass whose results it still waits for; set by BackwardPass.
     """
@@ -233,7 +234,7 @@ class PartyOperations(BackwardPass):
 
     def follow(self) -> None:
         """This worker's script has finished: take part in the others' operations until all scripts have finished."""
-        if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest
+        if self._pass is not None:  # the pass failed, and the script continued; the others wait for the rest
             for member in self._reached:
                 member.fail()
             self._at_end()

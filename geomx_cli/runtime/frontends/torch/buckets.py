@@ -136,7 +136,7 @@ class Buckets(Carrier):
         """See Carrier."""
         self.begin_round(0)
         self._flush()
-        self._check.observe()  # what it gathers, all of the party's workers gather in the same pass
+        self._check.observe()  # if it gathers, all workers of the party gather in this pass
 
     def receive(self, workers: int) -> None:
         """Leave the means over so many of the party's workers in the gradients."""

@@ -169,7 +169,7 @@ class GradientCheck:
         self._name = next((name for name, tensor in trained.items() if local(tensor).numel() <= FEW), "")
         self._parameter = trained.get(self._name)
         self._suspected = 0  # the round of gradients that are not finite here, while the weights were
-        self._received_sound = True  # the last means: what is not finite here later began here
+        self._received_sound = True  # the last means were finite: later elements that are not began here
         self._looks = True
 
     def contributes(self, parameter: Any, gradient: Any, round_: int) -> None:
@@ -177,7 +177,7 @@ class GradientCheck:
         if parameter is not self._parameter or not self._looks or is_finite(gradient):
             return
         if not (spoiled := self._spoiled()):
-            if self._received_sound:  # else these gradients may be those of an earlier pass, to which this one adds
+            if self._received_sound:  # otherwise they may be from an earlier pass, to which this one adds
                 self._suspected = round_
         elif self._received_sound:
             self._say(f"parameter {spoiled} has elements that are not finite {self._where} in step {round_}")

@@ -121,9 +121,9 @@ class PartyGroup:
         try:
             self._await_all("over", FOREVER.total_seconds())
             parting.note_over(self._settings)
-            # Nobody ends before all have noted that: else one that is killed just now would begin again alone.
+            # No worker ends before all have noted it. Otherwise a worker that is killed now would begin again alone.
             self._await_all("noted", LAST_WAIT)
-        except RuntimeError:  # the first worker has been killed, with the store; or it has ended, and all are over
+        except RuntimeError:  # the first worker, which has the store, was killed; or all scripts have ended
             self._await_agent(LAST_WAIT if parting.is_over(self._settings) else math.inf)
 
     def _await_all(self, name: str, limit: float) -> None:

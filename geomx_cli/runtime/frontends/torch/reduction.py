@@ -241,7 +241,7 @@ class _GroupReduction(Reduction):
 
     def announce(self, changed: Collection[int], count: int, number: int) -> tuple[list[int], int]:
         """See Reduction."""
-        # One message in each step, so that only what has changed follows: in most steps of local ones nothing has.
+        # One message in each step names the changed tensors, and only these follow: in most local steps there are none.
         marks = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
         marks[[*changed]] = 1
         marks[-1] = number

@@ -126,7 +126,7 @@ class ServerSynchroniser(Synchroniser):
         """
         if self._looks and not is_finite(slot.values):
             self._looks = False
-            # Each tensor comes when its round is done: the others may spoil the gradient of one that is still sound.
+            # Tensors arrive one by one: other tensors may already spoil the gradient of a tensor that is still finite.
             if not all(is_finite(each.parameter.detach()) for each in self._slots):
                 return
             where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"

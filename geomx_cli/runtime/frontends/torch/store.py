@@ -403,7 +403,7 @@ class _Chosen:
         if self.statistics and self._by_gradients:
             size = sum(tensor.numel() for tensor in self.statistics.values())
             broadcast.arrays({f"{state.prefix}{BUFFERS}": np.zeros(size, np.float32)})
-        else:  # their own values remain those of the job, should no worker ever contribute
+        else:  # if no worker ever contributes, these values remain the job's
             broadcast.arrays(ScriptModel(state, self.statistics).read_statistics())
 
 

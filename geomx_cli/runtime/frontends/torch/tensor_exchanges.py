@@ -237,7 +237,7 @@ class TensorExchanges(Carrier):
         self._round = 0
         self._notes = False  # gradients of this pass for the check, up to the first matrix's
         self._p3 = bool(client.settings.options["p3"]) and not statistics
-        self._late: dict[str, _Slot] = {}  # those whose exchange may not be over when their backward pass is, by key
+        self._late: dict[str, _Slot] = {}  # by key, slots whose exchange may end after their backward pass
         self._scripted = scripted(state.model) if self._p3 else set()
         self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
         self._settling = threading.RLock()

@@ -115,7 +115,7 @@ class SentGradient:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
-        self._version = tensor._version  # of a DTensor its own: that of its shard tells nothing of changes through it
+        self._version = tensor._version  # a DTensor's own: changes through it do not raise its shard's
 
     def check(self, key: str, present: Any) -> None:
         """Raise InvalidSettings if `present`, the tensor's gradient now, is another, or has been changed in place. A

@@ -67,7 +67,7 @@ class GroupRounds:
         return self._own.calls
 
     def state(self) -> dict[str, Any]:
-        """Return what is kept between calls, besides the client's rounds."""
+        """Return the state between calls, without the client's rounds."""
         return {"lane": self._own.state(), "made": self.made.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:

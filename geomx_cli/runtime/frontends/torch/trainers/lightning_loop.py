@@ -75,7 +75,7 @@ class LightningLoop:
     def begin_epoch(self) -> None:
         """An epoch begins: no later life of this worker repeats what precedes it."""
         self._run.end_repeatable()
-        if self._order is not None and self._trainer.current_epoch:  # that of the first began before
+        if self._order is not None and self._trainer.current_epoch:  # the first epoch's pass began before
             self._order.begin_pass()
 
     def _advance(self, advance: Callable[[Any], None], fetcher: Any) -> None:
