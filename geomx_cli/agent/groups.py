@@ -22,7 +22,7 @@ class WorkerGroup:
     members: by rank.
     is_whole: whether no other host has any.
     process, how: the process that has died, on any host, and how; "" while all run. After a death all members are
-    ended.
+        ended.
     count: which restart in 10 minutes this is.
     waits: all members have ended, and the control machine was told.
     """

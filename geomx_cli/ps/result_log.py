@@ -36,7 +36,7 @@ class ResultLog:
     folder: has the files.
     continues: whether an earlier life has saved. Then all rounds before `begin` have to be known.
     on_gap: called with True when results for a next life are missing, and with False when a save makes them
-    unnecessary; in any thread.
+        unnecessary; in any thread.
     """
 
     def __init__(self, folder: Path, on_gap: Callable[[bool], object], *, continues: bool) -> None:
