@@ -1,4 +1,4 @@
-"""The lock of an agent's directory, which an agent, its keeper and whoever starts an agent hold.
+"""The lock of an agent's directory. An agent holds it, its keeper, and a process that starts an agent.
 
 Forked processes inherit the lock, and lose it when they end. So there is at most one agent. If no process holds the
 lock, there is none. The lock's file, `agent.lock`, names the agent and its keeper.

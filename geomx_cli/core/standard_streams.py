@@ -17,8 +17,8 @@ NO_READER = (errno.EPIPE, errno.EIO)
 
 
 class Stdout:
-    """Delegates to a stream. used: text was written. lost: nobody reads the stream any more, and what is written is
-    dropped. broken: the last other error of writing.
+    """Delegates to a stream. used: text was written. lost: the stream has no reader any more, and text is dropped.
+    broken: the last other error of writing.
     """
 
     def __init__(self, stream: TextIO) -> None:

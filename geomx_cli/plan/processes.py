@@ -174,8 +174,8 @@ class Layout:
         }  # fmt: skip
 
     def _local_groups(self) -> list[list[int]]:
-        """The global ranks that count local ranks together, which torchrun calls a group: the workers on the CPUs of
-        a host. A worker with a GPU sees no other, so that its device is cuda:0: it is a group of its own.
+        """The groups, in torchrun's sense, as global ranks. The workers on the CPUs of a host are a group, within which
+        local ranks count. A worker with a GPU sees no other GPU, so its device is cuda:0, and it is a separate group.
         """
         hosts: dict[int, str] = {rank: host for host, rank in self.on_cpus}
         found: dict[str | int, list[int]] = {}

@@ -44,8 +44,8 @@ class Reservations:
         self._held: dict[Reservation, socket.socket] = {}
 
     def hold(self, address: str, port: int, owner: str) -> bool:
-        """Reserve a port at an address; return whether no other owner has it. Of two calls at the same time both may
-        fail, but not both succeed. owner: hexadecimal.
+        """Reserve a port at an address; return False if another owner has it. Two calls at the same time may both fail,
+        but cannot both succeed. owner: hexadecimal.
         """
         wanted = Reservation(port, _place(address), owner)
         if wanted in self._held:

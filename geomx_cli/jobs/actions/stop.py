@@ -64,7 +64,7 @@ class AgentMonitor:
 
     def check(self, host: str, awake: float, stopping: float | None) -> Failure | None:
         """Return a failure if the agent of `host` is lost. `awake`: seconds for which this machine has not been
-        suspended; `stopping`: seconds, of these, since the job was asked to stop, if it was.
+        suspended. `stopping`: the same since the job was asked to stop; None if it was not.
         """
         connection = self._pool.connections[host]
         absence, quiet = connection.absence(), min(connection.silence(), awake)

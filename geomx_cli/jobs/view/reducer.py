@@ -42,15 +42,15 @@ class ProcessState:
     """The state of one process. Events may be applied in any order.
 
     state: as last reported by the process, or how it ended; "restarted" until it reports again. restarts: how often it
-    was started again by itself, together: with all others of the job; what an earlier life has told of its end no
-    longer counts then. traffic: bytes so far, of all its lives. evaluations: test accuracy by round;
-    validation_losses likewise.
+    was started again alone. together: how often with all others of the job; reports of an earlier life about its end
+    then no longer count. traffic: bytes so far, of all its lives. evaluations, validation_losses: test accuracy and
+    validation loss by round.
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
-    algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: as its script has reported, and
-    the validation loss; the newest of each.
-    trains_since: by the job's clock, None before training. first_round: end of its first round, by `clock`, which
-    is that of the times given to `take`. failure: the cause that the process reports; finished: it has completed its
-    work. left: it has died, and the job goes on without it. outputs: what it has saved. result_warning: its first one
+    algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: the newest values that its
+    script has reported, and the newest validation loss.
+    trains_since: by the job's clock, None before training. first_round: end of its first round, by `clock`, to which
+    the times given to `take` refer. failure: the cause that the process reports. finished: it has completed its work.
+    left: it has died, and the job continues without it. outputs: its saved files. result_warning: its first warning
     that affects the result.
 
     status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.

@@ -169,8 +169,8 @@ class StragglerMonitor:
     """Warns at half of the patience, and fails the job with PeerLost near its end. Used by the loop's thread only.
 
     The clock restarts with any traffic on a link to the awaited members or behind it, and while their training code
-    runs (Activity), so neither a slow link nor a long evaluation ends a job. It
-    stops while one of those links is silent; the option `silence` covers that case.
+    runs (Activity), so neither a slow link nor a long evaluation ends a job. The clock stops while one of these links
+    is silent; the option `silence` covers this case.
 
     waits: returns the current waits for live members; deaths are detected elsewhere. A server whose members have all
     contributed waits for the roots and blames no one.

@@ -1,4 +1,4 @@
-"""The processes that another one knows, one record each; a server's members; the barriers that they meet at."""
+"""One record for each process that a process knows; a server's members; the members' barriers."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -243,7 +243,7 @@ class ServerMembers(Members):
         return [link for rank in self._by_rank if self.is_party(rank) for link in self.links(rank)]
 
     def trains(self, rank: int) -> bool:
-        """Whether this rank contributes, that is, is not a master worker that does not train."""
+        """Whether this rank contributes. Only a master worker that does not train never contributes."""
         return rank < CENTRAL or self._central_train
 
     def may_be_master(self, rank: int, scope: str) -> bool:

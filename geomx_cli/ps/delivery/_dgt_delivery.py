@@ -226,7 +226,8 @@ class DgtServer(Direct):
         return self._parts.receive(link, header, payload)
 
     def on_renewed(self, link: Link) -> None:
-        """Parts and datagrams of the earlier life are forgotten. The aggregator knows which contributions it has."""
+        """Drop parts and datagrams of the peer's earlier life. The aggregator knows which contributions have arrived.
+        """
         self._parts.forget(link)
         self._losses.pop(link, None)
         if self._datagrams is not None:

@@ -45,11 +45,11 @@ IDLE = 4096
 class Meter:
     """Measures one direction of a link. Times are in time.monotonic seconds.
 
-    A sample of a link that had bytes to carry all the time is its rate. One in which the link was idle at times is at
-    most that, as it includes delays of both ends: it counts only if it is higher than what is known.
+    If the link was busy all the time, a sample is the link's rate. If the link was sometimes idle, the sample is a
+    lower bound, because it includes delays of both ends. It counts only if it is higher than the known rate.
 
     rate: bytes per second; 0 if unknown.
-    measured: the round in which it was last measured.
+    measured: the round of the last measurement.
     moved: when bytes last arrived, or the link became busy.
     """
 

@@ -211,10 +211,10 @@ class Optimizer(ABC):
         return dict(self._params)
 
     def set(self, /, **params: Value | None) -> None:
-        """Change hyper-parameters from the next update on; all are checked before any is changed.
+        """Change hyper-parameters from the next update on. First check all, then change them.
 
-        A slice's arrays are kept, except those that the new hyper-parameters do not need (`momentum=0`): its next
-        update drops those, and starts newly needed ones at zero.
+        A slice keeps its arrays, except arrays that the new hyper-parameters do not need (`momentum=0`). The slice's
+        next update drops these, and starts newly needed arrays at zero.
         """
         self._set.update(checked(self.name, params, self.fields))
         self._params = self._set

@@ -165,11 +165,11 @@ _MOST_WINDOWS = 256  # windows that are evaluated, evenly spread: enough for a l
 
 @dataclass(frozen=True)
 class TextSamples(Samples):
-    """Windows of a text. Each epoch begins them at another character, so that their borders vary.
+    """Windows of a text. In each epoch the windows begin at another character, so that their borders vary.
 
     images: the characters, uint8 of shape (n, 1, 1, context).
-    labels: for each character the one that follows it, uint8 of shape (n, context).
-    text: what they are cut from.
+    labels: for each character the next character, uint8 of shape (n, context).
+    text: the text from which the windows are cut.
     """
 
     text: Array | None = None

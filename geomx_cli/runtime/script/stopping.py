@@ -140,9 +140,10 @@ class StopAgreement:
 
 
 class Stopping:
-    """A script's `should_stop`, from its first call on: joins what this worker learns with what all agree on.
+    """A script's `should_stop`, from its first call on. Combines this worker's own notice of a stop with the agreement
+    of all.
 
-    client: None in a worker whose party's first one speaks for it.
+    client: None in a worker for which the first worker of its party sends.
     """
 
     def __init__(self, settings: "Settings", events: "EventLog", client: "Client | None", store: "ScriptStore") -> None:

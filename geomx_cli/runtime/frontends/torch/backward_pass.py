@@ -31,7 +31,9 @@ class Member(Protocol):
         """Begin all exchanges of the pass that have not begun; also after a pass that has failed."""
 
     def announce(self, workers: int) -> None:
-        """So many of the workers for which this one speaks contribute; before any optimizer waits for results."""
+        """Announce how many of the workers for which this worker sends contribute; before any optimizer waits for
+        results.
+        """
 
     def receive(self, workers: int) -> None:
         """Wait for the results of the pass, to which so many of the party's workers contribute."""
@@ -43,7 +45,7 @@ class Member(Protocol):
         """This worker's backward pass has failed, and its script has ended without a step."""
 
     def after_step(self, active: Sequence[int]) -> None:
-        """Workers of these ranks have taken a step."""
+        """The workers of these ranks have taken a step."""
 
     def leave(self) -> None:
         """No pass follows, in any of the party's workers."""
@@ -138,8 +140,8 @@ class PartyOperations(BackwardPass):
 
     device: where gradients are added.
     on_uneven: called when some workers have finished, and others have not.
-    overlaps: not with several optimizers, which the pass may reach in another order in each worker: then those that it
-        has reached take their turns at its end.
+    overlaps: whether gradients are exchanged while the pass continues. Not with several optimizers, which the pass may
+        reach in a different order in each worker: then the reached optimizers take turns at its end.
     """
 
     def __init__(self, group: "PartyGroup", on_uneven: Callable[[], None] = lambda: None) -> None:

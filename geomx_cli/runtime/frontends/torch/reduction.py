@@ -179,7 +179,7 @@ class Reduction:
         The model is from the worker with the highest global rank among the workers that contributed to the last round.
         If possible, it is from a worker whose backward pass has not failed, and which so has taken the step.
 
-        is_newest: the member contributed to the last round. took_part: this worker did to its party's last one.
+        is_newest: the member contributed to the last round. took_part: this worker took part in its party's last pass.
         """
         elected = self._elect(state, is_newest=is_newest, has_failed=has_failed)
         return self.broadcasts(elected), is_newest and not has_failed

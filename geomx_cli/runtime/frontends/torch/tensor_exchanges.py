@@ -1,8 +1,8 @@
 """Gradients that a worker exchanges one by one.
 
-With p3 neither `backward` nor `step` waits for them. A gradient is late (late_tensors.py) until its exchange is over,
-and after `step` so is its parameter, for which the step is then taken separately. So the next forward pass waits layer
-by layer; what uses all gradients, as clipping does, waits for all of them.
+With p3 neither `backward` nor `step` waits for them. A gradient is late (late_tensors.py) until its exchange is over.
+After `step` its parameter is late too, and the step is then taken for this parameter separately. So the next forward
+pass waits layer by layer. Code that uses all gradients, such as clipping, waits for all of them.
 """
 
 import copy

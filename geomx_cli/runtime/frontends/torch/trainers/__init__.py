@@ -34,10 +34,11 @@ _ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "valid_acc", "accurac
 class TrainingRun:
     """From the begin of a framework's loop to its last step. For the training thread.
 
-    Where the algorithm exchanges weights, `begin` wraps the optimizer and `finish` ends the training; where it
-    exchanges gradients, DistributedDataParallel does, and both do nothing. So one script serves all of them.
+    If the algorithm exchanges weights, `begin` wraps the optimizer and `finish` ends the training. If it exchanges
+    gradients, DistributedDataParallel exchanges them, and both methods have no effect. So one script works with all
+    algorithms.
 
-    step: the last one whose samples were reported.
+    step: the last step whose samples were reported.
     """
 
     def __init__(self) -> None:

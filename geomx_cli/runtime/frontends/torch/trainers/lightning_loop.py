@@ -27,8 +27,9 @@ _SUMS = ("value", "cumulated_batch_size")
 class LightningLoop:
     """A Trainer's loops, as an object that a state saves.
 
-    Lightning's own loops return to the epoch and the batch, by their `load_state_dict`. It has no hook between two
-    batches, as validation follows the last hook of a batch. So their `advance` is replaced in this Trainer.
+    Lightning's own loops return to the epoch and the batch, by their `load_state_dict`. Lightning has no hook between
+    two batches, because validation follows the last hook of a batch. So this class replaces the loops' `advance` in
+    this Trainer.
     """
 
     def __init__(self, trainer: Any, run: TrainingRun) -> None:
