@@ -298,8 +298,8 @@ TABLES: Sequence[Table] = (
         [PUSHPULL + " mxnet --topology central spread --rate 200mbit --iterations 2 --warm-up 1 --repeat 3",
          PUSHPULL + " mxnet --topology spread --rate 200mbit --iterations 2 --warm-up 1 --workers 4"],
         ["", "workers in each party", "s", "MB sent by a party", "to the wire limit", "to MXNet's best"],
-        wide, "Medians of 3 runs of 2 exchanges [lowest, highest]; without brackets one run."
-        " MXNet's best is that of the same command.", 6,
+        wide, "Medians of 3 runs of 2 exchanges [lowest, highest]. Numbers without brackets are from one run."
+        " MXNet's best is its shortest time with the same command.", 6,
     ),
     Table(
         "peers", "exchange.md", [TORCH + f"peers.py --iterations 3 --system {SYSTEMS_COMPARED}"],
@@ -376,8 +376,8 @@ TABLES: Sequence[Table] = (
         [PYTHON + "time_to_accuracy.py --curve --algo hfa diloco esync diloco-sparseloco",
          PYTHON + "time_to_accuracy.py --curve --algo default mxnet --seeds 1"],
         ["", "s to 0.80", "times as fast", "WAN MB", "s to 0.87", "times as fast", "WAN MB", "accuracy at the end"],
-        accuracy, "Medians of 3 seeds [lowest, highest], without brackets one seed; bytes are of the run with the"
-        " median time; - if not reached.", 15,
+        accuracy, "Medians of 3 seeds [lowest, highest]. Times without brackets are from one seed. Bytes are from the"
+        ' run with the median time. "-" means: not reached.', 15,
     ),
     Table(
         "accuracy-by-party", "accuracy.md",

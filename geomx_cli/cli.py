@@ -97,11 +97,11 @@ def geomx() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `geomx` with `arguments`, by default those of the process; return the exit status (see errors.py).
+    """Run `geomx` with `arguments`, by default the process's; return the exit status (see errors.py).
 
-    A command that fails under --json before it has printed its object prints an object with the error. What is written
-    to a closed pipe (as to `head`) or terminal is dropped, without a status of its own; so are all messages that stderr
-    refuses.
+    If a command with --json fails before it has printed its object, it prints an object with the error. Output to a
+    closed pipe (such as to `head`) or terminal is dropped, and does not change the status. Messages that stderr refuses
+    are dropped too.
     """
     if instruction := os.environ.get("_GEOMX_COMPLETE"):
         return _complete(instruction)

@@ -65,29 +65,28 @@ def init(kind: str = "dist_sync") -> KVStore:
 
 
 def state(**given: Any) -> "MxnetState":
-    """Return the state of this worker's training, which saves itself; a killed worker goes on from it.
+    """Return the state of this worker's training, which saves itself. A killed worker continues from it.
 
     Call it once, after `kv.init` or after the Trainer is made, and iterate over epochs and batches through it. Between
-    two batches it waits for what the script has pushed, and saves what that has changed; otherwise it saves every two
-    seconds. geomx starts a killed worker again (`--restarts`). Then the script runs from its begin, and `state` loads
-    all objects, what the store keeps, and the random numbers of numpy and Python. The loops go on at the same batch,
-    and training ends with the bits of an undisturbed job. MXNet's own random numbers are seeded anew before each batch,
-    so that a worker that goes on draws the same ones. Without `state`, a worker that dies after its first push ends the
-    job.
+    two batches it waits for the results of the script's pushes, and saves if they have changed the state. Otherwise it
+    saves every two seconds. geomx starts a killed worker again (`--restarts`). Then the script runs from its first
+    line, and `state` loads all objects, the store's state, and the random states of numpy and Python. The loops
+    continue at the same batch, and training ends with the same bits as an undisturbed job. `state` seeds MXNet's random
+    numbers before each batch, so a restarted worker draws the same numbers. Without `state`, a worker that dies after
+    its first push ends the job.
 
     Args:
         given: What training changes: gluon blocks and Trainers, Modules, optimizers, updaters, arrays and lists of
-            arrays, and objects with state_dict and load_state_dict. And numbers, which become attributes of the state:
-            also counts of steps, which an `enumerate` would begin anew. An optimizer that `kv.set_optimizer` got is
-            saved anyway.
+            arrays, and objects with state_dict and load_state_dict. Numbers become attributes of the state: also counts
+            of steps, which an `enumerate` would begin anew. The optimizer of `kv.set_optimizer` need not be given.
 
     Returns:
         epochs(count): the numbers of the epochs from `state.epoch` on.
-        batches(loader): the batches of a pass over a loader, from the place on at which the worker was killed. A gluon
-        DataLoader and an NDArrayIter return there without loading anything; a loader with a state_dict does it itself;
-        anything else is read again.
-        save(): saves now, for loops that do without `batches`: once between two pushes of a key.
-        resumed: whether this worker was killed and goes on. epoch, and each given number: what it is now.
+        batches(loader): the batches of a pass over a loader, from the batch on at which the worker was killed. A gluon
+        DataLoader and an NDArrayIter load no earlier batch. A loader with a state_dict restores its own position. Any
+        other iterable is read again from its beginning.
+        save(): saves now. A loop without `batches` calls it once between two pushes of a key.
+        resumed: whether this worker continues after it was killed. epoch, and each given number: its present value.
 
     Raises:
         InvalidSettings: A network or a Trainer is missing, a shape is not known yet, or an object cannot be saved.
@@ -109,10 +108,11 @@ def state(**given: Any) -> "MxnetState":
 
 
 def fit(module: Any, train_data: Any, **arguments: Any) -> None:
-    """Train a Module as `module.fit(train_data, ...)` does, and save as `state` does; a killed worker goes on from it.
+    """Train a Module like `module.fit(train_data, ...)`, and save like `state`. A killed worker continues at the same
+    batch.
 
-    Call it once, in place of `fit`. The iterator returns to its batch as in `state`. Metrics of the epoch in which a
-    worker goes on are those of the rest of it.
+    Call it once, in place of `module.fit`. The iterator returns to its batch as with `state`. In the epoch in which a
+    killed worker continues, metrics cover only the rest of the epoch.
 
     Args:
         module: A mx.mod.Module or mx.mod.BucketingModule.
@@ -120,7 +120,7 @@ def fit(module: Any, train_data: Any, **arguments: Any) -> None:
         arguments: All other arguments of `fit`, by name, with kvstore="dist_sync" or a store.
 
     Raises:
-        InvalidSettings: The module has a loop of its own, or its store is not the job's.
+        InvalidSettings: The module overrides `fit`, or its store is not the job's.
         MXNetError: The job has failed.
 
     Examples:
@@ -153,10 +153,10 @@ def is_master() -> bool:
 def should_stop() -> bool:
     """Return whether the job is asked to stop: true in all workers after the same push, and from then on.
 
-    What asks it is SIGTERM or SIGUSR1 to `geomx launch`, an agent or any process of the job, `geomx stop`, or Ctrl-C.
-    After the first call of this, a worker is not ended then: it has the time of `--grace` to save and to end by itself.
-    Call it in all workers after each step. Once the job is asked to stop, one call waits for the other workers.
-    In an asynchronous job it is true in all workers of a party after the same push.
+    A job is asked to stop by `geomx stop`, by Ctrl-C, or by SIGTERM or SIGUSR1 to `geomx launch`, an agent or any
+    process of the job. If a worker has called `should_stop` before, geomx gives it the time of `--grace` to save and to
+    end by itself. Call `should_stop` in all workers after each step. When the job is asked to stop, one call waits for
+    the other workers. In an asynchronous job, the result is true in all workers of a party after the same push.
 
     Raises:
         InvalidSettings: `init` was not called.

@@ -48,7 +48,8 @@ _TRAINERS = {"hf": "pip install transformers accelerate", "lightning": "pip inst
 
 
 def __getattr__(name: str) -> Any:
-    """The modules `hf` and `lightning`, which import these frameworks. Raises InvalidSettings where that fails."""
+    """Return the module `hf` or `lightning`, which imports its framework. Raises InvalidSettings if the import fails.
+    """
     if name not in _TRAINERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -60,8 +61,8 @@ def __getattr__(name: str) -> Any:
 def init() -> None:
     """Join the job, and block until all of its processes have joined. Later calls have no effect.
 
-    In a master worker that does not train it ends the process, with status 0. With `--shards` it creates the default
-    group of torch.distributed, which has the party's workers.
+    In a master worker that does not train, `init` ends the process with status 0. With `--shards`, it creates the
+    default group of torch.distributed, which has the party's workers.
 
     Raises:
         InvalidSettings: The process was not started by geomx.
@@ -83,10 +84,10 @@ def init() -> None:
 def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optimizer:
     """Make `optimizer` train `model` together with all other workers. Blocks until all have called it.
 
-    All workers get the parameters and buffers of the master worker. `geomx launch --algo` chooses what is exchanged:
-    with fsa and sync, `backward` leaves the mean of all workers' gradients. The optimizer stays the script's own:
-    schedulers, clipping, GradScaler, parameter groups and state_dict work as before. Parameters with
-    requires_grad=False stay as they are.
+    All workers get the parameters and buffers of the master worker. `geomx launch --algo` chooses what is exchanged.
+    With fsa and sync, `p.grad` is the mean of all workers' gradients after `backward`. `wrap` returns the script's own
+    optimizer: schedulers, clipping, GradScaler, parameter groups and state_dict work as before. Parameters with
+    requires_grad=False do not change.
 
     Args:
         model: A torch.nn.Module, equal in all workers. Wrap several models one by one. With `--shards`, first divide it
@@ -94,8 +95,8 @@ def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optim
         optimizer: An optimizer of the model's parameters, or a list or tuple of several. With `--shards` it has the
             DTensors of the divided model.
         buffers: "local": each worker has its own buffers, such as running statistics of batch normalization, until
-            `finish` gives all workers the buffers of one. "mean": all workers have the means, in each round (fsa, sync,
-            hfa).
+            `finish` gives all workers the buffers of one worker. "mean": in each round all workers get the mean of the
+            buffers (fsa, sync, hfa).
 
     Returns:
         `optimizer`.
@@ -112,26 +113,26 @@ def wrap(model: Any, optimizer: _Optimizer, *, buffers: str = "local") -> _Optim
 
 
 def state(**given: Any) -> "TorchState":
-    """Return the state of this worker's training, which saves itself; a killed worker goes on from it.
+    """Return the state of this worker's training, which saves itself. A killed worker continues from it.
 
-    Call it after `wrap`, and iterate over epochs and batches through it. Between two batches it saves what a round has
-    changed, and otherwise every two seconds. geomx starts a killed worker again (`--restarts`). Then the script runs
-    from its begin, and `state` loads all objects, numbers and random state of torch, GPUs, numpy and Python. The loops
-    go on at the same batch, and training ends with the bits of an undisturbed job where its kernels are deterministic.
-    With `--reduce torch` and `--shards` all workers of the party begin again, at the same step.
+    Call it after `wrap`, and iterate over epochs and batches through it. It saves between two batches: after each round
+    (exchange), and otherwise every two seconds. geomx starts a killed worker again (`--restarts`). Then the script runs
+    from its first line, and `state` loads all objects, numbers, and the random states of torch, GPUs, numpy and Python.
+    The loops continue at the same batch. If the kernels are deterministic, training ends with the same bits as an
+    undisturbed job. With `--reduce torch` and `--shards`, all workers of the party begin again, at the same step.
     Without `state`, a worker that dies after its first step ends the job.
 
     Args:
-        given: Objects that have state_dict and load_state_dict, among them each wrapped model and optimizer: also
-            schedulers, a GradScaler, averaged models. And numbers, which become attributes of the state.
+        given: Objects that have state_dict and load_state_dict: each wrapped model and optimizer, and also schedulers,
+            a GradScaler, averaged models. Numbers become attributes of the state.
 
     Returns:
         epochs(count): the numbers of the epochs from `state.epoch` on.
-        batches(loader): the batches of a pass over a loader, from the place on at which the worker was killed. A
-        DataLoader of a map-style data set returns there without loading anything; a loader with a state_dict does it
-        itself; anything else is read again.
-        save(): saves now, for loops that do without `batches`: once between two steps that exchange.
-        resumed: whether this worker was killed and goes on. epoch, and each given number: what it is now.
+        batches(loader): the batches of a pass over a loader, from the batch on at which the worker was killed. A
+        DataLoader of a map-style data set loads no earlier batch. A loader with a state_dict restores its own position.
+        Any other iterable is read again from its beginning.
+        save(): saves now. A loop without `batches` calls it once between two steps that exchange.
+        resumed: whether this worker continues after it was killed. epoch, and each given number: its present value.
 
     Raises:
         InvalidSettings: A wrapped model or optimizer is missing, or an object has a value that cannot be saved.
@@ -162,7 +163,7 @@ def no_sync() -> AbstractContextManager[None]:
 
 
 def finish() -> None:
-    """End training: contribute what is left, wait for the other workers, and leave the same tensors in all models.
+    """End training: exchange the remaining steps, wait for the other workers, and give all models the same tensors.
 
     Call it before you evaluate or save the model. geomx calls it when a script ends successfully. Workers may take
     different numbers of steps: a worker that has finished no longer counts in means. After `finish` the wrapped
@@ -182,10 +183,10 @@ def finish() -> None:
 def should_stop() -> bool:
     """Return whether the job is asked to stop: true in all workers at the same step, and from then on.
 
-    What asks it is SIGTERM or SIGUSR1 to `geomx launch`, an agent or any process of the job, `geomx stop`, or Ctrl-C.
-    After the first call of this, a worker is not ended then: it has the time of `--grace` to save and to end by itself.
-    Call it in all workers after each step. Once the job is asked to stop, one call waits for the other workers.
-    With mixed and async it is true in all workers of a party at the same step.
+    A job is asked to stop by `geomx stop`, by Ctrl-C, or by SIGTERM or SIGUSR1 to `geomx launch`, an agent or any
+    process of the job. If a worker has called `should_stop` before, geomx gives it the time of `--grace` to save and to
+    end by itself. Call `should_stop` in all workers after each step. When the job is asked to stop, one call waits for
+    the other workers. With mixed and async, the result is true in all workers of a party at the same step.
 
     Raises:
         InvalidSettings: `init` was not called.
@@ -205,10 +206,10 @@ def should_stop() -> bool:
 class Training(Generic[_Optimizer]):
     """`with Training(model, optimizer):` around a training loop: `wrap` before it, and `finish` after it.
 
-    It is for any `geomx launch --algo`. Call `init` first. The `with` statement gives the optimizer. To train several
-    models together, give one `with` statement several of them; the first that ends calls `finish` for all. An exception
-    leaves the block without `finish`. If it ends this script, the other workers' scripts end too, with the exception's
-    text.
+    It is for any `geomx launch --algo`. Call `init` first. The value of the `with` statement is the optimizer. To train
+    several models together, write several `Training` objects in one `with` statement; the first one that ends calls
+    `finish` for all. If an exception leaves the block, `finish` is not called. If the exception ends this script, the
+    other workers' scripts end too, with the exception's text.
 
     Args:
         model: See `wrap`.
@@ -243,7 +244,7 @@ class Training(Generic[_Optimizer]):
             _store().finish()
 
     def _stands_for(self, algorithm: plugins.Algorithm) -> bool:
-        """Whether a job with this algorithm does what the class says."""
+        """Whether the class is for jobs with this algorithm."""
         return True
 
 
@@ -339,7 +340,8 @@ def sampler(dataset: Any, *, shuffle: bool = True, seed: int = 1) -> "ShardSampl
     """Return a sampler that gives each worker a different part of the data set in each epoch.
 
     All workers must pass the same arguments. The next epoch begins with the first iteration after a step of an
-    optimizer, so a worker may look at a batch or evaluate with it; docs/how-to/three-lines.md has an exception.
+    optimizer. So a worker may look at a batch, or evaluate with the sampler; docs/how-to/three-lines.md has an
+    exception.
 
     Args:
         dataset: A data set with indices.

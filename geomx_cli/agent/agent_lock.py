@@ -1,7 +1,7 @@
-"""The lock of an agent's directory, which an agent, its keeper and whoever starts an agent hold.
+"""The lock of an agent's directory. An agent holds it, its keeper, and a process that starts an agent.
 
-Processes inherit it when they are forked, and lose it with their end. So there is one agent at most, and there is none
-if nobody holds the lock. The lock's file, `agent.lock`, names the agent and its keeper.
+Forked processes inherit the lock, and lose it when they end. So there is at most one agent. If no process holds the
+lock, there is none. The lock's file, `agent.lock`, names the agent and its keeper.
 """
 
 import fcntl

@@ -1,4 +1,6 @@
-"""What an agent does for checkpoints, as the control machine or a visitor asks: each of them ends what it has begun."""
+"""An agent's part in checkpoints, which the control machine or a visitor requests. Each requester ends its own
+checkpoint.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -37,7 +37,7 @@ FETCHED = "resumed"
 """Folder of a host's part of the checkpoint, fetched from elsewhere, from which its job goes on."""
 _FOLDER, _PART = "checkpoints", ".part"
 _STOPPING = 2.0  # seconds for all threads to stop
-_FROZEN = 15.0  # seconds until processes go on, if nobody says what is to be done
+_FROZEN = 15.0  # seconds until processes continue, if no order arrives
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def whole(directory: Path) -> list[Checkpoint]:
     """Return the whole checkpoints of the host whose agent had `directory`, the newest first."""
     found = []
     for path in (directory / _FOLDER).glob("*"):
-        with suppress(OSError, ValueError):  # half written, or somebody else's
+        with suppress(OSError, ValueError):  # incomplete, or of another program
             found.append(Checkpoint.read(path))
     return sorted(found, key=lambda each: each.number, reverse=True)
 
@@ -124,7 +124,7 @@ class Checkpoints:
 
     @property
     def newest(self) -> int:
-        """The highest number of a checkpoint that is or was there, so that no other one gets it; 0 for none."""
+        """The highest number that a checkpoint here has had, so that no number is used twice; 0 for none."""
         names = [path.stem for path in self._folder.glob("*")]
         return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=0)
 
@@ -158,7 +158,7 @@ class Checkpoints:
         return f"processes did not stop within {_STOPPING:g} s"
 
     def _late_obstacle(self) -> str:
-        """A process may have died, or given up its state, before it was stopped."""
+        """Why there can be no checkpoint, if a process has died or stopped saving its state before it was suspended."""
         for child in self._children:
             child.life.check_end()
         frozen_at, self._frozen_at = self._frozen_at, None
@@ -169,7 +169,9 @@ class Checkpoints:
         return problem
 
     def keep(self, number: int) -> None:
-        """Copy what stopped processes keep; `check` says how it ends. They go on once it is copied."""
+        """Begin to copy the state of the stopped processes, which continue when it is copied. `check` returns the
+        outcome.
+        """
         sources = [child.state_dir for child in self._children if child.state_dir is not None]
         incarnations = {child.name: child.incarnation for child in self._children}
         self._problem = ""
@@ -194,7 +196,7 @@ class Checkpoints:
         return self._problem
 
     def remove(self) -> None:
-        """Remove all: the job has done what it was to do."""
+        """Remove all checkpoints: the job is done."""
         self._remove([self._folder, self._directory / FETCHED])
 
     def _write(self, number: int, sources: Sequence[Path], incarnations: Mapping[str, int]) -> None:
@@ -217,7 +219,7 @@ class Checkpoints:
         except OSError as error:
             self._problem = f"{part} cannot be written: {error.strerror}"
             self._remove([part])
-        except Exception as error:  # in a thread nobody sees it
+        except Exception as error:  # otherwise the thread would hide it
             self._problem = f"{part} cannot be written: {error!r}"
             print(self._problem, file=sys.stderr, flush=True)
 

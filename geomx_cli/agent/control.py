@@ -94,7 +94,7 @@ class Control:
 
     def __init__(self, path: str, selector: selectors.BaseSelector, life: int = 0) -> None:
         _make_private(Path(path).parent)
-        if life:  # an agent that was killed has left its socket
+        if life:  # a killed agent leaves its socket
             Path(path).unlink(missing_ok=True)
         self._selector = selector
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -49,9 +49,9 @@ _PATH = re.compile(r"'(/[^'\n]{1,1000})'")
 def full_disk(output: str, job_dir: Path, others: Iterable[Path]) -> str:
     """Return the mount point and device of the disk that is full, as in "/data (/dev/sdb1)", or "".
 
-    `output`: what a process wrote before it ended. If that is an error for lack of room, the disks of the paths in it
-    come first, then those of `others`, folders that the process may write to, then any local one that is full. A disk
-    is full if it has no free bytes or inodes. Returns "" if that takes longer than 2 s.
+    `output`: what a process wrote before it ended. If this is an error about lack of room, look first at the disks of
+    the paths in it, then at the disks of `others` (folders to which the process may write), then at all local disks. A
+    disk is full if it has no free bytes or inodes. Returns "" if that takes longer than 2 s.
     """
     found: list[str] = []
     search = threading.Thread(target=lambda: found.append(_search(output, job_dir, others)), daemon=True)

@@ -1,9 +1,9 @@
 """The process groups of parties (`--reduce torch`): if a worker of one is killed, all of its workers begin again.
 
-The others are killed once the death is known, before they have told anybody that they miss a peer: that waits for the
-agent (frontends/torch/party_group.py). When all have ended, all start. A group may have workers on several hosts: then
-each agent says that those of its host have ended, and the control machine when all may start
-(jobs/actions/group_restarts.py). Without a control machine the death of one ends the job.
+When the agent notices the death, it kills the others. They report no lost peer before, but wait for their agent
+(frontends/torch/party_group.py). When all have ended, all start. If a group has workers on several hosts, each agent
+reports when the workers of its host have ended. The control machine then tells the agents to start them
+(jobs/actions/group_restarts.py). Without a control machine, the death of one worker ends the job.
 """
 
 import signal
@@ -21,7 +21,8 @@ class WorkerGroup:
 
     members: by rank.
     is_whole: whether no other host has any.
-    process, how: who has died, on any host, and how; "" while all run. Then all members are being ended.
+    process, how: the process that has died, on any host, and how; "" while all run. After a death all members are
+        ended.
     count: which restart in 10 minutes this is.
     waits: all members have ended, and the control machine was told.
     """
@@ -54,7 +55,7 @@ class WorkerGroup:
 
     @property
     def advice(self) -> str:
-        """What the scripts lack to go on, as one has said itself."""
+        """What the scripts lack so that they can continue, from the file of a member; "" if none has written one."""
         for member in self.members:
             if member.state_dir is not None:
                 with suppress(OSError):
@@ -63,7 +64,7 @@ class WorkerGroup:
         return ""
 
     def halt(self, process: str, how: str, count: int) -> None:
-        """End all members, as this process has died."""
+        """End all members, because this process has died."""
         self.process, self.how, self.count = process, how, count
         for member in self.members:
             if member.life.running:
@@ -71,7 +72,7 @@ class WorkerGroup:
                 member.life.signal_group(signal.SIGKILL)
 
     def begin(self) -> Iterator[tuple[Child, str]]:
-        """Yield all members, which start again now, each with how it has ended."""
+        """Yield all members, which start again now, and how each has ended."""
         process, how = self.process, self.how
         for member in self.members:
             if member.state_dir is not None:
@@ -95,7 +96,7 @@ class WorkerGroup:
 
 
 class WorkerGroups:
-    """All that have members on this host. Not thread-safe."""
+    """All groups with members on this host. Not thread-safe."""
 
     def __init__(self, children: Iterable[Child]) -> None:
         by_party: dict[str, list[Child]] = {}
@@ -108,8 +109,9 @@ class WorkerGroups:
         return iter(self._groups.values())
 
     def of(self, child: Child) -> WorkerGroup | None:
-        """The group with which a child begins again; None for one that begins again alone, as one does that only leaves
-        the job. Who has noted that all scripts are over speaks for all: a survivor that missed it waits for that.
+        """The group with which a child begins again. None for a child that begins again alone, for example because it
+        only leaves the job. If one worker has noted that all scripts are over, this notes it for all members, because a
+        worker that missed it waits for it.
         """
         group = self._groups.get(party_of(child.name))
         if group is None or child not in group.members:

@@ -58,13 +58,13 @@ class Task:
 
     @property
     def serves(self) -> bool:
-        """Whether workers depend on it while they end."""
+        """Whether workers need this process until they have ended."""
         return self.role.endswith(("server", "scheduler"))
 
     @property
     def resumes(self) -> bool:
-        """Whether it goes on, when it is started again, from what its earlier life has saved: a scheduler, a server,
-        and a worker. A script that does not save says so (Child.lacks_state).
+        """Whether a restarted process continues from the state of its earlier life: schedulers, servers and workers do.
+        A script that does not save announces this (Child.lacks_state).
         """
         return self.serves or self.role == "worker"
 

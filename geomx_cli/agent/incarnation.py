@@ -34,11 +34,11 @@ _TELLING = 500  # maximum length of a forwarded message or exception line
 class Child:
     """A task, its log, and what is decided about it. Not thread-safe.
 
-    life: its present or last incarnation; there is one before its start too.
+    life: its present or last incarnation; not None before the start either.
     incarnation: the number of it, from 0.
-    state_dir: the folder in which its state survives it, if it is restarted when it dies.
+    state_dir: the folder with the process's saved state; None if it is never restarted.
     asked: its end was requested.
-    departs: it has died, and its present life only leaves the job in its name.
+    departs: the process has died, and its present life only leaves the job in its name.
     together: how often all of the job's processes have begun again.
     failed: a failure of it was reported.
     lacked_room: it failed, by itself, while a disk was full.
@@ -84,13 +84,17 @@ class Child:
             os.close(output)
 
     def terminate(self) -> None:
-        """Send SIGTERM to its process group, which it takes for the end, not for somebody's wish that the job stops."""
+        """Send SIGTERM to its process group. The process recognises it as the agent's, not as a request to stop the
+        job.
+        """
         self._stop_files.end()
         self.life.signal_group(signal.SIGTERM)
 
     @property
     def lacks_state(self) -> bool:
-        """Whether it has no folder for its state, or has said that it saves none, or that there was no room."""
+        """Whether the process saves no state: it has no folder for it, has announced that it saves nothing, or had no
+        room.
+        """
         return self.state_dir is None or (self.state_dir / STATE_ENDED).exists()
 
     def begin_after(self, incarnation: int) -> None:
@@ -117,7 +121,9 @@ class Child:
         return module_command(sys.executable, "geomx_cli.runtime.departure")
 
     def _advice(self) -> str:
-        """What its script lacks to go on after it was killed, as it has said itself; "" for others."""
+        """What its script lacks so that it can continue after a kill, from the file that the process wrote; "" without
+        one.
+        """
         if self.state_dir is None:
             return ""
         with suppress(OSError), (self.state_dir / STATE_ENDED).open(errors="replace") as file:
@@ -125,8 +131,8 @@ class Child:
         return ""
 
     def bury(self, how: str) -> list[dict[str, Any]]:
-        """End what a life that has ended has left, and prepare the next one, which `start` begins. Its log and its
-        event log go on. Return the event that says so, if the event log has no room for it.
+        """Kill what an ended life has left, and prepare the next life, which `start` begins. It continues the log and
+        the event log. Return the event about the restart, if the event log has no room for it.
 
         how: it ended, a phrase to follow its name.
         """
@@ -143,7 +149,7 @@ class Child:
         """As `bury`, and the next life leaves the job."""
         self.departs = True
         assert self.state_dir is not None
-        with suppress(OSError):  # an agent that follows a killed one sees by this that the script does not go on
+        with suppress(OSError):  # tells an agent that follows this one that the script does not continue
             (self.state_dir / STATE_ENDED).touch()
         round_ = self.contributed or 0
         return self._succeed(f"{how}; leaving the job after round {round_}", "left", message=how, round=round_)
@@ -304,7 +310,7 @@ class Incarnation:
         return None
 
     def stall_notice(self) -> str:
-        """Return what it does, once, if it has been stopped or hung for a while; call after `stall`."""
+        """Return, once, what the process does if it has been stopped or hung for a while. Call it after `stall`."""
         if self._stops.notices():
             return "is stopped (SIGSTOP)"
         return "neither answers nor uses processor time" if self._hangs.notices() else ""
@@ -327,7 +333,7 @@ class Incarnation:
                 os.killpg(self._process.pid, signal.SIGCONT)
 
     def sweep(self) -> None:
-        """Kill what it has left of its session, and wait for that; call after its end."""
+        """Kill the remaining processes of its session, and wait for their end. Call it after the end of the process."""
         if self._process is not None and self.pidfd >= 0:
             pid = self._process.pid
             processes.kill_all(lambda: processes.session_members([pid]), _SWEEP)

@@ -32,15 +32,15 @@ class Stage(IntEnum):
 class Lifecycle:
     """Advances through the stages, by request or at the current one's deadline. Not thread-safe.
 
-    SIGTERM comes once for each process group: for workers at once, unless their script handles the job's failure
-    (Incarnation.handles_failure), or they end by themselves as the job is asked to stop (`is_asked`); for schedulers
-    and servers once no worker runs here, as workers may need them for the round that they are in.
+    Each process group gets SIGTERM once. Workers get it at once, unless their script handles the job's failure
+    (Incarnation.handles_failure), or they end by themselves because the job is asked to stop (`is_asked`). Schedulers
+    and servers get it when no worker runs here, because workers may need them for the present round.
 
-    grace: seconds from the end of RUNNING until workers get SIGKILL, but not within a second of SIGTERM unless it is
-        shorter; for others it is a second longer.
-    is_asked: somebody has asked the job to stop, as opposed to a failure. If one of the workers here awaits that
-        (EventTail.awaits_stop), none gets SIGTERM before the end of the grace: the others await it soon, or wait for
-        it.
+    grace: seconds from the end of RUNNING until workers get SIGKILL, at least a second after SIGTERM unless the grace
+        is shorter. For other processes it is a second longer.
+    is_asked: the job was asked to stop, and has not failed. If one of the workers here waits for stops
+        (EventTail.awaits_stop), no worker gets SIGTERM before the end of the grace: the others will look at it soon, or
+        wait for this worker.
     holding: workers of other hosts need schedulers and servers too, until they have ended or the grace is over.
     why: the reason of the stop.
     terminated_at: when SIGTERM was first due, by `clock`.

@@ -58,8 +58,8 @@ def folder_of(task: Task) -> Path | None:
 
 
 def folders_of(task: Task) -> list[Path]:
-    """Return where a process may have saved files: those of its `fallback_folders` that it has made, then its output
-    folder. Of two files with one name the first holds, which was saved last.
+    """Return the folders in which a process may have saved files: the `fallback_folders` that it has made, then its
+    output folder. If two folders have a file of one name, the first folder's counts: it was saved last.
     """
     if (folder := folder_of(task)) is None:
         return []

@@ -1,4 +1,6 @@
-"""What schedulers are told of this host's processes that cannot speak themselves: not joined yet, or killed."""
+"""Messages to schedulers for those processes of this host that cannot send any: they have not joined yet, or were
+killed.
+"""
 
 import os
 import subprocess
@@ -53,8 +55,8 @@ class PresenceProcesses:
                 self._staying |= {scheduler: (process, now)} if process is not None else {}
 
     def tell(self, child: Child, cause: str, hint: str, *, verb: str = "fail") -> None:
-        """Have the processes on other hosts told of a failure: a process that ended cannot, and they would wait.
-        verb: "absent" if it is one only where the process had not joined, as its scheduler knows.
+        """Report a failure to the processes on other hosts, which would wait for this process. verb: "absent" if the
+        end of the process is a failure only if it had not joined; its scheduler knows.
         """
         process = self._run(child, subprocess.DEVNULL, verb, cause, hint) if child.task.scheduler else None
         if process is not None:

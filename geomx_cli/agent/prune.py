@@ -35,7 +35,8 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     except FileNotFoundError:
         place = str(job_dir)
     further = [folder for part in parts for folder in _elsewhere(part)]
-    # Another host that shares the file system reads in its own folder what it has elsewhere, perhaps at the same time.
+    # Another host that shares the file system may read, at the same time, the list of its further folders in its own
+    # folder.
     own = [*(name for name in ENTRIES if name != "hosts"), *(f"hosts/{part.name}" for part in parts)]
     size = size_of([*(job_dir / name for name in own), *further])
     left = "" if dry_run or running else remove(job_dir, own, further)

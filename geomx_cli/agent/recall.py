@@ -30,11 +30,11 @@ class Recall:
         self._may = self._expected = self.told = False
 
     def begin(self) -> None:
-        """All begin again."""
+        """All processes of the job begin again."""
         self._expected = self.told = False
 
     def tell(self) -> bool:
-        """Return, once, whether the control machine is to be told that nothing runs here."""
+        """Return True the first time: the control machine has to learn that nothing runs here."""
         told, self.told = self.told, True
         return not told
 

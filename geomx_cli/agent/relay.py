@@ -119,7 +119,7 @@ def _last_words(directory: Path) -> str:
 
 def _relay(stream: socket.socket, given: bytearray) -> bool:
     """Relay until the agent closes the connection; half-close it on end of our input. Return whether the agent has sent
-    anything; until then `given` is extended by what it was sent.
+    anything. Before its first message, `given` collects the bytes that were sent to it.
     """
     sources: list[int] = [0, stream.fileno()]
     answered = False
@@ -159,8 +159,8 @@ def _write(data: bytes) -> None:
 
 
 def _wait_for(agent: int) -> None:
-    """Wait briefly for the agent's exit, so that it has usually ended when this process has; but not if the command
-    that started it is gone: perhaps another has taken over.
+    """Wait briefly for the agent's exit, so that the agent has usually ended when this process ends. Do not wait if the
+    command that started this process is gone: perhaps another command follows the job.
     """
     descriptor = os.pidfd_open(agent)
     poll = select.poll()

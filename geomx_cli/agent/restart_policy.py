@@ -19,10 +19,11 @@ _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which somebody ask
 
 
 class RestartPolicy:
-    """Restarts a process that died by a signal without a word, a few times in 10 minutes. Not thread-safe.
+    """Restarts a process that a signal has killed and that had reported no failure, a few times in 10 minutes. Not
+    thread-safe.
 
-    What says why it ends, by an event, an exception or an exit status, would end again. So would what the kernel has
-    killed twice for want of memory.
+    A process that ends with an event, an exception or an exit status would end again. So would a process that the
+    kernel has killed twice because memory ran out.
 
     A script's worker that is not restarted may leave the job instead: see `lets_go`.
 
@@ -45,17 +46,18 @@ class RestartPolicy:
         return self.limit > 0 and task.resumes
 
     def excuses(self, child: Child) -> bool:
-        """Whether a server or scheduler was killed when it had done all, so that its death has no effect. Others may
-        still wait for a worker that had done all. Read its events first.
+        """Whether a server or scheduler was killed when its work was done, so that its death has no effect. For a
+        worker this is False: others may still wait for it. Read its events first.
 
-        One that has said goodbye may still have to answer others, and a server to save its optimizer.
+        A process that has sent its goodbye may still have to answer others, and a server may have to save its
+        optimizer.
         """
         covered = self.covers(child.task) and child.task.serves
         return covered and child.life.events.finished and (child.life.status or 0) < 0
 
     def lets_go(self, child: Child, stage: Stage) -> bool:
-        """Whether the job goes on without a child that has failed: a script's worker that has contributed, and has told
-        nobody that it fails.
+        """Whether the job continues without a child that has failed: a script's worker that has contributed and has not
+        reported a failure.
         """
         told = child.life.events.failure is not None or child.asked or child.departs
         going = self._leaves and stage is Stage.RUNNING and not told
@@ -82,7 +84,7 @@ class RestartPolicy:
         return self._count(child)
 
     def decide_group(self, group: WorkerGroup) -> int:
-        """As `decide`, for a group of whose workers one has died, perhaps on another host."""
+        """As `decide`, for a group in which a worker has died, perhaps on another host."""
         return 0 if group.lacks_state or not self.covers(group.members[0].task) else self._count(group.members[0])
 
     def _count(self, child: Child) -> int:

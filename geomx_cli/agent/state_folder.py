@@ -56,8 +56,8 @@ def continues(directory: Path) -> Path | None:
 
 
 def forbid(directory: Path) -> None:
-    """No agent is to follow this one: the job ends, or what a next one has to know cannot be written. Works on a full
-    disk.
+    """Let no agent follow this one: the job ends, or the data that the next agent needs cannot be written. Works on a
+    full disk.
     """
     for place in found(directory):
         (place / CONTINUES).unlink(missing_ok=True)

@@ -187,7 +187,7 @@ class StatusFile:
         if not isinstance(kind, str) or kind not in _FIELDS or not isinstance(event.get("time"), int | float):
             return
         if kind == "warning" and (event.get("affects_result") is not True or kind in self._newest[process]):
-            return  # of those that affect the result the first one is kept
+            return  # the first warning that affects the result is kept
         names = ("schema_version", "number", "time", "event", *_FIELDS[kind])
         kept = {name: _bounded(event[name]) for name in names if name in event}
         if kind == "reported":
@@ -199,7 +199,7 @@ class StatusFile:
             self._newest[process].setdefault("first round", kept)
 
     def begin_life(self, process: str) -> None:
-        """Keep how far a life that has ended had come, and its bytes, to which those of the next life are added."""
+        """Keep the progress and the bytes of a life that has ended. The bytes of the next life are added to them."""
         newest = self._newest[process]
         if (last := newest.get("telemetry")) is not None:
             names = ("schema_version", "number", "time", "event", "round", "bytes")

@@ -32,7 +32,7 @@ _RECORD, _PART = "complete.json", "part.json"
 
 
 class Unusable(Exception):
-    """Why no job can go on from what lies there: it is half written, damaged, or somebody else's."""
+    """Why a job cannot continue from these files: they are incomplete, damaged, or from another program."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ _ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def start(directory: Path, host_spec: HostSpec) -> int:
-    """Start the first agent of a job; return the pid of it or its keeper once it listens, 0 if it has ended before.
+    """Start the first agent of a job. When it listens, return its pid, or its keeper's; return 0 if it has ended
+    before.
 
     Raises CheckFailed if an agent runs there already. On a file system without locks no agent will follow a killed one.
     """
@@ -67,8 +68,8 @@ def ensure(directory: Path) -> bool:
 def _following(directory: Path, host_spec: HostSpec) -> AgentState | None:
     """Write and return the state with which an agent follows the last one; None if none is to follow.
 
-    None follows before the processes have started, once their end was asked for, after `--restarts` agents in 10
-    minutes, and if a process that has not ended could not go on. Call with the lock.
+    No agent follows in these cases: the processes have not started yet; somebody has asked them to end; `--restarts`
+    agents were killed in 10 minutes; a process that has not ended could not continue. Call with the lock.
     """
     state, folder = AgentState.read(directory), state_folder.continues(directory)
     if state is None or folder is None or (directory / "agent-end.jsonl").exists():

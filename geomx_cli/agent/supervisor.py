@@ -189,7 +189,7 @@ class Supervisor:
 
     @property
     def _is_done(self) -> bool:
-        """Whether all processes have done what they were to do."""
+        """Whether all processes have completed their work."""
         return self._lifecycle.stage is Stage.RUNNING and all(child.life.status == 0 for child in self._children)
 
     def _stop_as_asked(self, message: Message) -> None:
@@ -216,12 +216,12 @@ class Supervisor:
             self._control.send_durable({"type": "stopping", "who": who, "grace": grace})
 
     def _stop_by_signal(self, who: str) -> None:
-        """Stop as `who` asks, while nobody tells when the workers of other hosts have ended."""
+        """Stop as `who` asks. No control machine reports when the workers of other hosts have ended."""
         if self._lifecycle.stage <= Stage.RUNNING:
             self._stop_as_asked({"who": who, "hold": self._is_needed_elsewhere})
 
     def _ask_processes(self) -> None:
-        """Let those end by themselves that await that."""
+        """Ask the processes that wait for a stop to end by themselves."""
         self._lifecycle.is_asked = True
         self._host_spec.stop_files.ask()
 
@@ -310,7 +310,7 @@ class Supervisor:
             self._control.send_durable({"type": "started", "process": child.name})
         for child in dead:
             child.state_dir = folder / child.task.file_name
-        for child in dead:  # one by one: what is written of the others stays as it was
+        for child in dead:  # one by one, so that the records of the others do not change
             if child.life.running:  # with its group
                 continue
             group = self._groups.of(child)
@@ -382,8 +382,8 @@ class Supervisor:
             self._stop_alone(f"the control machine {how} for {lease:g} s")
 
     def _stop_alone(self, why: str) -> None:
-        """Stop, while nobody tells when the workers of other hosts have ended: servers that these may need wait until
-        all have left, or the grace is over.
+        """Stop without a control machine, which would report when the workers of other hosts have ended. Servers that
+        these workers may need wait until all workers have left, or the grace is over.
         """
         self._recall.forbid()
         if self._lifecycle.stage <= Stage.RUNNING:
@@ -480,11 +480,13 @@ class Supervisor:
     # Groups of workers that begin again together.
 
     def _may_begin_again(self, group: WorkerGroup | None) -> bool:
-        """Whether there is who tells the other hosts of a group."""
+        """Whether a group can begin again: all of it is on this host, or a control machine coordinates its hosts, or
+        may do this before the lease expires.
+        """
         return group is None or group.is_whole or self._control.connected or bool(self._host_spec.lease)
 
     def _halt_as_told(self, process: str, how: str) -> None:
-        """A worker of a group has died on another host: end those of this one."""
+        """A worker of a group has died on another host: end the group's workers on this host."""
         group = self._groups.named(party_of(process))
         if group is None or group.is_pending or self._lifecycle.stage is not Stage.RUNNING:
             return

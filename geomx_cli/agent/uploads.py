@@ -62,15 +62,15 @@ class Uploads:
         return {"type": "uploaded" if self._kind == "upload" else "published", "number": self.number, **ended}
 
     def delays_end(self, *, connected: bool) -> bool:
-        """Whether this host's part of the job, which is over, waits for an upload, or to be told to write the record.
-        connected: somebody is there to tell.
+        """Whether the end of this host's part of the job waits for an upload, or for the order to write the record.
+        connected: to a control machine, which gives this order.
         """
         self._over_at = self._over_at or time.monotonic()
         waits = self._running is not None or (self._awaits_record and connected)
         return waits and time.monotonic() - self._over_at < _AT_END
 
     def abandon(self) -> None:
-        """End what goes on; nothing is said of it."""
+        """End the present upload without a message about it."""
         self._awaits_record = False
         if self._running is not None:
             self._running.end()
@@ -80,7 +80,7 @@ class Uploads:
 class _Process:
     """A process of an upload, and a thread that waits for it.
 
-    limit: seconds. answer: what it has answered, or why it has not; None before.
+    limit: seconds. answer: the process's answer, or an answer with the problem if it gave none; None while it runs.
     """
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], limit: float) -> None:

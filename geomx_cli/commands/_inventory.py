@@ -85,7 +85,9 @@ def _hostfile() -> Path | None:
 
 
 def inventory_path(hosts: Path | None, *, local: bool) -> Path | None:
-    """Return the file that lists a command's machines; None if it uses only this one. Raises UsageError for two."""
+    """Return the file that lists a command's machines; None if the command uses only this machine. Raises UsageError
+    for two files.
+    """
     if (hostfile := _hostfile()) is not None:
         if local or (hosts is not None and _from_command_line("hosts")):
             what = f"--hostfile {hostfile} and {'--local' if local else '--hosts'}"

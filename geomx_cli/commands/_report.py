@@ -25,7 +25,9 @@ __all__ = [
 
 
 def print_table(rows: "Sequence[ComparisonRow]", target: float) -> None:
-    """Print one line for each group of runs; a job is named where it is the only one. One that is not done has no n."""
+    """Print one line for each group of runs. A group of a single job has the job's name. A job that is not done has no
+    n.
+    """
     from rich.console import Console
     from rich.table import Table
 

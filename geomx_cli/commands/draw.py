@@ -121,8 +121,8 @@ def draw(
 
     Runs that differ only in their seed form one curve: the mean, with a band of one sample standard deviation. geomx
     interpolates each run linearly. The curve extends over the range of x that all runs have. A job that is not done
-    does not count in means, and has a curve of its own. --group-by forms other groups: algo,seed gives one curve
-    for each run. geomx never averages over different scripts, networks or algorithms.
+    does not count in means, and has a separate curve. --group-by forms other groups: algo,seed gives one curve for each
+    run. geomx never averages over different scripts, networks or algorithms.
 
     --target and --ylim apply to figures of the accuracy. If --only excludes these figures, the two options apply to all
     curves.

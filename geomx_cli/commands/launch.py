@@ -54,8 +54,9 @@ __all__ = ["launch"]
 @click.option(
     "--resume",
     metavar="JOB",
-    help="Go on from the newest checkpoint of a job that has ended: the same script, options and machines, in a new "
-    "job. Give its id or directory, or the folder or URL of its --checkpoint-to; then --hosts may give other machines.",
+    help="Start a new job, with the same script, options and machines, from the newest checkpoint of a job that has "
+    "ended. JOB is its id, its directory, or the folder or URL of its --checkpoint-to. With a folder or URL, --hosts "
+    "may name other machines.",
 )
 @export_options
 @script_argument()

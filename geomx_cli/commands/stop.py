@@ -36,12 +36,14 @@ def stop(name: str, party: str, grace: float | None, json: bool) -> None:
     file or socket of the job, and touches no process of another job. If the job has ended on all its hosts, the command
     says so.
 
-    First, a job whose processes keep their state gets a checkpoint, from which geomx launch --resume goes on (see
-    docs/how-to/resume.md). Scripts that call should_stop(), and the bundled job, stop after the same step in all
-    workers, and save. Other workers receive SIGTERM. Then schedulers and servers do. A process that does not end within
-    the grace period receives SIGKILL. If you stop one party, there is no checkpoint, the other parties notice this, and
-    end as after a failure. If a launch still runs its checks, this launch counts as the newest job, and the command
-    ends it. Exit code 7 means that a host could not be reached, or that a process could not be ended.
+    If all processes of the job save their state, the command first takes a checkpoint, from which geomx launch --resume
+    continues (see docs/how-to/resume.md). Scripts that call should_stop(), and the bundled job, stop after the same
+    step in all workers, and save. Other workers receive SIGTERM. When no worker runs any more, schedulers and servers
+    receive SIGTERM. A process that does not end within the grace period receives SIGKILL.
+
+    If you stop one party, the command takes no checkpoint, and the other parties end as after a failure. If a launch
+    still runs its checks, this launch counts as the newest job, and the command ends it. Exit code 7 means that a host
+    could not be reached, or that a process could not be ended.
 
     \b
     Examples:

@@ -31,11 +31,11 @@ def summarize(base: Path, network: str, mode: str, run: str, target: float, pari
     """Summarise the records of a job: DIR/NETWORK/MODE/JOB/HOST/DEVICE.jsonl, or in ESync's layout
     DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 
-    Writes two files next to the hosts' folders. The first file has the format that ESync's plotting tool reads,
-    and the name of the mode: ESync.json, Sync.json, HFA.json. The second file, summary.json, adds further values, from
-    unsmoothed data: pairs of time and accuracy, bytes in both directions, computing, exchange and waiting times,
-    rounds, and time and bytes to the target. A mode is the name of an algorithm, or dcasgd, with the suffix -niid
-    unless --split is iid.
+    Writes two files next to the hosts' folders. The first file has the format that ESync's plotting tool reads, and the
+    name of the mode: ESync.json, Sync.json, HFA.json. The second file, summary.json, adds further values, from
+    unsmoothed data: pairs of time and accuracy, bytes in both directions, rounds, and time and bytes to the target. It
+    also has computing, exchange and waiting times. A mode is the name of an algorithm, or dcasgd. Unless --split is
+    iid, it has the suffix -niid.
 
     If records are missing, damaged or duplicate, geomx lists them, summarises the rest, and ends with exit code 7.
 

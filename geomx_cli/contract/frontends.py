@@ -55,8 +55,8 @@ def networks() -> tuple[str, ...]:
 
 def framework_for(network: str) -> str:
     """Return the framework that --framework auto means for a network: the preferred one that is installed in this
-    Python, or if none is, the preferred one. Any framework will do for a user's network, for one that is unknown, and
-    for one that needs none.
+    Python, or if none is, the preferred one. A user's network, an unknown network, and a network that needs no
+    framework accept any framework.
     """
     having = [each for each in FRONTENDS.values() if each.framework]
     fitting = [each.framework for each in having if network in each.networks] or [each.framework for each in having]

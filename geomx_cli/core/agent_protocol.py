@@ -151,13 +151,15 @@ class Frozen(Message, tag="frozen", frozen=True):
 
 
 class Kept(Message, tag="kept", frozen=True):
-    """The host's part of a checkpoint is whole, and its processes go on. problem: why it is not, "" if it is."""
+    """The host has finished its part of a checkpoint, and its processes continue. problem: why the part is not
+    complete; "" if it is.
+    """
 
     problem: str
 
 
 class Uploaded(Message, tag="uploaded", frozen=True):
-    """The host's part of a checkpoint is in the store if `done`. problem: why it is not, "" if it is."""
+    """done: the host's part of a checkpoint is in the store. problem: why not; "" if it is."""
 
     number: Count
     done: bool
@@ -165,7 +167,7 @@ class Uploaded(Message, tag="uploaded", frozen=True):
 
 
 class Published(Message, tag="published", frozen=True):
-    """All of a checkpoint is in the store, and may be resumed, if `done`. problem: why it is not, or older ones are
+    """done: a whole checkpoint is in the store, and may be resumed. problem: why not, or why older checkpoints are
     still there; "" for none.
     """
 

@@ -27,8 +27,8 @@ class Refusal(Exception):
 class BoundedThreads(socketserver.ThreadingMixIn):
     """For a TCPServer: one thread per connection, at most `most` at a time.
 
-    If there are as many, the connection that has been sending its request for longest is closed for a new one: one that
-    trickles makes room for one that asks. `received` must be called when a request is complete.
+    If `most` connections are open, a new one replaces the connection that has been sending its request for longest. So
+    slow senders cannot block others. `received` must be called when a request is complete.
     """
 
     daemon_threads = True

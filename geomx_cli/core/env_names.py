@@ -1,5 +1,5 @@
-"""Names of the environment variables of a job's processes, and of those without effect: unknown GEOMX_... names, and
-MXNet's and GeoMX's that geomx ignores.
+"""Names of the environment variables of a job's processes, and of variables without effect: unknown names with GEOMX_,
+and variables of MXNet and GeoMX that geomx ignores.
 """
 
 from collections.abc import Iterator, Mapping
@@ -96,8 +96,8 @@ def without_effect(environment: Mapping[str, str], *, launching: bool = False) -
 def without_effect_at_launch(
     environment: Mapping[str, str], hosts: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
-    """Return where each variable without effect is set, by its sentence: "" for `environment`, that of the launch, else
-    as in "env of a, b: ". `hosts`: the variables that the inventory sets, by host.
+    """Return, for each variable without effect, a sentence about it and where it is set: "" for the launch's
+    `environment`, otherwise as in "env of a, b: ". `hosts`: the variables that the inventory sets, by host.
     """
     setting: dict[str, list[str]] = {}
     for host, variables in hosts.items():

@@ -185,7 +185,7 @@ class WarningRaised(Event, tag="warning"):
 
     reason: a one-word category, for refused messages.
     affects_result: the job's result may be wrong, so summaries repeat it.
-    common: other processes have the same one, of which one is shown.
+    common: several processes have this warning, and it is shown once.
     """
 
     message: str
@@ -212,8 +212,8 @@ class ProcessRestarted(Event, tag="restarted"):
 
 
 class ProcessLeft(Event, tag="left"):
-    """A script's worker has died, and the others go on without it (`--on-worker-loss leave`); written by its agent.
-    round: the last one to which it has contributed. message: how it died.
+    """A script's worker has died, and the others continue without it (`--on-worker-loss leave`); written by its agent.
+    round: the last round to which it has contributed. message: how it died.
     """
 
     incarnation: Count

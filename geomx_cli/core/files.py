@@ -114,8 +114,8 @@ def require_private(directory: Path) -> None:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group is root's, or that of this user alone: where each user has one, home directories may be writable
-    for it.
+    """Whether a group is root's, or has only this user. On systems with a group for each user, home directories may be
+    writable for it.
     """
     with suppress(KeyError):
         own, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)

@@ -158,30 +158,30 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "checkpoint_every", "duration", 600.0, "GEOMX_CHECKPOINT_EVERY",
-        "Time between two checkpoints of the job, from which geomx launch --resume goes on. 0: none. Each host keeps"
-        " its newest two in hosts/HOST/checkpoints of the job's directory. They need --restarts, and scripts that call"
-        " geomx.state.",
+        "Time between two checkpoints of the job, from which geomx launch --resume continues. 0: none. Each host keeps"
+        " the newest two in hosts/HOST/checkpoints of the job's directory. Checkpoints need --restarts above 0, and"
+        " scripts that call geomx.state.",
         minimum=0,
     ),
     _net(
         "checkpoint_to", "text", "", "GEOMX_CHECKPOINT_TO",
-        "Where hosts upload each checkpoint, while the job goes on: a folder that all hosts share, or a URL that fsspec"
-        " knows, such as s3://bucket/prefix. There geomx keeps the newest two in a folder with the job's id. --resume"
-        " goes on from there even if all machines are lost. URLs need geomx-cli[s3], geomx-cli[gcs] or"
-        " geomx-cli[remote] on the hosts. Not for credentials: fsspec finds them on each host.",
+        "Where hosts upload each checkpoint while the job continues: a folder that all hosts share, or a URL that"
+        " fsspec knows, such as s3://bucket/prefix. geomx keeps the newest two there, in a folder with the job's id."
+        " --resume continues from there even if all machines are lost. For a URL, install geomx-cli[s3],"
+        " geomx-cli[gcs] or geomx-cli[remote] on the hosts. Write no credentials: fsspec finds them on each host.",
     ),
     _net(
         "restarts", "int", 3, "GEOMX_RESTARTS",
-        "How often within 10 minutes geomx restarts a killed agent, scheduler, server or worker of the bundled job. Its"
-        " next death ends the job. 0: the first death ends the job, and nothing is kept for a restart.",
+        "How often within 10 minutes geomx restarts a killed agent, scheduler, server, or worker of the bundled job or"
+        " of a script that calls geomx.state. Its next death ends the job. 0: the first death ends the job, and no"
+        " process saves its state.",
         minimum=0, maximum=1000,
     ),
     _net(
         "on_worker_loss", "text", "end", "GEOMX_ON_WORKER_LOSS",
-        "What happens when a script's worker dies and cannot be restarted, since its script does not save by"
-        " geomx.state. end: the job ends. leave: the other workers continue, and means are over them. restart-all: all"
-        " workers begin again, as under torchrun; for scripts that load a snapshot of their own. --restarts limits how"
-        " often.",
+        "What happens when a worker dies whose script does not call geomx.state. end: the job ends. leave: the other"
+        " workers continue, and means are over them. restart-all: all workers begin again, as under torchrun, at most"
+        " --restarts times in 10 minutes. restart-all is for scripts that load their own snapshot.",
         choices=("end", "leave", "restart-all"),
     ),
     _net(
@@ -277,8 +277,8 @@ OPTIONS: tuple[Option, ...] = (
     _train(
         "momentum", "float", 0.9, "GEOMX_MOMENTUM",
         "Momentum of sgd, nag and all dcasgd optimizers. If workers send gradients (fsa, mixed) and the codec"
-        " is bsc, mpq or 1bit, geomx sets the momentum to 0: bsc and mpq have momentum themselves, and with 1bit and"
-        " momentum training diverges.",
+        " is bsc, mpq or 1bit, geomx sets the momentum to 0. The reason: bsc and mpq have momentum themselves. With"
+        " 1bit and momentum, training diverges.",
         minimum=0, below=1,
     ),
     _train(

@@ -263,7 +263,8 @@ def users(option: str) -> list[str]:
 
 
 def affects(option: str, algorithm: str) -> bool:
-    """Whether an option may have an effect on a job of an algorithm: it is no algorithm's, or this one uses it."""
+    """Whether an option may have an effect with this algorithm: it belongs to no algorithm, or this algorithm uses it.
+    """
     having = users(option)
     return not having or algorithm in having
 

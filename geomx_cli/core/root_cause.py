@@ -139,8 +139,8 @@ def first_cause(
 def _as_told(
     found: Failure, own: Sequence[Failure], blames: Sequence[Failure], hosts: Mapping[str, str], done: Collection[str]
 ) -> Failure:
-    """Of processes that ended while a disk was full, return the one that others blame, with the error that it reported
-    to them: its log and its event log may have had no room for that.
+    """If processes ended while a disk was full, return the process that the others blame, with the error that it
+    reported to them. Its own logs may have had no room for the error.
     """
     if not (blames and found.disk):
         return found

@@ -1,4 +1,6 @@
-"""Wrappers around stdout and stderr: they drop what has no reader any more, stderr's all that cannot be written."""
+"""Wrappers around stdout and stderr. They drop text when no reader is left; stderr's wrapper drops all text that cannot
+be written.
+"""
 
 import errno
 import os
@@ -15,8 +17,8 @@ NO_READER = (errno.EPIPE, errno.EIO)
 
 
 class Stdout:
-    """Delegates to a stream. used: text was written. lost: nobody reads the stream any more, and what is written is
-    dropped. broken: the last other error of writing.
+    """Delegates to a stream. used: text was written. lost: the stream has no reader any more, and text is dropped.
+    broken: the last other error of writing.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Two files by which an agent tells its processes that the job is asked to stop, and that they are to end."""
+"""Two files of an agent: one tells its processes that the job is asked to stop, the other that they have to end."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -7,9 +7,9 @@ __all__ = ["StopFiles"]
 
 
 class StopFiles:
-    """Beside the agent's socket: a process finds them at any time, in whatever program of its script it runs.
+    """The files are beside the agent's socket, so every program that a script starts finds them.
 
-    path: of the first; "" in a process without an agent, which is told nothing.
+    path: of the first file; "" in a process without an agent.
     """
 
     def __init__(self, path: str) -> None:
@@ -17,12 +17,12 @@ class StopFiles:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody asks the job to stop: processes that await that have the grace to end by themselves."""
+        """Whether the job is asked to stop. Processes that wait for this may take the grace to end by themselves."""
         return bool(self.path) and Path(self.path).exists()
 
     @property
     def ends(self) -> bool:
-        """Whether the agent ends its processes: SIGTERM is then from the agent, and no wish of somebody else."""
+        """Whether the agent ends its processes. SIGTERM is then from the agent, and not a request to stop the job."""
         return bool(self.path) and self._end.exists()
 
     @property

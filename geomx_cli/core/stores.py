@@ -75,7 +75,7 @@ class Store:
         return self._call(lambda: self._files.sizes(folder), {})
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all that it holds, if it is there."""
+        """Remove a file, or a folder with its contents, if it exists."""
         self._call(lambda: self._files.remove(name), None)
 
     def _hear(self) -> None:

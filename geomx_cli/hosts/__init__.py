@@ -90,7 +90,7 @@ def closing(hosts: Mapping[str, Connector]) -> Iterator[Mapping[str, Connector]]
 
 
 def merged(errors: Sequence[BaseException]) -> BaseException:
-    """Return one error for all of them: see `everywhere`."""
+    """Merge these errors into one; see `everywhere`."""
     known = [error for error in errors if isinstance(error, GeomxError)]
     if len(known) < len(errors):
         return next(error for error in errors if not isinstance(error, GeomxError))

@@ -156,9 +156,9 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     parties: the participating ones, in the order of their index.
     links: emulated between parties, instead of --wan.
-    allocator: gives the hosts their machines at launch; empty: they have them.
+    allocator: assigns machines to the hosts at launch; empty if each host names its machine.
     topology_is_automatic: geomx chooses it (plan/automatic_topology.py); until then `topology` is "central".
-    topology_reason: why it has chosen this one, as a clause.
+    topology_reason: why geomx has chosen this topology, as a clause.
     global_servers: their total number or, with topology "spread", the number in each party.
     central_server: a central party that trains has a local server.
     rank_scope: "global": global rank 0 is the master worker.

@@ -1,6 +1,6 @@
 """How a host of the inventory is reached: one class per kind of connector (see hosts/).
 
-Their class attribute `shares_files` is that of Host, `address` is dialled by geomx itself, and str() is for messages.
+The class attribute `shares_files` is Host's, geomx itself dials `address`, and str() is for messages.
 """
 
 from typing import Annotated, ClassVar

@@ -38,8 +38,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def read(path: Path, check: Check) -> InventoryFile:
-    """Read the host file at `path`; see inventory.file.read. A machine without a number has one worker, and one that is
-    there several times has their sum.
+    """Read the host file at `path`; see inventory.file.read. A machine without a number has one worker. If several
+    lines name a machine, its numbers are added.
 
     If all machines are in one party, the first one also runs a central party, without workers. This machine, by its
     host name or as localhost, is reached without SSH.

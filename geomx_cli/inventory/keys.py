@@ -122,7 +122,9 @@ class Mistakes:
         self.add_at(self.lines.of_path(path), message, hint)
 
     def add_inherited(self, host: int, key: str, message: str, hint: str) -> None:
-        """Add an error in the key of a host at its line: under the host, in [defaults], or else that of the host."""
+        """Add an error in the key of a host, at the line of the key under the host or in [defaults], otherwise at the
+        host's line.
+        """
         shared = ("host", host, key) not in self.lines.by_path and ("defaults", key) in self.lines.by_path
         self.add(("defaults", key) if shared else ("host", host, key), message, hint)
 

@@ -212,7 +212,7 @@ def _check_codecs(options: Mapping[str, Value], *, central_workers: bool) -> Non
 
 
 def _check_reduction(spec: JobSpec, topology: str) -> None:
-    """Reject what workers that add their gradients themselves cannot do."""
+    """Raise InvalidSettings for options that do not work if workers add their gradients themselves."""
     hint = "leave --reduce out: then the servers add the gradients"
     if not spec.script:
         raise InvalidSettings("--reduce torch is for scripts that call geomx_cli.torch.wrap, not the bundled job", hint)

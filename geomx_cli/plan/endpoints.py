@@ -85,8 +85,8 @@ def lay_endpoints(
 
 
 def for_datagrams(ends: Iterable[Endpoint]) -> Iterator[Endpoint]:
-    """Yield where a process with these endpoints receives datagrams; one that is not dialled from other hosts receives
-    them at a port of loopback that it chooses when it starts.
+    """Yield the endpoints at which a process with these endpoints receives datagrams. If no other host dials the
+    process, it chooses a port of the loopback interface at its start.
     """
     for end in ends:
         if end.protocol == "tcp" and end.purpose == "slices":

@@ -27,7 +27,7 @@ _PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 def values_for(
     node: TopologyNode, workers: int, all_workers: int, rank_scope: RankScope, local_rank: str
 ) -> dict[str, str]:
-    """Return the placeholders' values for one worker; `workers`: those of its plane or process group."""
+    """Return the placeholders' values for one worker. `workers`: the workers of its plane or process group."""
     global_rank = -1 if node.global_rank is None else node.global_rank
     ranks_are_global = rank_scope == "global"
     values = {
@@ -174,8 +174,8 @@ class Layout:
         }  # fmt: skip
 
     def _local_groups(self) -> list[list[int]]:
-        """The global ranks that count local ranks together, which torchrun calls a group: the workers on the CPUs of
-        a host. A worker with a GPU sees no other, so that its device is cuda:0: it is a group of its own.
+        """The groups, in torchrun's sense, as global ranks. The workers on the CPUs of a host are a group, within which
+        local ranks count. A worker with a GPU sees no other GPU, so its device is cuda:0, and it is a separate group.
         """
         hosts: dict[int, str] = {rank: host for host, rank in self.on_cpus}
         found: dict[str | int, list[int]] = {}

@@ -194,7 +194,7 @@ def _is_dialled(peer: TopologyNode, node: TopologyNode) -> bool:
 
 
 def group_links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
-    """Return the connections of process groups that are planned: those to the worker that leads each."""
+    """Return the planned connections of process groups: from the other workers to the worker that leads each group."""
     leaders = {node.party: node for node in nodes if node.leads_group}
     return tuple(
         TopologyLink(node, leaders[node.party], node.party)

@@ -10,14 +10,15 @@ __all__ = ["TopologyNode"]
 
 @dataclass(frozen=True)
 class TopologyNode:
-    """One process. `local` and `upper` are its planes, "" for none; `index` is that of its party.
+    """One process. `local` and `upper` are its planes, "" for none. `index` is the index of its party.
 
-    `rank` is among the processes of its role in its party; for global servers and workers of a flat cluster, in all
-    parties. `device` is the training device of a worker, else "". `dials`: if the delivery links them, ranks of workers
-    of its plane that a worker dials, or indices of the parties whose local servers of its rank a local server dials;
-    `peers`: those, and which dial it, where the inventory makes them others than usual (NodeSettings).
-    `group`: the workers of its party, which add their gradients themselves (`--reduce torch`); 0 if servers do. Only
-    the first of them has a plane, or one for each shard.
+    `rank` counts the processes of its role in its party. For global servers and workers of a flat cluster it counts
+    them in all parties. `device` is the training device of a worker, else "". `dials`, if the delivery links peers: for
+    a worker, the ranks of the workers of its plane that it dials; for a local server, the indices of the parties whose
+    local servers of its rank it dials. `peers`: whom it dials and who dials it, if the inventory changes `dials`
+    (NodeSettings). `group`: the number of workers of its party, if these add their gradients themselves (`--reduce
+    torch`); 0 if servers add them. Only the first worker of a group has a plane, or the first workers, one for each
+    shard.
     """
 
     role: Role

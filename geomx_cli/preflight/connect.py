@@ -157,8 +157,8 @@ def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
 
 
 def unreached_servers(results: Iterable[Dialled], planned: Plan) -> str:
-    """Return which hosts do not reach a global server that topology central would not have there, as a clause; "" if
-    there are none.
+    """Return a clause that names hosts which cannot reach a global server outside the central party, where only
+    topology spread has one; "" if all hosts reach these servers.
     """
     central = {process.party for process in planned.processes if process.role == "global_scheduler"}
     spread = {process.name: process for process in planned.processes if process.role == "global_server"}

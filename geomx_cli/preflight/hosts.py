@@ -76,8 +76,8 @@ def _required(host: Host, nodes: list[TopologyNode], spec: JobSpec, frameworks: 
 
 
 def _frameworks(spec: JobSpec) -> tuple[str, ...]:
-    """Return the frameworks that workers import: those of the bundled network, or the ones found by searching the
-    script's files for imports.
+    """Return the frameworks that workers import: the bundled network's, or the frameworks whose imports are in the
+    script's files.
     """
     if not spec.script:
         framework = needs(str(spec.options["network"]), str(spec.options.get("framework", "auto")))

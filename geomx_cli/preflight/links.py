@@ -44,7 +44,8 @@ def measure(
     """Measure each pair of hosts once, for 2 s in each direction; links that share a machine are measured
     sequentially.
 
-    `results` are those of the dials; links that could not be dialled are skipped. `say` receives progress messages.
+    `results` are the results of the dials. Links that could not be dialled are skipped. `say` receives progress
+    messages.
     """
     left: dict[frozenset[str], Dialled] = {}
     for result in results:

@@ -80,12 +80,12 @@ def examine(
     hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None,
     holding: ExitStack | None = None,
 ) -> Report:  # fmt: skip
-    """Run the checks of hosts, ports and links that precede a launch and, with `full`, those of GPUs, cores and the
-    bandwidth of each link between parties, which take 4 s per link for links that share a machine. `say` receives
+    """Run the checks of hosts, ports and links that precede a launch. With `full`, also check GPUs and cores, and
+    measure the bandwidth of each link between parties. This takes 4 s for each link of a machine. `say` receives
     progress messages.
 
-    `hosts` are those of the inventory. Everything started on them has ended on return, so the ports are free; with
-    `holding`, they stay reserved against other launches and doctors until that is closed. A host
+    `hosts` are the inventory's. Everything started on them has ended on return, so the ports are free; with `holding`,
+    they stay reserved against other launches and doctors until that is closed. A host
     that is unreachable or fails is reported as a problem, and the others are still checked; with invalid ports or
     interfaces no plan is possible and no link is dialled. Without `full` takes at most about 10 s in addition to
     connecting, even if no host responds. Raises InvalidSettings for a job that cannot be planned.

@@ -32,11 +32,11 @@ class Reservation(NamedTuple):
 
 
 class Reservations:
-    """Ports that this process keeps from others of the same kind, whichever account's, until they are released or it
-    ends. A launch needs them, as it stops listening before its job does.
+    """Ports that this process reserves, against probes of any account, until it releases them or ends. A launch needs
+    reservations, because it stops listening before its job listens.
 
-    A reservation is the name of an abstract unix socket: /proc shows those of a network namespace to all accounts, and
-    no file is left.
+    A reservation is the name of an abstract unix socket. /proc shows the sockets of a network namespace to all
+    accounts, and no file remains.
     """
 
     def __init__(self, kind: str) -> None:
@@ -44,8 +44,8 @@ class Reservations:
         self._held: dict[Reservation, socket.socket] = {}
 
     def hold(self, address: str, port: int, owner: str) -> bool:
-        """Reserve a port at an address; return whether no other owner has it. Of two calls at the same time both may
-        fail, but not both succeed. owner: hexadecimal.
+        """Reserve a port at an address; return False if another owner has it. Two calls at the same time may both fail,
+        but cannot both succeed. owner: hexadecimal.
         """
         wanted = Reservation(port, _place(address), owner)
         if wanted in self._held:
@@ -56,7 +56,8 @@ class Reservations:
         except OSError:  # another probe of this launch has it: whichever binds the port itself gets it
             name.close()
             return True
-        # Others are looked for once the name is there, so that of two at least one sees the other.
+        # Look for other reservations only when our name exists, so that of two reservations at least one sees the
+        # other.
         if any(one.port == port and one.owner != owner and one.is_at(address) for one in reserved(self._kind)):
             name.close()
             return False

@@ -156,8 +156,8 @@ class Client:
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
     and provides the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
     global rank 0. late_source: the `source` of `init` after a master that does not train has ended.
-    before_contribution: called with the key's name before an exchange, until it returns True. By default it says that
-        this worker saves nothing, so that no life follows this one.
+    before_contribution: called with the key's name before an exchange, until it returns True. By default it records
+        that this worker saves nothing, so that it is not restarted.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -208,8 +208,8 @@ class Client:
         self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *,
         source: int | None = None,
     ) -> None:  # fmt: skip
-        """Set the initial values of declared tensors; blocks. Only the master's count, or those of the worker of global
-        rank `source`.
+        """Set the initial values of declared tensors; blocks. Only the values of the master count, or of the worker
+        with global rank `source`.
 
         values: 1-D, contiguous, of the declared size and dtype. They are sent together, which takes as long as the
         links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors.
@@ -399,10 +399,10 @@ class Client:
 
         _in_loop(self._worker, load)
 
-    # Of one that dies while the job goes on.
+    # For a worker that dies while the job continues.
 
     def keep_contributions(self, directory: Path) -> None:
-        """Keep each contribution there before it is sent, so that another process can complete it."""
+        """Save each contribution in `directory` before it is sent, so that another process can complete it."""
         sent = SentContributions(directory, lambda message: self.events.write(WarningRaised(message=message)))
         self._worker.operations.sent = sent
 
@@ -466,7 +466,7 @@ class Client:
         self.control.leave()
 
     def drop(self) -> None:
-        """End the client's thread, and tell nobody: another process will leave the job in this worker's name."""
+        """End the client's thread without a message: another process will leave the job in this worker's name."""
         if self._thread.is_alive():
             self._worker.node.loop.submit(self._worker.node.loop.stop)
             self._thread.join(self.settings.number("timeout"))

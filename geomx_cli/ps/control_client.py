@@ -136,8 +136,8 @@ class ControlClient:
         return [placement for answer in answers for placement in answer["placements"]]
 
     def compare(self, row: Body, by: str = "") -> None:
-        """Send a row to ModelComparison; waits for nothing. by: the worker whose row it is, one of the group for which
-        this one speaks (`--reduce torch`); this one by default.
+        """Send a row to ModelComparison, without waiting for an answer. by: the worker of the row: a worker of the
+        group for which this worker sends (`--reduce torch`), by default this worker.
         """
         self.ask("compare", {**row, "by": by or self._by})
 

@@ -119,7 +119,7 @@ class LocalServices(Services):
             self._node.rpc.ask(self._upstream.links[0], "declare", request.body, placed, refuse)
 
     def _on_patience(self, request: Request, sender: Member) -> None:
-        """All roots know when it is answered."""
+        """When the request is answered, all roots know the new patience."""
         self.apply("patience", request.body, sender)
         self._to_roots(request, sender)
 
@@ -145,8 +145,8 @@ class LocalServices(Services):
         self._node.rpc.ask(links[root], request.topic, request.body, answer, request.refuse)
 
     def _on_met(self, scope: Scope, number: int) -> None:
-        """All members of the party are there; for a barrier over the job, that of the parties follows, which has the
-        same number.
+        """All members of the party have reached the barrier. For a barrier over the job, a barrier of the parties with
+        the same number follows.
         """
         if scope == "party":
             super()._on_met(scope, number)

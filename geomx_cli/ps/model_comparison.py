@@ -45,7 +45,9 @@ _ALONE = (
 
 @dataclass(frozen=True)
 class _Row:
-    """What one worker has sent of its model; see bodies._Compare. sketch: of shape (tensors, SUMS + 1)."""
+    """A worker's row: the sketch of its model, and its hyper-parameters; see bodies._Compare. sketch: of shape
+    (tensors, SUMS + 1).
+    """
 
     layout: int
     marks: Array
@@ -120,7 +122,7 @@ class ModelComparison:
                 self._close(scope, step)
 
     def _different_settings(self, scope: str, step: int, rows: Mapping[str, _Row]) -> tuple[str, str] | None:
-        """What is said of hyper-parameters that differ."""
+        """The text of a warning about hyper-parameters that differ."""
         found, before = _different_settings(rows), self._late.get(scope, {})
         self._late[scope] = found
         for name, now in found.items():
@@ -139,7 +141,7 @@ class ModelComparison:
         if is_one_more and own <= room // self._workers() and self._named.total() - self._named[by] + own <= room:
             self._names[scope, by] = layout, names
             self._named[by] = own
-        self._named += Counter()  # without those that have none
+        self._named += Counter()  # drops workers with a count of 0
 
     def _close(self, scope: str, step: int) -> None:
         rows = self._scopes[scope].pop(step)
@@ -217,7 +219,8 @@ class _Difference:
         return message, hint
 
     def _examples(self, rows: Mapping[str, _Row]) -> tuple[str, str]:
-        """Two workers that differ: one of them, and the one whose first tensor is the farthest from that."""
+        """Return two workers that differ: one worker, and the worker whose first tensor differs most from its tensor.
+        """
         one, first = next(iter(self.workers)), self.tensors[0]
         sketches = np.nan_to_num(np.stack([row.sketch[first] for row in rows.values()]).astype(np.float64))
         far = dict(zip(rows, np.abs(sketches - sketches[list(rows).index(one)]).sum(axis=1), strict=True))

@@ -33,7 +33,7 @@ class PendingExchange:
 
     Both futures may be used in any thread; a failure of the job is set on both. Without `out` the result's slices are
     kept as received, for `copy_to`. `lowest` and `highest`: versions of the slices at the roots; they differ if parties
-    train asynchronously. holds: whether the result is or will be stored here; that of a round of rows is not.
+    train asynchronously. holds: whether the result is or will be stored here. The result of a round of rows is not.
     """
 
     out: Array | None
@@ -50,7 +50,7 @@ class PendingExchange:
 
     @classmethod
     def of(cls, result: Array) -> "PendingExchange":
-        """Return one that is over, with this 1-D result."""
+        """Return a finished operation with this 1-D result."""
         done = cls(None, 1)
         done.add(0, result, -1)
         return done
@@ -158,8 +158,8 @@ class OperationQueue:
 
     Used by the loop's thread only. contributors: the ranks in each EXCHANGE; set before the first. compression: this
     end of encoded exchanges. asynchronous: whether parties complete rounds separately, according to the results so far;
-    read by any thread. sent: keeps each contribution before it is sent, None if nothing needs it. results: where those
-    of all exchanges are kept; None: nowhere.
+    read by any thread. sent: keeps each contribution before it is sent, None if nothing needs it. results: keeps the
+    results of all exchanges; None if they are not kept.
     """
 
     def __init__(self, node: Node, upstream: UpstreamClient, delivery: WorkerDelivery) -> None:

@@ -33,8 +33,8 @@ a party share the connection of its server."""
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """The optimizer that the process `by`, of the member `rank` of the root, requests. name: "" for one that runs on
-    the workers, of class `kind`. tuned: number of tensors with multipliers.
+    """A request for an optimizer, from the process `by`, which belongs to the root's member `rank`. name: "" if the
+    optimizer runs on the workers; `kind` is then its class. tuned: number of tensors with multipliers.
     """
 
     by: str
@@ -143,7 +143,9 @@ class OptimizerService:
             self._aggregator.history.add(serial, Successor(new, by_key, None if trains else by_round, wish.by))
 
     def _keep(self, serial: int, wish: _Wish) -> None:
-        """Remember who has set it, and forget what is not in use any more. Raises InvalidSettings for too many."""
+        """Record who has set the optimizer, and drop optimizers that are no longer in use. Raises InvalidSettings for
+        too many.
+        """
         history = self._aggregator.history
         ahead = [one for known, one in self._wishes.items() if known > history.taken and one.by == wish.by]
         if len(ahead) >= _MAX_AHEAD or wish.tuned + sum(one.tuned for one in ahead) > _MAX_TUNED:
@@ -335,7 +337,7 @@ class OptimizerStateService:
         named, optimizer = deserialize(upload.run, most), self._optimizer()
         self._check(named)
         self._table.replace("optimizer", optimizer.states_in(named))
-        for entry in self._table.entries.values():  # before the writer is told, as a round's result
+        for entry in self._table.entries.values():  # before the writer's answer, like a round before its result
             self._aggregator.commit(entry)
         self._loads, self._loaded = self._loads + 1, upload.whole
         self._loaded_last = (optimizer, upload.digest, self._table.updates())

@@ -18,7 +18,7 @@ PEERS = "peers"
 
 
 class Peers:
-    """A worker's links to other workers, or a local server's to those of other parties.
+    """A worker's links to other workers, or a local server's links to local servers of other parties.
 
     If the delivery needs its peers, as it may of workers, their loss ends the job, and a worker starts and ends only
     after the workers that dial it, since their messages may pass through it. Otherwise the delivery goes around a lost
@@ -93,7 +93,7 @@ class Peers:
         return [link for link in self.links.values() if link.dialled and self._needed]
 
     def on_bye(self, request: Request) -> None:
-        """A worker that dials this one is done. Raises BadMessage if it does not dial this one."""
+        """A worker that dials this worker has finished. Raises BadMessage if the sender does not dial this worker."""
         member = self._members.at(request.link)
         if member is None or member.state == "joining":
             raise BadMessage("a goodbye of a process that does not dial this one")

@@ -1,8 +1,9 @@
-"""Results of rounds that a worker has got since it saved last, so that its next life gets them without its servers.
+"""Results of rounds that a worker has received since its last save. Its next life takes them from here, not from
+servers.
 
-A server keeps the last result of each slice only. A script's collective operations may be several rounds of one key
-between two saves, as in an evaluation, and all those before the first save. The next life makes the same ones in the
-same order: it contributes nothing to rounds whose results are here, and takes these.
+A server keeps only the last result of each slice. But between two saves, a script's collective operations may be
+several rounds of one key, for example in an evaluation or before the first save. The next life calls the same
+operations in the same order. It contributes nothing to rounds whose results are here, and takes these results.
 """
 
 import threading
@@ -23,19 +24,19 @@ __all__ = ["ResultLog"]
 
 _FIRST, _LATEST = "results.first", "results"
 _MOST = 1 << 28
-"""Bytes of results between two saves, beyond twice what is saved. More is dropped, and no life can follow until the
-next save.
+"""Limit on the bytes of results between two saves, in addition to twice the saved bytes. Further results are dropped.
+Then the worker cannot be restarted until its next save.
 """
 
 
 class ResultLog:
-    """Results by key, slice and round, in two files: those before the worker's first save, which every later life
-    needs, and those since its last one.
+    """Results by key, slice and round, in two files. One has the results before the worker's first save, which every
+    later life needs. The other has the results since its last save.
 
     folder: has the files.
     continues: whether an earlier life has saved. Then all rounds before `begin` have to be known.
-    on_gap: called with True when results are missing for a next life, and with False once that does not need them any
-    more; in any thread.
+    on_gap: called with True when results for a next life are missing, and with False when a save makes them
+        unnecessary; in any thread.
     """
 
     def __init__(self, folder: Path, on_gap: Callable[[bool], object], *, continues: bool) -> None:

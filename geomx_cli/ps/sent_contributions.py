@@ -31,7 +31,7 @@ Message = tuple[Header, memoryview | None]
 class SentContributions:
     """The newest contribution to each key of several slices, and the last round. For one thread.
 
-    directory: that of the process's state. warn: gets a warning when there is no room.
+    directory: the folder of the process's state. warn: gets a warning when there is no room.
     """
 
     def __init__(self, directory: Path, warn: Callable[[str], object]) -> None:

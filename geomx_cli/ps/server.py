@@ -209,7 +209,7 @@ class Server:
         self._serve()
 
     def _on_renewed(self, link: Link) -> None:
-        """The process at this link was restarted. What it lost comes again, and what it asked for is asked again."""
+        """The process at this link was restarted. Messages that it lost are sent again, and it repeats its requests."""
         self._aggregator.forget_requests(link)
         self._services.forget_requests(link)
         self._delivery.on_renewed(link)
@@ -248,7 +248,7 @@ class Server:
         self._leave_above()
 
     def _leave_above(self) -> None:
-        """Once all members have left, so does their local server."""
+        """When all members have left, the local server leaves too."""
         if self._upstream is not None and self._members.required_contributors() == []:
             self._delivery.leave()
             for root in self._upstream.links:
@@ -332,7 +332,7 @@ class Server:
         elif missing is not None and missing[2]:
             yield PendingWait(f"contributed to round {missing[0]}", missing[1], missing[2])
         barriers = list(self._services.at_barriers())
-        # Who waits in a round cannot reach a barrier, and the round has stragglers of its own.
+        # A member that waits in a round cannot reach a barrier. The round itself names its stragglers.
         rounds = (round_ for _, _, round_ in self._table.open_rounds()) if barriers else ()
         held = {rank for round_ in rounds for waiter in round_.waiting() for rank in waiter.ranks}
         for began, ranks in barriers:

@@ -1,4 +1,4 @@
-"""How a server joins the cluster: the planes of its members, then that of its roots, which it dials."""
+"""How a server joins the cluster: first the planes of its members, then the plane of its roots, which it dials."""
 
 from collections.abc import Callable
 

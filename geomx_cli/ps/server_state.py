@@ -120,7 +120,7 @@ class ServerState:
                 self._end(error.strerror or str(error))
 
     def _end(self, why: str) -> None:
-        """Recovery is over: what is there no longer fits what members were told, so it goes."""
+        """End recovery: remove the saved state, which no longer matches the answers that members have."""
         self.close()
         assert self._directory is not None
         for name in ("slices", "commands"):

@@ -8,11 +8,11 @@ A file of records has a region for each record, with room for two generations:
 
 A commit writes the arrays, the index and the trailer of the older generation by one system call. The trailer lies at
 the generation's end and is written last. If the writer is killed before, that generation has an older or no valid
-trailer, and the other generation is the newest. This needs neither fsync nor a checksum of the arrays, as a kill loses
-nothing that the kernel has. It does not survive a loss of power.
+trailer, and the other generation is the newest. This needs neither fsync nor a checksum of the arrays, because a kill
+loses no bytes that the kernel has. The file does not survive a loss of power.
 
 A record that outgrows its region gets a new one, and the old region becomes free for others. The index has the record's
-id, so a region changes hands without a write to its header: one torn there would hide all regions behind it.
+id, so another record can use a region without a write to its header. A torn header would hide all later regions.
 """
 
 import os
@@ -97,7 +97,7 @@ class StateFile:
         self._keeps_two = keeps_two
         self._regions: dict[str, _Region] = {}
         self._free: list[_Region] = []
-        self._outgrown: dict[str, _Region] = {}  # with the last commit but one
+        self._outgrown: dict[str, _Region] = {}  # replaced by a larger region since the last commit but one
         self._older: dict[str, _Found] = {}
         self._end = 0
         self._sequence = 0

@@ -1,9 +1,9 @@
-"""Leaves the job in the name of a worker that has died: its agent runs this with the worker's variables.
+"""Leaves the job in the name of a worker that has died. Its agent runs this module with the worker's variables.
 
     python -m geomx_cli.runtime.departure
 
-It completes what the worker had begun to contribute, so that this counts at all servers or at none. Then it leaves as a
-worker does that has come to its end: servers and barriers wait for it no more.
+It completes the contributions that the worker had begun, so that each of them counts at all servers or at none. Then it
+leaves like a worker that has finished: servers and barriers no longer wait for it.
 """
 
 import sys

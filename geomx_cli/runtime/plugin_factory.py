@@ -78,7 +78,7 @@ def _failed(name: str, option: str) -> InvalidSettings:
 
 
 def event_log(settings: Settings) -> EventLog:
-    """Return this process's event log in the job's directory; one that drops all events if there is no directory."""
+    """Return this process's event log in the job's directory. If there is no directory, the log drops all events."""
     name = file_name(settings.process)
     path = Path(settings.job_dir, "events", f"{name}.jsonl") if settings.job_dir and name else None
     rank = -1 if settings.rank is None else settings.rank

@@ -1,10 +1,11 @@
-"""Speaks to a process's scheduler in its name, with its variables: its agent runs this where nobody else can.
+"""Sends messages to a process's scheduler in its name, with its variables. An agent runs this for other processes.
 
     python -m geomx_cli.runtime.presence fail CAUSE HINT    it has failed: one that was killed tells nobody
     python -m geomx_cli.runtime.presence absent CAUSE HINT  it has ended; this is a failure if it had not joined
     python -m geomx_cli.runtime.presence stay PROCESS...    these of its host have not joined; until stdin ends
 
-One that has not joined is connected to nobody, and the others would wait for both kinds.
+A process that has not joined has no connection. Without these messages, other processes would wait for it, and for a
+killed one.
 """
 
 import sys
@@ -78,7 +79,7 @@ def main(verb: str, *words: str) -> int:
         ask("awaited", {"host": settings.host, "processes": list(processes)}, limit, last=last)
 
     def stay() -> None:
-        """Say which processes are awaited, to a restarted scheduler too."""
+        """Report the awaited processes; a restarted scheduler gets this report too."""
         for first in range(0, len(words), MAX_AWAITED):
             tell(words[first : first + MAX_AWAITED], settings.number("silence"), last=False)
 

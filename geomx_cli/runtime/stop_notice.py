@@ -23,15 +23,15 @@ __all__ = ["StopNotice", "pass_on_signals"]
 
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 _FRAMEWORKS = ("geomx_cli.", "lightning.", "pytorch_lightning.")
-"""Their handlers end the process, or its training, apart from all others."""
+"""Handlers of these packages would end the process, or its training, without the other workers."""
 
 
 class StopNotice:
-    """Whether somebody asks the job to stop. Create it once, where a worker begins to look at it: until then a stop
-    ends it by SIGTERM, as any other process.
+    """Whether the job is asked to stop. Create it once, when a worker first looks at it. Before, a stop ends the worker
+    by SIGTERM, as any other process.
 
-    If that is in the main thread, SIGTERM and SIGUSR1 ask the job to stop from now on. A handler that the script had
-    before is called as well, and one that it sets later stays in place. A signal that the process ignores stays
+    If it is created in the main thread, SIGTERM and SIGUSR1 ask the job to stop from then on. A handler that the script
+    set before is called too. A handler that it sets later replaces this one. A signal that the process ignores stays
     ignored. Without an agent a second SIGTERM ends the process.
     """
 
@@ -51,7 +51,7 @@ class StopNotice:
 
     @property
     def is_given(self) -> bool:
-        """Whether somebody has asked; this also tells the agent of a signal."""
+        """Whether the job is asked to stop. This also reports a signal to the agent."""
         if self._signal and not self._is_told:
             self._is_told = True
             self._events.write(Signalled(signal=self._signal))
@@ -72,7 +72,7 @@ class StopNotice:
                 handler(number, frame)
 
     def _forget(self) -> None:
-        """In a forked child, which its parent may end by SIGTERM: as before."""
+        """In a forked child, whose parent may end it by SIGTERM: restore the earlier handlers."""
         for number, before in self._before.items():
             with suppress(ValueError, TypeError):  # not in the main thread; or a handler that Python has not set
                 if signal.getsignal(number) == self._handle:
@@ -80,8 +80,8 @@ class StopNotice:
 
 
 def pass_on_signals(submit: Callable[[Callable[[], None]], object], events: "EventLog", stop_file: str) -> None:
-    """Let a scheduler or server go on after SIGTERM and SIGUSR1, of which it tells its agent: workers may need it until
-    they have ended. Call it in the main thread. submit: runs a call in the loop.
+    """Let a scheduler or server continue after SIGTERM and SIGUSR1, and report the signal to its agent. Workers may
+    need this process until they have ended. Call it in the main thread. submit: runs a call in the loop.
     """
     files = StopFiles(stop_file)
 

@@ -79,7 +79,9 @@ def _is_port(text: str) -> bool:
 
 
 def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
-    """Resolve one machine. `key`: default key file, that of the host behind this jump host. Raises InvalidSettings."""
+    """Resolve one machine. `key`: default key file; for a jump host, the key file of the host behind it. Raises
+    InvalidSettings.
+    """
     found = _lookup(options, ssh.address)
     address = found.get("hostname", ssh.address)
     configured = str(found.get("port", 22))

@@ -23,10 +23,10 @@ class Hop:
 
     keys: private key files.
     named: they are configured explicitly.
-    alone: the agent's other keys are not tried, as they are or ssh_config says IdentitiesOnly.
+    alone: the agent's other keys are not tried, because keys are named or ssh_config says IdentitiesOnly.
     known_hosts: the host key files; accepted keys are appended to the first.
     trusted_as: its name in them.
-    agent: the socket of the ssh-agent to use; "" for that of the environment, "none" for none.
+    agent: the socket of the ssh-agent to use; "" for the environment's agent, "none" for none.
     certificates: files for any of the keys.
     absent: files that ssh_config names and that do not exist.
     """

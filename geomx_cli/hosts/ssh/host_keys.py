@@ -109,8 +109,8 @@ class _Known:
 
 
 def known_types(hop: Hop) -> list[str]:
-    """Return the types of the host keys known for `hop`, to request them, and first those of certificates if an
-    authority is known for it.
+    """Return the types of the host keys known for `hop`, to request them. If a certificate authority is known for
+    `hop`, types of certificates come first.
     """
     own, portless = _entries(hop)
     certified = any(entry.marker == _AUTHORITY for entry in (*own, *portless))

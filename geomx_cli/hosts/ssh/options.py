@@ -15,7 +15,7 @@ class SshOptions:
     """Settings common to all hosts behind SSH; share one object, so that each passphrase is requested once.
 
     `config`: the user's ssh_config, which may be missing. `notify` receives messages for the user; it is called from
-    any thread. lookups: what the ssh_config says of each name; it is read, and its Match exec runs, once.
+    any thread. lookups: the ssh_config's entries for each name. The file is read once, and its Match exec runs once.
     """
 
     accept_new_host_keys: bool = False

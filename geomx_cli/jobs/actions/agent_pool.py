@@ -80,9 +80,8 @@ class AgentPool:
         self._copied.put(None)
 
     def follow(self, hosts: Iterable[str]) -> bool:
-        """Take over the running agents of `hosts`; one that was killed and is not followed produces a Gone. Return
-        False if one has ended by itself: not its messages, but its status has all that it reported. Raises the hosts'
-        errors.
+        """Take over the running agents of `hosts`. An agent that was killed, and that no other agent follows, produces
+        a Gone. Return False if an agent has ended by itself; then its status has its reports. Raises the hosts' errors.
         """
         connections = [self.connections[name] for name in hosts]
 

@@ -29,8 +29,8 @@ def fetch_checkpoint(
 ) -> tuple[int, dict[str, str]]:
     """Fetch the newest checkpoint whose digests are right on all hosts. Return its number, and its folders by host.
 
-    note: gets a sentence about each one that is skipped. Raises InvalidSettings if none is left, CheckFailed if a host
-    cannot fetch it, and the hosts' errors.
+    note: gets a sentence about each skipped checkpoint. Raises InvalidSettings if no checkpoint is left, CheckFailed if
+    a host cannot fetch it, and the hosts' errors.
     """
     for record in stored.records:
 

@@ -41,7 +41,7 @@ class CheckpointUpload:
         return bool(self._uploading or self._publishing)
 
     def begin(self, number: int, hosts: Collection[str]) -> None:
-        """All these hosts have a checkpoint: upload it, once the one before is done."""
+        """All these hosts have a checkpoint: upload it when the previous upload is done."""
         if not self._place:
             return
         self._next = (number, tuple(hosts))
@@ -74,7 +74,9 @@ class CheckpointUpload:
             self._ask(host)
 
     def on_end(self, host: str, *, is_done: bool = False) -> None:
-        """A host's part of the job is over, or was given up. is_done: it has done all, and needs no checkpoint."""
+        """A host's part of the job is over, or was given up. is_done: its work is complete, so the job needs no
+        checkpoint.
+        """
         if is_done:
             self._uploading, self._publishing, self._next = set(), False, None
         elif host in self._uploading:

@@ -1,4 +1,4 @@
-"""A checkpoint of a job before `geomx stop` ends it, whoever follows the job, or nobody."""
+"""A checkpoint before `geomx stop` ends a job, even if no `geomx launch` or `attach` follows the job."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def checkpoint_before_stop(
             visits = _Visits({name: HostStream(hosts[name], "checkpoint", job.directory_on(name)) for name in hosts})
             stack.callback(visits.close)
             return _checkpoint(visits, job.plan.hosts[0], str(options.get("checkpoint_to", "")), note)
-        except (_Absent, GeomxError, OSError):  # what is to be stopped says that it cannot be reached
+        except (_Absent, GeomxError, OSError):  # `geomx stop` itself reports hosts that cannot be reached
             return None
 
 
@@ -48,7 +48,7 @@ def _checkpoint(visits: "_Visits", writer: str, place: str, note: Callable[[str]
     until = time.monotonic() + _BUSY
     while problem := visits.ask({"type": "freeze"}):
         visits.tell({"type": "thaw"})
-        if BUSY in problem and time.monotonic() < until:  # a regular one, or that of another `geomx stop`
+        if BUSY in problem and time.monotonic() < until:  # at an interval, or by another `geomx stop`
             time.sleep(_PAUSE)
             continue
         if NO_STATE not in problem:

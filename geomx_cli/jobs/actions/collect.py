@@ -63,8 +63,8 @@ class _Manifest(msgspec.Struct):
 
 
 def collect(job: KnownJob, folder: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; return the content of its manifest.json. Of files
-    that are there already, only what has been added is transferred.
+    """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; return the content of its manifest.json. For files
+    that are there already, only new bytes are transferred.
 
     Each file is a complete, verified copy from one moment, or is not replaced: a host that fails half-way changes
     nothing. Failed hosts are listed in "problems". "outputs" has what processes have saved, which `geomx fetch` brings.

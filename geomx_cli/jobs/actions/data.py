@@ -38,10 +38,10 @@ def provide(
 ) -> None:
     """Ensure that each host that trains has the data; a no-op for jobs with a script or a user's data.
 
-    A host without the data that cannot download it, within 20 s if this machine has it, gets a copy of this machine's.
-    `on_progress` receives the progress of a download to this machine, and of a copy. Blocks for at most 20 minutes,
-    apart from copying. Raises HostUnreachable or InvalidSettings for this machine, CheckFailed with the remote message
-    for another.
+    A host without the data downloads it. If it cannot, or needs more than 20 s while this machine has the data, it gets
+    this machine's copy. `on_progress` receives the progress of a download to this machine, and of a copy. Blocks for at
+    most 20 minutes, apart from copying. Raises HostUnreachable or InvalidSettings for this machine, CheckFailed with
+    the remote message for another.
     """
     name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
     if planned.spec.script or name not in catalog.DATA_SETS:

@@ -9,7 +9,9 @@ __all__ = ["GroupRestarts"]
 
 
 class GroupRestarts:
-    """Tells the agents when one of the workers has died, and when all have ended (agent/groups.py). Not thread-safe."""
+    """Sends messages to the agents when one of the workers has died, and when all have ended (agent/groups.py). Not
+    thread-safe.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._hosts: dict[str, set[str]] = {}  # with workers, by party
@@ -19,9 +21,10 @@ class GroupRestarts:
         self._halted: dict[str, set[str]] = {}
 
     def on_halted(self, host: str, party: str, died: str, how: str) -> Iterator[tuple[str, JsonObject]]:
-        """All workers that this host has of a party have ended. Yield what agents are to be sent, with their hosts.
+        """All workers of a party on this host have ended. Yield the messages to agents, each with its host.
 
-        An agent may say it twice: after its connection broke, and to a control machine that begins to follow the job.
+        An agent may report it twice: after its connection broke, and to a control machine that begins to follow the
+        job.
         """
         halted = self._halted.setdefault(party, set())
         halted.add(host)

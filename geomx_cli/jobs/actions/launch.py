@@ -147,7 +147,7 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
         directory = JobDirectory(spec.job, Path(spec.job_dir))
         lease = float(spec.options["silence"]) if options.lease is None else options.lease
         lease = 0.0 if options.detach else lease  # unlimited
-        _check_checkpoints(plan(choose(inventory, None), spec), before)  # rejects what needs no host, before any waits
+        _check_checkpoints(plan(choose(inventory, None), spec), before)  # raises errors for which no host is needed
         with directory.claimed(), ExitStack() as stack:
             machines = f"waiting for machines from {inventory.allocator}"
             with view.waiting(machines if inventory.allocator else "preparing the hosts"):
@@ -322,8 +322,8 @@ def _files(planned: Plan, inventory: Inventory, packed: UserFiles) -> dict[str, 
 
 
 def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
-    """Return each host's working directory: the inventory's, else the current one, or that of the user's files on
-    hosts that do not share ours.
+    """Return each host's working directory: the inventory's; otherwise the current directory, or, on hosts that do not
+    share our files, the directory of the copied user files.
     """
     hosts = {name: inventory.host(name) for name in planned.hosts}
     return {

@@ -34,7 +34,7 @@ class RestartAll:
         self.allowed = False
 
     def decide(self, failure: Failure | None, progress: Progress) -> int:
-        """Return which time within 10 minutes this is that all begin again, and count it; 0 if the job ends.
+        """Count a restart of the whole job, and return which one within 10 minutes it is; 0 if the job ends instead.
 
         failure: the root cause.
         """

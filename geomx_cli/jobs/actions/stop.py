@@ -64,7 +64,7 @@ class AgentMonitor:
 
     def check(self, host: str, awake: float, stopping: float | None) -> Failure | None:
         """Return a failure if the agent of `host` is lost. `awake`: seconds for which this machine has not been
-        suspended; `stopping`: seconds, of these, since the job was asked to stop, if it was.
+        suspended. `stopping`: the same since the job was asked to stop; None if it was not.
         """
         connection = self._pool.connections[host]
         absence, quiet = connection.absence(), min(connection.silence(), awake)
@@ -283,8 +283,8 @@ def _follower(job: KnownJob) -> ProcessId | None:
 
 
 def _end_follower(who: ProcessId | None) -> bool:
-    """Return whether a process followed the job. A launch with agents ends when they do; one that is still starting
-    is signalled.
+    """Return whether a process followed the job. A launch with agents ends when its agents end. A launch that is still
+    starting gets a signal.
     """
     if who is None:
         return False

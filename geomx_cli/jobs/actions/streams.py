@@ -188,7 +188,9 @@ class FileStream:
         return found
 
     def ask(self, listed: Listed, held: Path) -> None:
-        """Ask for a file, of which `held` may have the first bytes; if it has others, all are sent. Raises OSError."""
+        """Ask for a file. `held` may have its first bytes; if these differ from the host's, the host sends the whole
+        file. Raises OSError.
+        """
         size, digest = 0, hashlib.sha256()
         if held.is_file():
             with held.open("rb") as file:
@@ -199,9 +201,9 @@ class FileStream:
             self.stream.send(request)
 
     def receive(self, path: Path, on_progress: Callable[[int], None] = lambda done: None) -> Received:
-        """Receive the file asked for first into `path`, which may be what is held of it; unless all of it is held
-        elsewhere. Raises Refused for it alone, HostUnreachable if the connection breaks, CheckFailed for other
-        problems of the host, and OSError.
+        """Receive the first of the requested files into `path`, which may have its first bytes. Do nothing if another
+        path has the whole file. Raises Refused for it alone, HostUnreachable if the connection breaks, CheckFailed for
+        other problems of the host, and OSError.
         """
         listed, held, size, digest = self._asked.popleft()
         try:

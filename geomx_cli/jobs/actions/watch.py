@@ -110,7 +110,7 @@ class Watch:
         self._stopping_since: float | None = None
         self._had_begun = False  # to stop, while a worker ran
         self._pass_on: JsonObject = {}  # stop request issued by another process
-        self._stop_message: JsonObject = {}  # the newest one that all agents have been sent
+        self._stop_message: JsonObject = {}  # the newest one, which all agents have got
         self._heard: dict[str, deque[int]] = {}  # numbers of events, by process
         self._grace = float(plan.spec.options["grace"])
         self._failing = set[str]()  # workers that handle the job's failure, until they report their end or end
@@ -205,7 +205,7 @@ class Watch:
                 self._view.warn(f"warning: host {host}: {text}")
             case Hello(status, late):
                 self._apply_snapshot(host, status, late)
-                if self._stop_message and status["stage"] in ("waiting", "running"):  # it follows one that was killed
+                if self._stop_message and status["stage"] in ("waiting", "running"):  # this agent follows a killed one
                     self._pool.connections[host].send(self._stop_message)
                 if status["stage"] == "emptied":
                     self._on_emptied(host)

@@ -208,7 +208,7 @@ def ignored_interpreter(script: Sequence[str], inventory: Inventory) -> str:
 
 
 def python_file(script: Sequence[str]) -> str:
-    """Return the file that a command passes to Python; "" if there is none or it is unknown."""
+    """Return the file that a command passes to Python; "" if it passes none, or if geomx cannot tell."""
     if not Path(script[0]).name.startswith("python"):
         return ""
     words = _without_options(script[1:])

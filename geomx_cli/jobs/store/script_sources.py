@@ -187,8 +187,8 @@ _GROUPS = frozenset(("DistributedDataParallel", "init_process_group"))
 
 
 def check_worker_loss(script: Sequence[str], options: Mapping[str, Value], inventory: Inventory) -> None:
-    """Raise InvalidSettings for --on-worker-loss leave, if the script's own code makes a process group of all workers,
-    which needs all of them. One that a library makes is refused when it is made.
+    """Raise InvalidSettings for --on-worker-loss leave, if the script's own code makes a process group, which needs all
+    workers. A process group of a library is refused when the library makes it.
     """
     if not script or options["on_worker_loss"] != "leave":
         return

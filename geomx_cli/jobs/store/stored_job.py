@@ -39,8 +39,8 @@ class StoredJob:
 
     place: the folder or URL that holds the job's folder.
     records: of its checkpoints, the newest first.
-    script, options, inventory: what it has run, on which machines.
-    is_here: they were one, on which geomx ran.
+    script, options, inventory: of the job; the inventory has its machines.
+    is_here: the job ran on one machine, on which geomx was started.
     withheld: variables of the inventory whose values are not kept.
     """
 
@@ -75,8 +75,8 @@ class StoredJob:
 
 
 def find_stored(place: str, note: Callable[[str], object]) -> StoredJob:
-    """Return the job whose checkpoints are at a folder or URL: that of --checkpoint-to if it has one job only, or the
-    job's own below it. note: gets a sentence about each checkpoint that is skipped.
+    """Return the job whose checkpoints are at a folder or URL: the value of --checkpoint-to if it has only one job, or
+    the job's folder below it. note: gets a sentence about each skipped checkpoint.
 
     Raises InvalidSettings if there is none, or more than one job, and the store's errors.
     """

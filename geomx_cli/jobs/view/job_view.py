@@ -125,8 +125,8 @@ class JobView:
 
     @classmethod
     def of(cls, job: KnownJob, hosts: Mapping[str, Connector], *, cleared: bool = False) -> "JobView":
-        """Query all hosts in parallel; one that does not answer is in `hosts` with its problem. cleared: nothing of the
-        job runs any more, whatever a lost agent's status says.
+        """Query all hosts in parallel. A host that does not answer is in `hosts` with its problem. cleared: no process
+        of the job runs any more, even if the status of a lost agent lists some.
         """
         known = JobState.read(job.directory)
         cleared = cleared or (known is not None and known.over)

@@ -45,8 +45,8 @@ class Totals:
     encoded, encoded_lan: see Traffic.
     datagrams, relayed: see Telemetry.
     outputs: see outputs.py.
-    restarts: how often each process was started again by itself, of those that were, and how often all workers.
-    warnings: why the figures may not be those of the algorithm.
+    restarts: how often each restarted process was started again alone, and how often all workers were. warnings: why
+    the numbers may not represent the algorithm.
     """
 
     accuracy: float | None
@@ -239,12 +239,13 @@ class Progress:
             if row.process.role == "worker" and row.status == 0 and row.ended < limit:
                 # With a single plane, one party has the scheduler.
                 scheduler = schedulers.get(row.process.party) or next(iter(schedulers.values()))
-                if scheduler.state == "waiting" and not scheduler.restarts:  # one that was waits for those that joined
+                # A restarted scheduler waits for members that had joined before.
+                if scheduler.state == "waiting" and not scheduler.restarts:
                     return row, scheduler
         return None
 
     def abandoned(self) -> Failure | None:
-        """The failure of a job that has gone on without each worker that died, until no training worker was left."""
+        """The failure of a job with `--on-worker-loss leave` in which no training worker is left; None while one is."""
         lost = [(row, row.left) for row in self.training_rows if row.left is not None]
         if not lost or len(lost) < len(self.training_rows):
             return None

@@ -42,15 +42,15 @@ class ProcessState:
     """The state of one process. Events may be applied in any order.
 
     state: as last reported by the process, or how it ended; "restarted" until it reports again. restarts: how often it
-    was started again by itself, together: with all others of the job; what an earlier life has told of its end no
-    longer counts then. traffic: bytes so far, of all its lives. evaluations: test accuracy by round;
-    validation_losses likewise.
+    was started again alone. together: how often with all others of the job; reports of an earlier life about its end
+    then no longer count. traffic: bytes so far, of all its lives. evaluations, validation_losses: test accuracy and
+    validation loss by round.
     samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
-    algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: as its script has reported, and
-    the validation loss; the newest of each.
-    trains_since: by the job's clock, None before training. first_step: end of its first step, by the clock of
-    the times given to `apply`. failure: the cause that the process reports; finished: it has completed its
-    work. left: it has died, and the job goes on without it. outputs: what it has saved. result_warning: its first one
+    algorithm's own metrics of its newest round. awaited: see Telemetry. step, metrics: the newest values that its
+    script has reported, and the newest validation loss.
+    trains_since: by the job's clock, None before training. first_step: end of its first step, by the same clock as
+    the times given to `apply`. failure: the cause that the process reports. finished: it has completed its work.
+    left: it has died, and the job continues without it. outputs: its saved files. result_warning: its first warning
     that affects the result.
 
     status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.
@@ -167,7 +167,7 @@ class ProcessState:
         self._count_rounds()
 
     def live_again(self) -> None:
-        """It has been started again with all others, after its end was recorded."""
+        """The process was started again with all others, after its end was recorded."""
         self.status, self.ended, self.asked = None, 0.0, False
 
     def record_end(self, status: int, when: float, *, asked: bool) -> None:
@@ -274,7 +274,7 @@ class ProcessState:
 
 
 def _since(end: _End | None, event: Event) -> _End | None:
-    """What a process has told of its end, if that was after `event`."""
+    """The end that a process has reported, if the report is newer than `event`; otherwise None."""
     return None if end is None or end.order < event.order else end
 
 

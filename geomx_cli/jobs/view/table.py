@@ -292,7 +292,9 @@ def awaited(progress: Progress, *, names: bool = True) -> str:
 
 
 def _late(progress: Progress) -> str:
-    """The workers that a server waits for. A root tells parties' servers; one that waits for nobody waits for all."""
+    """The workers for which servers wait. Roots name local servers. If such a local server names no worker, this means
+    all workers of its party.
+    """
     found: dict[str, None] = {}
     told = [row for row in progress.rows.values() if row.awaited and row.status is None]
     for name in (name for row in told for name in row.awaited.split(", ")):

@@ -1,4 +1,4 @@
-"""Other jobs of this machine, whose curves the page draws beside those of its own."""
+"""Other jobs of this machine, whose curves the page draws beside its own job's curves."""
 
 import threading
 import time

@@ -55,7 +55,7 @@ class DownsampledSeries:
     """Values of several sources. Time is divided into steps, whose length doubles, merging their values, when there are
     too many. In a step the curve has the mean of its values, and with `summed` this mean times the number of sources:
     exact where all sources add values equally often, and bounded in size for thousands of them. The last point of a
-    mean is that of each source's newest value, at the newest time. Values may arrive in any order.
+    mean is the mean of each source's newest value, at the newest time. Values may arrive in any order.
 
     Not thread-safe.
     """
@@ -181,8 +181,8 @@ class Curves:
         self._not_finite: dict[str, set[str]] = {"curves": set(), "metrics": set()}
 
     def telemetry(self, process: str, event: Telemetry, seconds: float, *, trains: bool) -> None:
-        """Add what a training worker reports. Of one that evaluates or has finished, only what is new: the last round,
-        and its loss.
+        """Add the report of a training worker. From a worker that evaluates or has finished, add only new values: the
+        last round, and its loss.
         """
         newest = event.round, event.loss
         is_new = newest != self._newest.get(process, (0, None))
@@ -211,7 +211,7 @@ class Curves:
             self._add(name, self._metrics.setdefault(name, {}), process, value, seconds)
 
     def accuracy(self, process: Process, value: float | None, seconds: float) -> None:
-        """Add a test accuracy; those of other processes than the evaluator, as known so far, are dropped."""
+        """Add a test accuracy. Accuracies of other processes than the evaluator, as known so far, are dropped."""
         if value is None:
             return
         if self._evaluator is None or precedence(process) < precedence(self._evaluator):
@@ -229,9 +229,9 @@ class Curves:
         self._sent_in_all.add(begin, end, amount)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return, for JSON, the `curves`, and whether those of workers are `averaged` over several; scripts' `metrics`
-        by name and group; and the `axes` over which curves can be drawn instead of time: the `rounds` and scripts'
-        `steps` of each group, and the total of `bytes` between parties. `not_finite`: names of curves and of
+        """Return, for JSON, the `curves`, and whether curves of workers are `averaged` over several workers; scripts'
+        `metrics` by name and group; and the `axes` over which curves can be drawn instead of time: the `rounds` and
+        scripts' `steps` of each group, and the total of `bytes` between parties. `not_finite`: names of curves and of
         metrics of which values are not drawn, as they were NaN or infinite.
         """
         found = {name: _points(known) for name, known in self._series.items()}
@@ -285,5 +285,5 @@ class Curves:
 
 
 def _points(known: Mapping[str, Series]) -> dict[str, list[tuple[float, float]]]:
-    """Return the points of each curve, without that of the whole job unless it is the only one."""
+    """Return the points of each curve. The curve of the whole job is left out, unless it is the only one."""
     return {group: one.points() for group, one in sorted(known.items()) if group != ALL or len(known) == 1}

@@ -299,7 +299,7 @@ class JobModel:
             case Reported():
                 self._curves.reported(name, event, seconds)
             case Evaluated() | ProcessFinished():
-                if isinstance(event, Evaluated):  # known a few steps, on a slow link many seconds, later
+                if isinstance(event, Evaluated):  # arrives a few steps later, on a slow link many seconds
                     seconds = self._senders[name].time_of(event.round, seconds)
                 self._curves.accuracy(known.process, event.accuracy, seconds)
                 if event.validation_loss is not None:

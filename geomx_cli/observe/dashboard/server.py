@@ -234,7 +234,7 @@ def show(
 
 
 def _answers(job: KnownJob, model: JobModel, events: EventReader, others: Comparison, log: LogSearch) -> Answers:
-    """What the page can ask for. All that it sends is checked here or where it is used."""
+    """The answers to the page's requests. Everything in a request is checked here or where it is used."""
 
     def data(given: Mapping[str, str]) -> dict[str, Any]:
         wanted = [name for name in given.get("with", "").split(",") if name]

@@ -168,7 +168,7 @@ class Backlog:
         self._over.set()
 
     def abandon(self) -> None:
-        """Take nothing any more, nor keep `put` waiting: the writer has ended early, which it has reported."""
+        """Drop all further values, and end a waiting `put`: the writer has ended early, and has reported why."""
         self._abandoned = True
         for _ in range(self._queue.qsize()):
             self._queue.get()

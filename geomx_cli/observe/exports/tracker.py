@@ -163,7 +163,7 @@ ENDS: Mapping[str, str] = {"done": "finished", "done in part": "finished", "fail
 def require(client: str) -> None:
     """Raise InvalidSettings if the client is not installed. It is not imported: that takes seconds."""
     found = importlib.util.find_spec(client)
-    if found is None or found.origin is None:  # without an origin it is a folder, such as ./wandb of earlier runs
+    if found is None or found.origin is None:  # a module without an origin is a folder, such as ./wandb of earlier runs
         title, package = CLIENTS[client]
         hint = f"pip install {package}, or pip install 'geomx-cli[{client}]'"
         raise InvalidSettings(f"--{client} needs {title}'s client", hint)

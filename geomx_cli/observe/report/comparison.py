@@ -97,8 +97,8 @@ def compared(groups: Sequence[RunGroup], target: float) -> list[ComparisonRow]:
 
 
 def shown(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Return the names of the metrics for a table: the validation loss if a run has it, and those of the accuracy
-    unless no run has one in its place.
+    """Return the names of the metrics for a table: the validation loss if a run has it, and the metrics of the accuracy
+    unless runs have only validation losses.
     """
     known = {name for row in rows for name, mean in row.means.items() if mean is not None}
     left_out = {"validation_loss"}
@@ -108,8 +108,8 @@ def shown(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def cells(row: ComparisonRow, names: Sequence[str]) -> list[str]:
-    """Return these metrics as text: mean ± standard deviation; where only some runs reached the target, how many. Of a
-    run that is not done, what it has reached.
+    """Return these metrics as text: mean ± standard deviation, and how many runs reached the target, if not all did.
+    For a run that is not done, its values so far.
     """
     return [_cell(METRICS[name], row.means[name], len(row.group.runs)) for name in names]
 

@@ -141,11 +141,11 @@ def mean_of(values: Iterable[float | None]) -> Mean | None:
 
 
 def mean_curve(runs: Sequence[Points]) -> Curve:
-    """Return the mean of the runs' curves, of points sorted by x; that of a single run is itself.
+    """Return the mean of the runs' curves, with points sorted by x. The mean of a single run is the run.
 
     Each curve is interpolated linearly at the x of all curves' points (evenly thinned if there are very many), between
-    the last first x and the first last x: where all runs have values. If there is no such x, as where each run has only
-    one point, the mean is one point: that of the runs' last points, in x and y.
+    the last first x and the first last x: where all runs have values. If there is no such x, for example because each
+    run has only one point, the mean is one point: the mean of the runs' last points, in x and y.
     """
     if len(runs) == 1:
         return Curve([x for x, _ in runs[0]], [y for _, y in runs[0]])
@@ -306,7 +306,7 @@ def _by_outcome(group: RunGroup) -> Iterator[RunGroup]:
 
 
 def _unique(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Name the first run in labels that would be alike, as those of two versions of a script."""
+    """Add the first run's name to labels that would be equal, for example with two versions of a script."""
     labels = Counter(group.label for group in groups)
     numbers = Counter[str]()
     found = []

@@ -82,7 +82,7 @@ class Metadata(msgspec.Struct):
 
     @property
     def has_traffic(self) -> bool:
-        """Whether any traffic is recorded; that of scripts that do not report has no times."""
+        """Whether any traffic is recorded. The traffic of scripts that do not report has no times."""
         return bool(self.seconds) or any(self.traffic.values())
 
     def bytes_by(self, seconds: float) -> int | None:

@@ -21,7 +21,7 @@ MOST_MARKERS = 12
 _FEWEST_MARKS = 3
 _COVERED = 0.2  # of the axes, by a legend
 _FEWEST_PLACES = 6.0  # of bars on the x axis, so that one alone is no wider than one of several
-_NAMED = 8  # characters; above, the labels of several bars are tilted
+_NAMED = 8  # characters; if a label is longer, the labels of several bars are tilted
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def draw(figure: Figure, folder: Path, page: Page) -> Path:
 
 
 def _curves(plot: "Plot", figure: Curves, page: Page) -> None:
-    """Draw the curves; where a later one covers an earlier one exactly, it is dashed, so that both can be seen. Without
-    a point to show, write why.
+    """Draw the curves. If a later curve covers an earlier one exactly, the later one is dashed, so that both can be
+    seen. If there is no point to draw, write the reason.
     """
     axes = page.axes.of(figure)
     if why := axes.nothing(figure):

@@ -71,7 +71,7 @@ class ProcessLog:
             yield RoundRecord.of(event, accuracies.get(event.num_iters), losses.get(event.num_iters))
 
     def _last_of_rounds(self) -> Iterator[RoundCompleted]:
-        """The last event of each round: those of a worker's life end where a later one goes on."""
+        """The last event of each round. The events of a worker's life end where a later life continues."""
         last, life = 0, 0
         ends = [min(self.repeated[index:]) for index in range(len(self.repeated))]
         for event in self._events(lambda problem: None):  # `read` has reported them already

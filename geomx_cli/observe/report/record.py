@@ -97,7 +97,7 @@ _DECODER = msgspec.json.Decoder(RoundRecord)
 class WorkerRecords:
     """The rounds of one worker, in order, as columns; `problems`: a sentence per record that was skipped.
 
-    rounds: of a script its reports with samples or a higher step, without those of an accuracy alone.
+    rounds: for a script, its reports with samples or a higher step. Reports of only an accuracy do not count.
     elapsed, accuracies: seconds of training, and the accuracy then. traffic: bytes, in both directions. sent, received,
     compute: None if no round has them. losses, metrics: as recorded, NaN for a metric that was not finite.
     """
@@ -197,7 +197,7 @@ def read_rounds(place: Path, first: int, last: int) -> Iterator[RoundRecord]:
 
 
 def _lines(path: Path) -> Iterator[_Found]:
-    """Yield the records of a file. One that is damaged counts as that of the round after the last."""
+    """Yield the records of a file. A damaged record counts as the round after the last one."""
     number = 0
     with path.open("rb") as file:
         for line in itertools.count(1):

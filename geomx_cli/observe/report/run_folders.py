@@ -50,7 +50,7 @@ def one_run(base: Path, network: str, mode: str, name: str = "") -> Path:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the runs in a folder that is one, or that of a mode, a network or several of them."""
+    """Return the runs in a folder: the folder of a run, a mode, a network, or several networks."""
     return list(_search(folder, _LEVELS))
 
 

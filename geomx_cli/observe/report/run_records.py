@@ -28,7 +28,7 @@ __all__ = ["JobRecords", "OnProgress", "RunRecords", "mode_of", "network_of"]
 
 
 def network_of(plan: Plan) -> str:
-    """Return the network name of a job's run, or that of its script."""
+    """Return the network's name of a job's run, or the script's name."""
     script = next((Path(word).stem for word in plan.spec.script if word.endswith(".py")), "")
     return file_name(script or (plan.spec.script[0] if plan.spec.script else str(plan.spec.options["network"])))
 
@@ -96,7 +96,7 @@ class JobRecords:
         return "" if found is None else "/".join(self.places[found.process.name])
 
     def _outcome(self) -> str:
-        """Return how the job ended; of one whose end nobody has seen, as its event logs have it."""
+        """Return how the job ended; from its event logs, if no `geomx launch` or `attach` followed it to its end."""
         if self.state not in UNDECIDED:
             return self.state
         if any(log.state.failure for log in self.logs.values()):
@@ -192,19 +192,23 @@ class RunRecords:
 
     @property
     def warnings(self) -> list[str]:
-        """Why its figures may not be those of its mode."""
+        """Why its numbers may not represent its mode."""
         return self.metadata.warnings if self.metadata is not None else []
 
     @property
     def evaluator(self) -> WorkerRecords:
-        """The worker whose accuracies are the run's: that of the metadata, else the one with most."""
+        """The worker whose accuracies are the run's: the worker in the metadata, otherwise the worker with most
+        accuracies.
+        """
         host, _, device = (self.metadata.evaluator if self.metadata is not None else "").partition("/")
         if (named := self.workers.get(host, {}).get(device)) is not None:
             return named
         return max(self.each(), key=lambda worker: len(worker.accuracies))
 
     def bytes_by(self, seconds: float) -> int | None:
-        """Return what all workers had sent and received in rounds completed by then; None if not recorded."""
+        """Return the bytes that all workers had sent and received in rounds completed at this time; None if not
+        recorded.
+        """
         if not any(worker.traffic for worker in self.each()):
             return None
         return sum(

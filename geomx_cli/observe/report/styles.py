@@ -24,8 +24,8 @@ _ROUNDING = 1e-9  # of a value: by less do means of equal ones differ
 
 @dataclass(frozen=True)
 class Axes:
-    """Limits are (low, high), None for those of the data. target: a horizontal line at this y. any_y: ylim and target
-    are for all figures, not for those of the test accuracy only; see `of`.
+    """Limits are (low, high), None for the limits of the data. target: a horizontal line at this y. any_y: ylim and
+    target are for all figures, not only for figures of the test accuracy; see `of`.
     """
 
     logx: bool = False
@@ -82,7 +82,7 @@ class Axes:
         return ""
 
     def y_limits(self, figure: Curves) -> tuple[float, float]:
-        """Return the limits of y: those of the points within the limits of x, with some room, and of the lines. The
+        """Return the limits of y, which include the points within the limits of x, with some room, and the lines. The
         lower one is at least 0 if no mean is negative, even where mean less deviation is.
         """
         low_x, high_x = self.x_limits(figure)

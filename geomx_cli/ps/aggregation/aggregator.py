@@ -105,7 +105,7 @@ class Aggregator:
         self._check_waiters(entry, cohort, round_, waiter)
         if asks:
             round_.wait(waiter)  # even if it is not here: another process may bring it before its sender can
-            if cohort.deferred:  # restored: the round is closed, and its answer has waited for somebody to ask
+            if cohort.deferred:  # restored: the round is closed, and waits for the first request
                 self._advance(entry)
             elif not round_.accumulator.has(ranks):
                 link.ask_again(header.request)
@@ -213,7 +213,7 @@ class Aggregator:
         """Close the cohort's next round, or answer the one that is held back. Returns False if that has to wait."""
         if not cohort.deferred:
             return self._close_next(entry, cohort)
-        if cohort.round is None or not cohort.round.waiters:  # restored: its members have not asked again yet
+        if cohort.round is None or not cohort.round.waiters:  # restored: no member has repeated its request yet
             return False
         if self.table.too_far_behind(entry, cohort):
             # The round is in the value already; only its answer waits, for the cohorts that are too far behind.
@@ -276,7 +276,7 @@ class Aggregator:
         """Answer all members that wait for the closed round; the value is its result or newer."""
         round_ = self.table.finish(entry, cohort)
         cohort.result = self._sender.result(entry, cohort, round_)
-        # Here a round's outcome leaves the server. A life that is killed before has told nobody.
+        # Commit before any answer: if this server is killed before the commit, no member has a result of this round.
         self.commit(entry)
         for waiter in round_.waiting():
             self._sender.answer(entry, waiter, cohort.finished, cohort.result)

@@ -92,8 +92,8 @@ class ServerDelivery(Delivery, Protocol):
 
     def begin(self, node: Node, upstream: UpstreamClient | None, inbox: ContributionInbox) -> None:
         """Start, once the process listens; `upstream` is None at a root. At a local server `upstream.peers` has the
-        links to those of other parties, by the party's index, that the module's `party_peers` names, once the roots are
-        dialled; the loss of such a link does not end the job.
+        links to local servers of other parties that the module's `party_peers` names, by the party's index, after the
+        roots are dialled. The loss of such a link does not end the job.
         """
 
     def on_request(self, request: Request) -> bool:
@@ -186,8 +186,8 @@ class ServerAlgorithm(Protocol):
         """Answer a worker's request with a topic of this algorithm; None forwards it to the rank-0 root."""
 
     def keeps(self, topic: str, body: Body) -> bool:
-        """Whether this request has changed what later answers depend on, so that a server that was restarted has to
-        handle it again. For few different ones: each is saved once.
+        """Whether later answers depend on this request, so that a restarted server has to handle it again. Each
+        different request is saved once, so there should be few.
         """
 
 

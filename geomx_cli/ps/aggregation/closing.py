@@ -293,7 +293,8 @@ class ResultSender:
         return tuple(views)
 
     def _seen(self, view: View, value: Array) -> Array | None:
-        """What a codec leaves of the value, for optimizers that compensate for delay; None if that is all of it."""
+        """The value as members decode it, for optimizers that compensate for delay; None if the codec changes nothing.
+        """
         return None if not self._table.asynchronous or view.array is value else view.array
 
     def _given(

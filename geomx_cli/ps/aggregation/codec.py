@@ -156,8 +156,8 @@ def encoded(payload: memoryview, form: Form) -> Encoded:
 
 
 def received(header: Header, payload: memoryview | None) -> Content:
-    """Decode the content of a payload; for `form` CHANGE that is the change. Raises BadMessage; DamagedPayload for what
-    is not encoded and has a wrong size.
+    """Decode the content of a payload; with `form` CHANGE the content is the change. Raises BadMessage, and
+    DamagedPayload for a payload that is not encoded and has a wrong size.
     """
     if header.form not in (Form.ENCODED, Form.CHANGE):
         return content(header, payload)

@@ -69,19 +69,20 @@ as it is.
 class Compression:
     """One process's end of the encoded exchanges in one plane: between local and global servers (`--compress`; in a
     flat cluster between workers and servers), or between workers and their servers (`--compress-lan`). A local server
-    has one for each.
+    has two: one for each of these planes.
 
     A contribution is encoded once; a retransmission sends the same bytes. A server encodes a round's result once for
-    all receivers in the plane; those that receive plain elements get the decoded ones, so all have the same. The
-    server's own value stays exact, so errors do not accumulate. Initial values and rows are not encoded.
+    all receivers in the plane. Receivers of plain elements get the decoded elements, so all receivers have the same
+    values. The server's own value stays exact, so errors do not accumulate. Initial values and rows are not encoded.
 
-    A change is relative to the last result that all receivers have (the *reference*, kept at both ends), so what the
-    codec loses in one change is part of the next. Sums have no reference: their loss is kept as a residual and added to
-    the next sum. Arrays whose elements are not finite or LARGEST and more are sent unencoded.
+    A change is relative to the last result that all receivers have (the *reference*, kept at both ends). So the part
+    that the codec loses in one change is in the next change. Sums have no reference: the lost part is kept as a
+    residual, and added to the next sum. Arrays with elements that are not finite, or of LARGEST and more, are sent
+    unencoded.
 
-    The arrays that an end keeps between rounds belong to the slice, in the part "codec-wan" or "codec-lan":
-    "residual" and "momentum" of what this end encodes, the "reference" of the results that it receives, and, of the
-    results that it sends, "reference/COHORT" and "contributed/COHORT".
+    An end keeps its arrays between rounds with the slice, in the part "codec-wan" or "codec-lan". "residual" and
+    "momentum" are for the contributions that it encodes, "reference" is for the results that it receives, and
+    "reference/COHORT" and "contributed/COHORT" are for the results that it sends.
 
     plane: which links the codec is for.
     gradients: whether contributions are gradients, to which the codec's momentum belongs, and not differences of
@@ -141,8 +142,8 @@ class Compression:
     # Results, at a server.
 
     def starts_from(self, where: SliceRound, member: int, value: Array) -> None:
-        """Set the reference of a cohort's first round: every participant may have this value. One that has not gets the
-        first result exact, as its `follows` says.
+        """Set the reference of a cohort's first round: every participant may have this value. If a participant's
+        `follows` shows that it lacks the value, it gets the first result exactly.
         """
         if self._sends_changes(self._codec_at(where)):
             reference = value.astype(exact_dtype(where.dtype), copy=False)

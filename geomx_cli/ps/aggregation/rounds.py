@@ -22,8 +22,8 @@ SERIAL = "optimizer"
 
 
 def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str, float]:
-    """Merge the hyper-parameters `news` into `known` and return `known`. Those of an older optimizer (lower SERIAL) are
-    ignored; those of a newer one replace all.
+    """Merge the hyper-parameters `news` into `known` and return `known`. Hyper-parameters of an older optimizer (lower
+    SERIAL) are ignored. Hyper-parameters of a newer optimizer replace all.
     """
     before, now = known.get(SERIAL, 0.0), news.get(SERIAL, 0.0)
     if now > before:
@@ -56,7 +56,7 @@ class Contribution:
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """The ranks whose windows it may occupy: the sender's, and those of members that it speaks for."""
+        """The ranks whose windows it may occupy: the sender's rank, and the ranks of members for which it sends."""
         return self.ranks if self.sender is None else (*self.ranks, self.sender)
 
 
@@ -64,17 +64,17 @@ class Contribution:
 class Accumulator:
     """Sums the contributions to one slice in one round.
 
-    Contributions may arrive in any order, but floating-point sums depend on the order. So they are added in rank order:
-    one that arrives before one of a lower rank is parked, and results are the same bits in every run. Credit is
-    returned only when the round is complete: so no member gets ahead of another by more than its window, and results
+    Contributions may arrive in any order, but floating-point sums depend on the order. So contributions are added in
+    rank order, and one that arrives before a lower rank's is parked. Results have the same bits in every run. Credit is
+    returned only when the round is complete. So no member is ahead of another by more than its window, and results
     leave a shared link as evenly as contributions arrive.
 
     total: the sum, fp32 (fp64 for fp64 contributions); Rows as long as only rows were received; None if all abstained.
     With a single contribution it may be that contribution's own, read-only array.
-    ranks: those added so far. weight: the sum of their weights.
-    hyper: the hyper-parameters that any of them sent; those for an older optimizer are ignored.
+    ranks: the ranks added so far. weight: the sum of their weights.
+    hyper: the hyper-parameters that any of these ranks sent, without those for an older optimizer.
     conflicts: names to which ranks gave different values, with the other value; the lower rank's is in `hyper`.
-    set_by: the lowest rank of the contribution that each hyper-parameter is from.
+    set_by: for each hyper-parameter, the lowest rank of the contribution with it.
     """
 
     total: Content | None = None
@@ -240,7 +240,7 @@ class View:
 
     @property
     def made(self) -> Array | None:
-        """The value, None while nobody has needed it decoded."""
+        """The decoded value, None before the first use."""
         return None if callable(self._array) else self._array
 
     @property

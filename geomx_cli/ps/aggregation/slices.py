@@ -85,7 +85,7 @@ class SliceState(SliceView):
         return expected == self.initial_digest or (value is not None and self.digest_of(value) == expected)
 
     def digest_of(self, value: Array) -> bytes:
-        """The digest of such a value of this slice."""
+        """The digest of `value` in this slice's dtype."""
         return digest(as_payload(value, self.dtype), self.dtype)
 
     def cohort(self, member: int) -> Cohort:
@@ -249,8 +249,8 @@ class SliceTable:
             entry.pulls.pop(link, None)
             for cohort in entry.cohorts.values():
                 for own in cohort.round.waiters.values() if cohort.round is not None else ():
-                    # The newest stays: a result is made in the form that those want who wait for it. The answer to a
-                    # request of an earlier life is dropped there.
+                    # Keep the newest request: the forms of a result depend on the waiting requests. The link drops an
+                    # answer to a request of an earlier life.
                     for request in [request for request, waiter in own.items() if waiter.link is link][:-1]:
                         del own[request]
 

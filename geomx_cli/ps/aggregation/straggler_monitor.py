@@ -76,7 +76,9 @@ class DeadlockBreaker:
         self._next = end + (end - now) / SHARE
 
     def request_slice(self, key: int, index: int, round_: int) -> None:
-        """A root waits for this slice and this party is stuck: complete it, even if no member has sent any of it."""
+        """Complete this slice, even if no member has sent any of it: a root waits for the slice, and this party is
+        stuck.
+        """
         if len(self._wanted) < MAX_WANTED:
             self._wanted[key, index] = round_
             self._pending = True
@@ -93,7 +95,7 @@ class DeadlockBreaker:
             asked.discard(rank)
 
     def on_root_reconnect(self) -> None:
-        """A root has a new connection: what it was told may have been lost, so tell it again."""
+        """A root has a new connection: the last report may have been lost, so send it again."""
         self._pending, self._notified = True, -1
 
     def _ask(self, now: float) -> bool:
@@ -167,8 +169,8 @@ class StragglerMonitor:
     """Warns at half of the patience, and fails the job with PeerLost near its end. Used by the loop's thread only.
 
     The clock restarts with any traffic on a link to the awaited members or behind it, and while their training code
-    runs (Activity), so neither a slow link nor a long evaluation ends a job. It
-    stops while one of those links is silent; the option `silence` covers that case.
+    runs (Activity), so neither a slow link nor a long evaluation ends a job. The clock stops while one of these links
+    is silent; the option `silence` covers this case.
 
     waits: returns the current waits for live members; deaths are detected elsewhere. A server whose members have all
     contributed waits for the roots and blames no one.

@@ -93,7 +93,8 @@ class _Fail(TypedDict):
 
 
 class _Awaited(TypedDict):
-    """See Scheduler. processes: more of those of the host that have not joined yet; none: the connection ends."""
+    """See Scheduler. processes: further processes of the host that have not joined yet; empty if the connection ends.
+    """
 
     host: _Name
     processes: Annotated[list[_Name], msgspec.Meta(max_length=MAX_AWAITED)]
@@ -256,8 +257,8 @@ class _Split(TypedDict):
 class Topic:
     """What a topic's bodies have: each field with its type and bounds, as in a TypedDict. Further fields are dropped.
 
-    request: of a request. answer: of its answer. notifies: whether it may come without a number, as a notification,
-    which is lost with its connection, and for whose answer nobody waits.
+    request: the fields of a request. answer: the fields of its answer. notifies: whether it may come without a number,
+    as a notification, which is lost with its connection and gets no answer.
     """
 
     request: type = _Nothing

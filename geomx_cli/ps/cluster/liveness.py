@@ -210,7 +210,7 @@ class Liveness:
         silent = now - link.health.heard
         if link.dialled and silent < SILENT:
             self._check_tensors(link)
-        # from early on, as it takes some seconds to tell
+        # begins early, because the check takes some seconds
         runs = silent >= SILENT and link.health.runs(link.lanes.connections.get("control"))
         if self._links[link]:
             if silent < QUIET:

@@ -1,4 +1,4 @@
-"""The processes that another one knows, one record each; a server's members; the barriers that they meet at."""
+"""One record for each process that a process knows; a server's members; the members' barriers."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -51,7 +51,7 @@ class Member:
         return fitting[0 if party == self.party else -1]
 
     def announced(self) -> dict[str, Any]:
-        """What a roster says of it (bodies.py)."""
+        """The fields of this process in a roster (bodies.py)."""
         return {name: getattr(self, name) for name in _ANNOUNCED}
 
     @property
@@ -121,8 +121,8 @@ class ServerMembers(Members):
         self._required: list[int] | None = None  # kept up to date, as each contribution asks for it
 
     def arrive(self, link: Link) -> None:
-        """Register a member that has dialled. Raises BadMessage for a second one of the same rank, and for a local
-        server whose number of workers differs from that of its party's others, or exceeds the plan.
+        """Register a member that has dialled. Raises BadMessage for a second member of the same rank, and for a local
+        server whose number of workers exceeds the plan or differs from the number that its party's other servers claim.
         """
         rank, plane, workers = link.hello.get("rank"), link.hello.get("plane"), link.hello.get("workers", 1)
         if type(rank) is not int or not 0 <= rank < CENTRAL or plane not in self._planes:
@@ -171,11 +171,13 @@ class ServerMembers(Members):
         self._require()
 
     def _require(self) -> None:
-        """Something has changed that decides who is required."""
+        """Compute again which members must contribute."""
         self._required = self.training() if self.complete and not self.initializing() else None
 
     def _check_workers(self, link: Link, workers: int, others: list[Member]) -> None:
-        """Check the number of workers that a local server claims; `others`: those of its party that have arrived."""
+        """Check the number of workers that a local server claims. others: the local servers of its party that have
+        joined.
+        """
         if others and workers != others[0].workers:
             claimed = f"{others[0].process} of its party {others[0].workers}"
             raise BadMessage(f"{link.name} claims {workers} workers, and {claimed}")
@@ -241,7 +243,7 @@ class ServerMembers(Members):
         return [link for rank in self._by_rank if self.is_party(rank) for link in self.links(rank)]
 
     def trains(self, rank: int) -> bool:
-        """Whether this rank contributes, that is, is not a master worker that does not train."""
+        """Whether this rank contributes. Only a master worker that does not train never contributes."""
         return rank < CENTRAL or self._central_train
 
     def may_be_master(self, rank: int, scope: str) -> bool:
@@ -354,7 +356,7 @@ class Barrier:
         self.met = 0
 
     def reach(self, rank: int, number: int) -> None:
-        """This rank has reached barrier `number`, and so all before it."""
+        """This rank has reached barrier `number`, and so all earlier barriers too."""
         self.reached[rank] = max(number, self.reached.get(rank, 0))
         self.update()
 

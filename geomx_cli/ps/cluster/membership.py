@@ -223,7 +223,7 @@ class Shutdown:
         self._liveness.release(link)
 
     def gone(self, link: Link) -> None:
-        """This peer needs nothing more. It may repeat "gone", and one that has not sent "bye" is ignored."""
+        """This peer needs nothing more. A repeated "gone" has no effect, and a "gone" without "bye" is ignored."""
         if link not in self.leaving:
             return
         self.leaving.discard(link)

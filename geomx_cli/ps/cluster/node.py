@@ -127,7 +127,8 @@ class Node:
         self.shutdown = Shutdown(self.loop, self.rpc, self.liveness, settings.number("silence"), self._part)
 
     def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:
-        """Bind the planned endpoints, or one on the own address of a process started by hand; returns those to dial.
+        """Bind the planned endpoints. A process started by hand binds one endpoint at its own address. Returns the
+        endpoints that peers dial.
 
         Raises InvalidSettings if the address is not loopback and there are no keys, or if there is no address.
         """
@@ -148,7 +149,7 @@ class Node:
 
     def check_identity(self, link: Link, role: str, roster: Membership | None) -> None:
         """Raise BadMessage if a dialling peer's hello claims another rank in this role ("worker" or "party") than its
-        key, or without keys the roster, once that has arrived.
+        key has. Without keys, compare with the roster, as soon as the roster has arrived.
         """
         rank = link.hello.get("rank")
         if self.keys is not None:

@@ -277,9 +277,9 @@ class Placements:
         return placement is not None and placement.has(header)
 
     def place(self, body: Body, sender: Member) -> Body:
-        """At the root: place the tensors of a declaration; returns the answer. Raises InvalidSettings for one that was
-        declared otherwise or is listed twice, for a shard of which the sender's party has no worker, and for more
-        slices than an answer may have; nothing has changed then.
+        """At the root: place the tensors of a declaration; returns the answer. Raises InvalidSettings, with nothing
+        changed, if a tensor was declared differently before or is listed twice, if the sender's party has no worker for
+        its shard, or if there are more slices than an answer may have.
         """
         tensors, by, partition = self.tensors_of(body, sender), body["by"], self._own_partition()
         placements, count = list[Placement](), 0

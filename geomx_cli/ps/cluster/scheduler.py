@@ -131,8 +131,8 @@ class Scheduler:
     def _reported(self, by: Member | None, body: Body) -> PeerLost:
         """The failure that a member reports; by: None for the failed process itself, before it has joined.
 
-        A worker, as a local server is for the global plane, knows only its plane and its party: what it says of others
-        counts as its own failure. A server is told of others by its other plane.
+        A worker knows only its plane and its party, and so does a local server in the global plane. If it reports any
+        other process, this counts as its own failure. A server learns of other processes through its other plane.
         """
         peer, message, hint = body["process"], body["message"], body.get("hint", "")
         blame = blame_in(body)
@@ -192,7 +192,9 @@ class Scheduler:
             self.node.liveness.forget(link)
 
     def _check_unheard(self, limit: float) -> None:
-        """All agents have had time to connect: what is missing without them is on a host that was lost before."""
+        """All agents have had time to connect. A missing process whose agent has not connected is on a host that was
+        lost before.
+        """
         heard = len(self._members) + len({name for host in self._hosts.values() for name in host.awaited})
         if not self._complete and heard < self._plane.servers + self._plane.workers:
             names = ", ".join(sorted({host.name for host in self._hosts.values()}))
@@ -228,14 +230,16 @@ class Scheduler:
         )  # fmt: skip
 
     def _check_again(self, member: Member, request: Request) -> None:
-        """A member joins again, as either end was restarted. Raises InvalidSettings if it is not what it was."""
+        """A member joins again, because either end was restarted. Raises InvalidSettings if its role, rank or endpoints
+        differ.
+        """
         body, wanted = request.body, request.body.get("rank")
         if wanted == member.rank:  # it was told that one
             wanted = member.wanted
         self._check_identity(request.link, body["process"], body["role"], wanted)
         endpoints = _endpoints(body)
         if not self._complete:
-            member.endpoints = endpoints  # nobody has dialled them
+            member.endpoints = endpoints  # no process has dialled them yet
         if (body["role"], wanted, endpoints) != (member.role, member.wanted, member.endpoints):
             what = f"{member.process} was restarted as {body['role']} {wanted} on {' '.join(endpoints)}, and was"
             what += f" {member.role} {member.wanted} on {' '.join(member.endpoints)}"
@@ -309,7 +313,7 @@ class Scheduler:
         if (host := self._hosts.pop(link, None)) is None:
             self._on_gone(link)
             return error
-        if not host.awaited:  # what has joined there is monitored by itself
+        if not host.awaited:  # processes that have joined there are monitored separately
             return None
         silence = self.node.settings.number("silence")
         what = f"host {host.name} of {link.name} has been silent for {silence:g} s"
@@ -369,7 +373,7 @@ class Scheduler:
             self._end_recovery(error)
 
     def _end_recovery(self, error: OSError) -> None:
-        """What is there no longer fits what members were told, so it goes."""
+        """End recovery: remove the saved state, which no longer matches the answers that members have."""
         self._keeps = False
         if self._saved is not None:
             self._saved.close()

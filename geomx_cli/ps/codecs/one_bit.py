@@ -5,7 +5,7 @@ of the others: the least square error that one bit allows (Seide, Fu, Droppo, Li
 descent", Interspeech 2014). Means are computed in float64 and sent in fp32. The loss is added to the next contribution.
 
 warmup: in the first N rounds of a tensor its elements are encoded by the codec q4, as 1-bit Adam (arXiv:2102.02888)
-begins without compression: training is least stable then, and what one bit adds to it is largest.
+begins without compression: at this time training is least stable, and one bit per element adds the largest error.
 """
 
 from typing import TYPE_CHECKING
@@ -43,8 +43,9 @@ def codec(argument: str) -> "OneBit":
 
 
 class OneBit(Codec):
-    """The payload: of each block the mean of the others and that of those above, as little-endian fp32; then eight
-    elements per byte, the first one in its highest bit, 1 for those above.
+    """The payload has, for each block, the mean of the elements not above T and the mean of the elements above T, as
+    little-endian fp32. Then follow eight elements per byte, the first in the highest bit; the bit is 1 for an element
+    above T.
     """
 
     decay = 1.0

@@ -1,4 +1,4 @@
-"""Blocks as datagrams (DGT), received by a root; it tells those that send what has arrived."""
+"""Receives blocks as datagrams (DGT) at a root, and reports to the senders which bytes have arrived."""
 
 import itertools
 import os
@@ -40,7 +40,7 @@ class _Report(TypedDict):
     """Of a sender, or of a receiver.
 
     sent: key, slice and round of contributions whose blocks have all been sent.
-    counters: of the next datagram on each channel; those of `sent` had lower ones.
+    counters: of the next datagram on each channel. The datagrams of `sent` had lower counters.
     received: bytes so far.
     at: when the last of them came, in seconds of the receiver's clock.
     longest: bytes of the longest datagram since the last report.

@@ -79,8 +79,8 @@ class Splitter:
         self._channels = int(settings.number("dgt_channels"))
 
     def follow(self, losses: Iterable[tuple[float, float]]) -> None:
-        """Set k to k_0 * loss / first loss, at least k_min, for the means of these pairs of the first and the present
-        loss of each worker.
+        """Set k to k_0 * loss / first loss, at least k_min. Both losses are means over the workers. losses: for each
+        worker, its first and its present loss.
         """
         first, present = (sum(column) for column in zip(*losses, strict=True))
         ratio = present / first if first > 0 else 1.0
@@ -226,7 +226,8 @@ class DgtServer(Direct):
         return self._parts.receive(link, header, payload)
 
     def on_renewed(self, link: Link) -> None:
-        """Parts and datagrams of the earlier life are forgotten. The aggregator knows which contributions it has."""
+        """Drop parts and datagrams of the peer's earlier life. The aggregator knows which contributions have arrived.
+        """
         self._parts.forget(link)
         self._losses.pop(link, None)
         if self._datagrams is not None:

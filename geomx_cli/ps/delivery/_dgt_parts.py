@@ -89,9 +89,9 @@ class _Incoming:
     handed_in: the last round that is complete, or waits no more.
     open: contributions of which a part has come, by round.
     early: fragments that arrived before the first part, by round.
-    passed_at: when later datagrams than those of a round had arrived on all channels, by round.
+    passed_at: by round, the time when later datagrams than the round's had arrived on all channels.
     past: rounds of which blocks may still come.
-    late: the sum of those that have, for the next round; None if there are none.
+    late: the sum of the late blocks that have come, for the next round; None if there are none.
     """
 
     member: _Member

@@ -78,7 +78,9 @@ class TsEngine(Direct):
         self._neighbours.leave()
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Send a contribution to the server, with those of others, or through a peer."""
+        """Send a contribution to the server, if this process relays together with its peers' contributions; or send it
+        through a peer.
+        """
         if self._relay is None or self._ways is None or self.upstream is None:
             self._by.up(server, header, payload, on_result)
             return

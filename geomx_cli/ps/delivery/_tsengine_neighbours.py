@@ -45,11 +45,11 @@ IDLE = 4096
 class Meter:
     """Measures one direction of a link. Times are in time.monotonic seconds.
 
-    A sample of a link that had bytes to carry all the time is its rate. One in which the link was idle at times is at
-    most that, as it includes delays of both ends: it counts only if it is higher than what is known.
+    If the link was busy all the time, a sample is the link's rate. If the link was sometimes idle, the sample is a
+    lower bound, because it includes delays of both ends. It counts only if it is higher than the known rate.
 
     rate: bytes per second; 0 if unknown.
-    measured: the round in which it was last measured.
+    measured: the round of the last measurement.
     moved: when bytes last arrived, or the link became busy.
     """
 
@@ -187,11 +187,11 @@ class Neighbour:
         self._told, self._told_at = 0, 0.0
 
     def is_alive(self) -> bool:
-        """Whether it has been heard of late."""
+        """Whether a message from this peer has arrived recently."""
         return self._reported and time.monotonic() - self.link.health.heard < DEAD
 
     def relays(self) -> bool:
-        """Whether contributions may be handed to it: it is alive, and takes what is sent."""
+        """Whether this peer can relay: it is alive, and accepts messages."""
         stuck = self.meter.backlog > IDLE and time.monotonic() - self.meter.moved > DEAD
         return self.is_alive() and not self.has_left and not stuck
 
@@ -252,7 +252,7 @@ class Neighbours:
             self._found[link].report(self._to_servers(), self._has_left, now=True)
 
     def report(self) -> None:
-        """Report to those for which it is time."""
+        """Send the reports that are due."""
         for link in (*self._upstream.links, *self._upstream.peers.values()) if self._upstream is not None else ():
             self.of(link)
         servers = self._to_servers()
@@ -289,10 +289,10 @@ TRY = 0.5
 
 
 def choose(costs: Mapping[int, float | None], max_greed: float, draw: random.Random) -> int:
-    """The way for a contribution, of those in `costs`: the seconds that it takes by each, None where that is unknown.
+    """Choose a way for a contribution. costs: for each way the expected seconds, None if they are unknown.
 
-    With probability min(known / all, max_greed) the fastest known one, where a relay has to be MARGIN times faster than
-    DIRECT; else any unknown one, so that it is measured.
+    With probability min(known / all, max_greed), return the fastest known way; a relay has to be MARGIN times faster
+    than DIRECT. Otherwise return any unknown way, so that it is measured.
     """
     known = {way: cost for way, cost in costs.items() if cost is not None}
     unknown = [way for way, cost in costs.items() if cost is None]
@@ -336,7 +336,8 @@ class Ways:
         direct = straight.seconds(size)
         if direct is None:
             return DIRECT, False
-        # A process may take some hundredths of a second to see what has arrived: little, measured against much of this.
+        # A process may notice arrived bytes some hundredths of a second late. This hardly changes the rate of a long
+        # transfer.
         measures = size >= LARGE and (size >= SPAN * straight.meter.rate or 2 * size >= self._known_largest > 0)
         costs = {DIRECT: self._cost(straight, direct, measures)}
         for rank, link in self._upstream.peers.items():

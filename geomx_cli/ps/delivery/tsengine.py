@@ -53,12 +53,12 @@ def refuses(spec: "Spec") -> str | None:
 
 
 def peers(workers: int, options: "Mapping[str, Value]") -> "Collection[tuple[int, int]]":
-    """With "intra" each worker dials those of lower ranks."""
+    """With "intra", each worker dials the workers of lower ranks."""
     return _all_pairs(workers) if options["tsengine"] in ("intra", "both") else ()
 
 
 def party_peers(parties: int, options: "Mapping[str, Value]") -> "Collection[tuple[int, int]]":
-    """With "inter" each local server dials those of the parties before its own."""
+    """With "inter", each local server dials the local servers of the parties before its own."""
     return _all_pairs(parties) if options["tsengine"] in ("inter", "both") else ()
 
 

@@ -264,7 +264,7 @@ def largest_of_rows(array: "Array", length: int, count: int) -> "Array":
     """See codecs/_sparse, and `reaching`."""
 
     def bound_of(values: "Array") -> "np.uint32":
-        """The `count`th largest, bit by bit; np.partition takes seconds to compile."""
+        """The `count`th largest value, found bit by bit, because np.partition would take seconds to compile."""
         bound = _U(0)
         for bit in range(30, -1, -1):
             tried, reached = bound | (_U(1) << _U(bit)), 0

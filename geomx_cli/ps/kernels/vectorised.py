@@ -42,8 +42,8 @@ def accumulate(
     """Compute residual = decay * residual + array in place, or with a `momentum` that is not empty momentum =
     coefficient * momentum + array and residual = decay * residual + momentum. Any float dtype, the same in all arrays.
 
-    Returns whether the magnitude of each element of the residual is below `limit`; False, and changes nothing, if that
-    of one of `array` is not.
+    Returns whether the magnitude of each element of the residual is below `limit`. If an element of `array` is not
+    below `limit`, returns False and changes nothing.
     """
     if len(array) and not (array.min() > -limit and array.max() < limit):
         return False
@@ -64,7 +64,7 @@ def accumulate(
 def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
     """Round array * factor * 2^112 to nearest even; all of these must be below 65520, and factor a normal number.
 
-    False if some cannot be rounded in this way: what is in `out` is of no use then.
+    Return False if an element cannot be rounded in this way. Then `out` is invalid.
     """
     scaled = np.empty(min(CACHED, len(array)), np.float32)
     other = np.empty(len(scaled), np.uint32)

@@ -59,9 +59,10 @@ class _Hello(NamedTuple):
 class AcceptedLinks:
     """Accepts connections by their hello. Used by the loop's thread only.
 
-    A process that was restarted, as its higher incarnation shows, keeps its link. One that was started twice by mistake
-    has the same incarnation in another life, and gets a link of its own: it must not receive what is for the other one,
-    nor end its connections. So its requests come in, and whoever counts members refuses it by name.
+    A process that was restarted has a higher incarnation, and keeps its link. If a process was started twice by
+    mistake, the second one has the same incarnation but another life, and gets a separate link. So it does not receive
+    the first one's messages, and does not end its connections. Its requests arrive, and the code that counts members
+    refuses it by name.
 
     party: of this process.
     on_link: called for each new link, with whether it is over a unix socket; may refuse it with BadMessage.

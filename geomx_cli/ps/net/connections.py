@@ -1,4 +1,4 @@
-"""The connections under the sockets: which are dead, which have not said who they are, and what their kernel counts.
+"""The connections under the sockets: dead connections, connections without identification, and the kernel's counters.
 
 The kernel itself gives up a connection only when a retransmission is due, and it doubles the interval each time: that
 may be seconds after its limit. So dead ones are found here, by the acknowledgement counters of TCP.

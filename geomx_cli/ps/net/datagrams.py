@@ -247,7 +247,9 @@ class ReceiverSocket:
         return self._socket.fileno()
 
     def read(self) -> Iterator[bytes]:
-        """The datagrams that have arrived; of very many some, so that others have their turn."""
+        """The datagrams that have arrived. If there are very many, only a part, so that other work of the loop is not
+        delayed.
+        """
         for _ in range(READ_AT_ONCE):
             try:
                 data, about, _, _ = self._socket.recvmsg(65_536, 64)

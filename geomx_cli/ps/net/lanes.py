@@ -259,7 +259,7 @@ class LinkHealth:
         """The time of the last progress on this link or behind the peer: a tensor, credit for one, or a restored
         connection.
 
-        It is now while the link is silent, because what is lost then is retransmitted later.
+        While the link is silent, the present time is returned, because lost messages are retransmitted later.
         """
         return max(self._moved, self._moved_behind, self.whole_since())
 

@@ -207,7 +207,7 @@ class Link:
 
     def credit(self, returned: int, arrived: int = 0) -> None:
         """Apply the peer's credit, and what has arrived there: bytes since the link exists."""
-        # Each message carries totals, so that one that is lost or late loses nothing, and none is counted twice. A new
+        # Each message carries totals, so a lost or late message loses no credit, and no credit is counted twice. A new
         # connection does not reset them. The window forgets what was in flight on the old one (Window.restart), as the
         # credit for that may never come; if it does come, it lets as much more through, once.
         # Within a party bytes count as under way until they are returned.
@@ -297,8 +297,8 @@ class Link:
         lane = decode_body(payload).get("lane") if payload is not None else None
         if self.dialled or lane not in LANES:
             raise BadMessage("a hello of no lane, or from a peer that does not dial")
-        # A second hello on one connection follows one that ended before its hello was sent, so nothing was lost. If it
-        # did reset the lane, a peer that repeats hellos would have what it waits for forgotten.
+        # A second hello on one connection comes after a connection that ended before its hello was sent, so nothing was
+        # lost. If this hello reset the lane, a peer that repeats hellos would lose the messages for which it waits.
         if not again:
             self.reset(lane)
         self.lanes.welcome(lane, number)

@@ -89,7 +89,7 @@ class Loop:
             if not self._closed:
                 was_empty = not self._inbox
                 self._inbox.append(callback)
-                if was_empty or len(self._inbox) == 1:  # else the loop is awake or being woken
+                if was_empty or len(self._inbox) == 1:  # otherwise the loop is awake, or is being woken
                     os.eventfd_write(self._wake, 1)
                 return
         callback()

@@ -44,9 +44,7 @@ F_ADD_SEALS, F_GET_SEALS, SEALS = 1033, 1034, 0x0001 | 0x0002 | 0x0004  # of fcn
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """`source`: the id of the array that was copied here, if that never changes, so that other peers can be lent the
-    same block.
-    """
+    """`source`: the id of the copied array, if the array never changes. Then other peers can use the same block."""
 
     size: int
     source: int | None
@@ -256,7 +254,7 @@ class LinkMemory:
         self._arena = arena
         self._control = control
         self._on_free = on_free
-        self._mine: Arena | None = None  # once it is offered
+        self._mine: Arena | None = None  # None before it is offered
         self._theirs: PeerArena | None = None
         self._lends = self._ended = False
 
@@ -278,7 +276,8 @@ class LinkMemory:
         self.offer()
 
     def on_mapped(self) -> bool:
-        """The peer says that it has mapped our arena. Returns whether it was offered, so that it is lent from now on.
+        """The peer reports that it has mapped our arena. Return whether the arena was offered to it; if so, it gets
+        blocks from now on.
         """
         self._lends = self._mine is not None
         return self._lends
@@ -305,9 +304,10 @@ class LinkMemory:
         return self._theirs.freed() if self._theirs is not None else []
 
     def release(self) -> None:
-        """The peer has left or is lost: release everything that it was lent.
+        """The peer has left or is lost: release all blocks that were lent to it.
 
-        It may still be freeing blocks, which others may have by then: that has no effect, and it is lent nothing more.
+        The peer may still return blocks that others have by then. Such a return has no effect, and the peer gets no
+        further blocks.
         """
         self._ended = True
         if self._mine is not None:

@@ -63,7 +63,7 @@ class Rows:
         return Rows(self.numbers[start:end] - first, self.values[start:end])
 
     def plus(self, other: "Rows") -> "Rows":
-        """The sum; a row that only one operand has is taken from it."""
+        """The sum. A row that only one operand has is copied."""
         numbers = np.union1d(self.numbers, other.numbers)
         total = self.among(numbers)
         total[np.searchsorted(numbers, other.numbers)] += other.values
@@ -76,7 +76,7 @@ class Rows:
         return found
 
     def with_zeros(self, numbers: Array) -> "Rows":
-        """These rows and zeros for those of `numbers` (ascending) that are missing."""
+        """These rows, and rows of zeros for the missing ones of `numbers` (ascending)."""
         both = np.union1d(self.numbers, numbers)
         return Rows(both, self.among(both))
 
@@ -194,6 +194,6 @@ def _numbers(header: Header, data: memoryview) -> Array:
 
 
 def dtype_of(header: Header, *, wide: bool = True) -> np.dtype[Any]:
-    """The dtype of the payload's elements; without `wide` that of the slice."""
+    """The dtype of the payload's elements; without `wide` the slice's dtype."""
     dtype = DTYPES[header.dtype]
     return _WIDE.get(dtype, dtype) if wide and header.wide else dtype

@@ -33,9 +33,10 @@ class Window:
         largest message, and one message more; elsewhere inf.
     """
 
-    # Why two limits: what one member is ahead of others waits at the receiver (`held`), and keeps the other direction
-    # of a link that they share idle. And nothing overtakes the bytes under way, so that an urgent slice waits for them.
-    # A message counts as under way until all of it has arrived, so `path` has room for the largest one.
+    # Why two limits: contributions of a member that is ahead of others wait at the receiver (`held`), and the other
+    # direction of a link that these members share is idle. And no message overtakes the bytes under way, so an urgent
+    # slice waits for them. A message counts as under way until all of it has arrived, so `path` has room for the
+    # largest one.
     # The round trip is the shortest time from sending to arrival, for `path` that of a heartbeat and its echo (see
     # LinkHealth), as times of slices include the queue that `path` is to keep short. The rate is the maximum over spans
     # of SPAN seconds, decaying by a tenth each time: a span in which others did not let the link work says nothing.
@@ -136,7 +137,7 @@ class SendQueue:
         self._heap: list[tuple[int, int, int, Header, memoryview]] = []
         self._order = itertools.count()
         self._asked: deque[tuple[Header, memoryview]] = deque()
-        # kind and priority of what is queued with a number; a repeat has both too, and parts differ in the latter
+        # by number: kind and priority of the queued messages. A repeat has the same; parts differ in priority.
         self._queued: dict[tuple[bool, int], set[tuple[Kind, int]]] = {}
         self._wanted: dict[tuple[int, int, int], None] = {}
 
@@ -147,7 +148,7 @@ class SendQueue:
         return (header.kind, header.priority) in self._queued.get(_number(header), ())
 
     def push(self, header: Header, payload: memoryview) -> None:
-        """Queue a message; a repeat of one that is queued is dropped."""
+        """Queue a message. A repeat of a queued message is dropped."""
         if header in self:
             return
         self._queued.setdefault(_number(header), set()).add((header.kind, header.priority))

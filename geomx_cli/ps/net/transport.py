@@ -110,8 +110,8 @@ class Transport:
     on_link: called for each peer that dials; may refuse it with BadMessage.
     on_reconnect: called for each lane with a new connection, including the first, once both ends may send on it; what
         was in flight on the previous one may be lost.
-    on_renewed: called when the peer of a link has been restarted, before on_reconnect: what it knew in its earlier life
-        is lost, and what it asked for then is answered nowhere.
+    on_renewed: called when the peer of a link has been restarted, before on_reconnect. Messages to its earlier life are
+        lost, and answers to requests of that life are dropped.
     on_closed: called when a link's control lane has ended, until it reconnects.
     on_asked: gets the peer's requests for retransmission: "want" for a slice (key, slice, round) that is not in the
         link's queue, "again" and "damaged" for a request number.
@@ -296,8 +296,8 @@ class Transport:
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
                 hello = sender is not None and header.kind == Kind.CONTROL and header.topic == "hello"
-                # One of an unknown identity is the first, even if the connection's descriptor says otherwise: it may
-                # have been that of another, which had ended before its own hello was read.
+                # A hello of an unknown identity is the first one, even if the connection's descriptor is known: an
+                # earlier connection may have had this descriptor, and ended before its hello was read.
                 repeated = hello and sender is not None and not self._sockets.awaits_hello(sender.get(zmq.SRCFD))
                 if repeated and link is not None:
                     header.topic = AGAIN

@@ -99,8 +99,8 @@ class Form(IntEnum):
 
 
 class Reply(IntEnum):
-    """What the sender of an EXCHANGE wants of the round's result: all elements, only the changed rows if not all have
-    changed, or only the end of the round.
+    """What the sender of an EXCHANGE needs from the round's result: all elements; only the changed rows, unless all
+    have changed; or only the end of the round.
     """
 
     FULL = 0

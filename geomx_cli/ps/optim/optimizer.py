@@ -167,7 +167,7 @@ _BLOCK = 32768
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is constant for all blocks of one update."""
+    """The arguments that are the same for all blocks of one update."""
 
     step: int
     lr: float
@@ -178,10 +178,10 @@ class Call:
 class Optimizer(ABC):
     """Updates slices, whose arrays it is given (see the module).
 
-    required: the arrays that a slice has always.
-    occasional: those that it has while the hyper-parameters need them.
-    by_member: those that it has once for each member that has contributed.
-    seen: those of the latter that hold the weight last sent to the member.
+    required: names of the arrays that a slice always has.
+    occasional: arrays that a slice has only while the hyper-parameters need them.
+    by_member: arrays that a slice has once for each member that has contributed.
+    seen: arrays in `by_member` that hold the weights last sent to the member.
 
     Arithmetic is element by element, in fp32 for fp16 and fp32 weights, fp64 for fp64, so the way a tensor is cut into
     slices changes no bit. Infinite and NaN gradients pass silently. Not thread-safe. A call that raises InvalidSettings
@@ -211,10 +211,10 @@ class Optimizer(ABC):
         return dict(self._params)
 
     def set(self, /, **params: Value | None) -> None:
-        """Change hyper-parameters from the next update on; all are checked before any is changed.
+        """Change hyper-parameters from the next update on. First check all, then change them.
 
-        A slice's arrays are kept, except those that the new hyper-parameters do not need (`momentum=0`): its next
-        update drops those, and starts newly needed ones at zero.
+        A slice keeps its arrays, except arrays that the new hyper-parameters do not need (`momentum=0`). The slice's
+        next update drops these, and starts newly needed arrays at zero.
         """
         self._set.update(checked(self.name, params, self.fields))
         self._params = self._set

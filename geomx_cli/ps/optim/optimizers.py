@@ -40,7 +40,7 @@ _EPSILON = 1e-7
 
 
 class _Compensated(Optimizer):
-    """The rule shared below: m <- momentum m - lr (g + wd w + lamda g² d), and m is added to w.
+    """The rule of the subclasses: m <- momentum m - lr (g + wd w + lamda g² d), and m is added to w.
 
     As for `sgd`, the slot has one m, whichever member contributes.
     """
@@ -97,8 +97,8 @@ class Dcasgd(_Compensated):
 class DcasgdAdaptive(Dcasgd):
     """DC-ASGD with adaptive lamda ("-a"): d = (w - b) / sqrt(s + 1e-7), where s <- decay s + (1 - decay) g² first.
 
-    Each member has its own s, as in the authors' code, and b is that of `dcasgd`. The defaults of lamda and decay are
-    theirs for CIFAR-10.
+    Each member has its own s, as in the authors' code. b is the same as in `dcasgd`. The defaults of lamda and decay
+    are theirs for CIFAR-10.
     """
 
     name = "dcasgd-a"
@@ -366,7 +366,7 @@ class AdaGrad(Optimizer):
 
 
 class RmsProp(Optimizer):
-    """RMSProp (Tieleman and Hinton, lecture 6.5, 2012); `centered`: that of Graves (arXiv:1308.0850, 38-45).
+    """RMSProp (Tieleman and Hinton, lecture 6.5, 2012); `centered`: the variant of Graves (arXiv:1308.0850, 38-45).
 
     h = clip(g + wd w); n <- gamma1 n + (1 - gamma1) h². Plain: w <- w - lr h / sqrt(n + epsilon). Centered:
     a <- gamma1 a + (1 - gamma1) h; d <- gamma2 d - lr h / sqrt(n - a² + epsilon); w <- w + d.

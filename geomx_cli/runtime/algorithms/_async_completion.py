@@ -68,7 +68,8 @@ class CompletionClient:
         return self._stop
 
     def leave(self) -> None:
-        """Leave the rounds: other workers stop waiting for this one, which has the results of all its contributions."""
+        """Leave the rounds. This worker has the results of all its contributions, and the others stop waiting for it.
+        """
         self._client.leave()
 
     def complete(self, *, stop: bool) -> bool:

@@ -303,7 +303,8 @@ class StateServer:
         }
 
     def _note(self, worker: _Record, k: int, c: float, te: float) -> None:
-        """Store a report and update the slowest worker; searches all only when that one has become faster."""
+        """Store a report and update the slowest worker. Searches all workers only if the slowest one has become faster.
+        """
         faster = c < worker.step_time
         worker.steps, worker.step_time, worker.ended, worker.waits = k, c, te, False
         slowest = self._slowest

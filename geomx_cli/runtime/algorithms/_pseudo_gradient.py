@@ -89,7 +89,7 @@ class PseudoGradient:
 
     def adopt(self, tensors: Iterable[int], mix: float = 0.0) -> None:
         """Wait for the round's new weights and continue from them, with the steps since a `push` that continues.
-        mix: the fraction of what that has pushed that is kept.
+        mix: the fraction of the pushed weights that is kept.
         """
         for index in tensors:
             self.receive([index])

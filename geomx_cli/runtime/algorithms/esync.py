@@ -6,8 +6,8 @@ does. Then, as in DiLoCo, it pushes the difference to its initial weights, and t
 differences, times the global learning rate, to the weights. Li et al., "ESync: Accelerating Intra-Domain Federated
 Learning in Heterogeneous Data Centers", IEEE Transactions on Services Computing 15(4), 2020.
 
-The state server runs in an existing server: the rank-0 root for all workers of the job, or with
-`--esync-scope party` the first local server for those of its party. Workers report ages, never times of day. With
+The state server runs in an existing server. For all workers of the job it is the rank-0 root. With `--esync-scope
+party` it is, for the workers of a party, the party's first local server. Workers report ages, never times of day. With
 `--esync-query overlapped` a worker continues with the next step while it asks, unless it is the slowest itself:
 that one's next step would delay all others.
 """

@@ -101,9 +101,7 @@ class FsaServer:
         return total.with_zeros(total.not_zero(slot.value) if before is None else before)
 
     def _factor(self, weight: float) -> float:
-        """By which an optimizer's gradients are to be multiplied, so that the mean is that of the workers that are
-        there.
-        """
+        """The factor for an optimizer's gradients with which the mean is over the present workers."""
         return self._workers / weight if weight < self._workers and not self.asynchronous else 1.0
 
     def _check_synchronous(self) -> None:

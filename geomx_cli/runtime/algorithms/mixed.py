@@ -74,7 +74,7 @@ class MixedServer(FsaServer):
         return self._async_completion.answer(body) if topic == TOPIC and is_root else None
 
     def keeps(self, topic: str, body: dict[str, Any]) -> bool:
-        """See ServerAlgorithm: who is done, and that all are to stop."""
+        """See ServerAlgorithm. The server has to keep which workers are done, and whether all have to stop."""
         return topic == TOPIC and (body["done"] or body["stop"])
 
 

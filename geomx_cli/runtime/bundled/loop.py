@@ -191,7 +191,7 @@ class Loop:
         return self._exchange_began is not None
 
     def run(self) -> None:
-        """Train to the end; see Position for what is known then."""
+        """Train to the end. Position describes the values after this."""
         try:
             while self.advance():
                 pass

@@ -43,7 +43,7 @@ class Record:
         client.events.write(StateChanged(state="training"))
 
     def continue_from(self, seconds: float) -> None:
-        """Count `elapsed` from so many seconds: those of training in earlier processes."""
+        """Begin `elapsed` at the seconds that earlier processes have trained."""
         self._started = self._last - seconds
 
     @property

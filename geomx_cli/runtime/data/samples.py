@@ -165,11 +165,11 @@ _MOST_WINDOWS = 256  # windows that are evaluated, evenly spread: enough for a l
 
 @dataclass(frozen=True)
 class TextSamples(Samples):
-    """Windows of a text. Each epoch begins them at another character, so that their borders vary.
+    """Windows of a text. In each epoch the windows begin at another character, so that their borders vary.
 
     images: the characters, uint8 of shape (n, 1, 1, context).
-    labels: for each character the one that follows it, uint8 of shape (n, context).
-    text: what they are cut from.
+    labels: for each character the next character, uint8 of shape (n, context).
+    text: the text from which the windows are cut.
     """
 
     text: Array | None = None
@@ -207,7 +207,7 @@ class TextSamples(Samples):
 
 
 def split_text(text: Array, split: str) -> Array:
-    """Return the part of a whole text that is trained on ("train"), or its end, that is not."""
+    """Return the part of a whole text on which workers train ("train"), or the rest of the text ("test")."""
     border = len(text) - len(text) // _HELD_OUT
     return text[:border] if split == "train" else text[border:]
 

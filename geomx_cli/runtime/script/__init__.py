@@ -248,7 +248,7 @@ class Session:
         return client
 
     def _leave_alone(self, settings: "Settings") -> None:
-        """Leave the job in the name of an earlier life, whose script and those of its group were over."""
+        """Leave the job in the name of an earlier life. Its script and the scripts of its group were over."""
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime.plugin_factory import part
         from geomx_cli.runtime.training import parting

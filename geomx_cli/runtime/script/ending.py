@@ -1,4 +1,4 @@
-"""How the end of the job reaches a script, and what is said of its worker at the script's end."""
+"""How the end of the job reaches a script, and what the worker reports at the script's end."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FailureNotice", "contribution_of"]
 
-# Brings the job's failure to a script that does not exchange anything at the time, as while it evaluates.
+# Brings the job's failure to a script that exchanges nothing at this time, for example because it evaluates.
 
 _SOON = 1.0  # seconds for the script to meet the failure by itself; its agent's SIGTERM comes after two
 _SIGNAL = signal.SIGRTMAX - 5  # none that scripts, launchers or batch systems use

@@ -167,8 +167,8 @@ def fetch(client: "Client") -> SavedState:
 def restore(client: "Client", state: SavedState) -> None:
     """Restore the roots' optimizer state from `state`, before the next round that this worker contributes to.
 
-    Keys not in it start without state. Raises InvalidSettings, with nothing changed, if it is another optimizer's or
-    does not match the keys; slice boundaries may differ.
+    Keys that `state` lacks start without state. Raises InvalidSettings, with nothing changed, if `state` is from
+    another optimizer or does not match the keys. Slice boundaries may differ.
     """
     client.await_rounds()
     _check(client, state)

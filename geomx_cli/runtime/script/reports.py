@@ -211,7 +211,7 @@ class Reporter:
                 self._queue.clear()
             newest = set(sorted({_kind(entry): index for index, entry in enumerate(entries)}.values())[-LIVE:])
             since = time.monotonic()
-            shown: set[tuple[str | bool, ...]] | None = None  # the newest are enough, at first
+            shown: set[tuple[str | bool, ...]] | None = None  # before INTERVAL has passed, `newest` is enough
             for index, entry in enumerate(entries):
                 settled, now = self._settled(entry), time.monotonic()
                 if now - since >= INTERVAL:  # values become ready as slowly as the script trains
@@ -239,7 +239,7 @@ class Reporter:
             share = None
         found = self._computed("loss", loss)
         waits = not all(isinstance(value, float | None) for value in (loss, accuracy, *metrics.values()))
-        if waits and self._has_failed():  # MXNet raises a failure once, and returns other values as if computed
+        if waits and self._has_failed():  # MXNet raises a failure only once, and then returns wrong values
             return None
         seconds, now = max(seconds, self._newest), time.monotonic()
         is_late = now - before > _READY or now - self._began - seconds > 2 * INTERVAL

@@ -1,4 +1,4 @@
-"""What a script that does not save its training is told to add, with the names of its own variables."""
+"""The lines that a script without saved training has to add, with the script's own variable names."""
 
 import sys
 from typing import Any

@@ -31,12 +31,12 @@ _BEFORE = 1 << 40
 
 
 class StopAgreement:
-    """Workers stop at the first place that none of them has passed when a stop is wished.
+    """All workers stop at the first place that none of them has passed when one of them asks for a stop.
 
-    The one that wishes it sets a value at the rank-0 root. Each worker waits for that value in the background, and then
-    sets the place up to which it has gone on. From then on it asks all others before it goes further. So it blocks for
-    a round trip or two, once, and nothing is sent before a stop is wished. Votes in rounds, as the bundled job has
-    them, would come too late where a round has hundreds of steps.
+    This worker sets a value at the rank-0 root. Each worker waits for the value in the background, and then sets the
+    last place that it has passed. From then on it asks all others before it passes a further place. So it blocks once,
+    for a round trip or two, and sends nothing before a stop. Votes in rounds, which the bundled job uses, would come
+    too late if a round has hundreds of steps.
 
     A place is a number that increases, and is the same in all workers at the same place of the script. For the training
     thread. The constructor blocks for a round trip: a worker may be restarted when others have stopped.
@@ -52,10 +52,10 @@ class StopAgreement:
         self._own = own
         self._together = together
         self._lock = threading.Lock()
-        self._place = passed  # up to which it has gone on; stays once that is told
+        self._place = passed  # the last place that this worker has passed; fixed when the others know it
         self._is_told = False
         self._wishes = False
-        self._last: Future[int] = Future()  # up to which any has gone on
+        self._last: Future[int] = Future()  # the last place that any worker has passed
         if control.request("store", {"op": "check", "keys": [_WISH]})["found"]:
             self._tell_place()
             self._ask_places(list(self._together()), self._place)
@@ -63,8 +63,9 @@ class StopAgreement:
             self._await_wish()
 
     def is_reached(self, place: int, *, wishes: bool) -> bool:
-        """Whether all stop at this place or have stopped before; blocks if another worker may have decided that. Raises
-        the client's error after the job has failed. wishes: this worker has learnt that the job is asked to stop.
+        """Whether all workers stop at this place, or have stopped before. Blocks while another worker may have decided
+        this. Raises the client's error after the job has failed. wishes: this worker has learnt that the job is asked
+        to stop.
         """
         self._control.check()
         if wishes and not self._wishes:
@@ -139,9 +140,10 @@ class StopAgreement:
 
 
 class Stopping:
-    """A script's `should_stop`, from its first call on: joins what this worker learns with what all agree on.
+    """A script's `should_stop`, from its first call on. Combines this worker's own notice of a stop with the agreement
+    of all.
 
-    client: None in a worker whose party's first one speaks for it.
+    client: None in a worker for which the first worker of its party sends.
     """
 
     def __init__(self, settings: "Settings", events: "EventLog", client: "Client | None", store: "ScriptStore") -> None:
@@ -175,7 +177,7 @@ class Stopping:
 
 def _ranks(settings: "Settings", client: "Client") -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """The global ranks of the workers for which a client speaks, of its party's, and of all."""
-    if settings.group_size:  # a client counts only those that have one
+    if settings.group_size:  # a client counts only workers with a client
         assert settings.global_rank is not None and settings.rank is not None
         first = settings.global_rank - settings.rank
         party = range(first, first + settings.group_size)

@@ -139,7 +139,7 @@ class Store(BaseStore):
         self.optimizer.training = True
 
     def has_rows(self, name: str, shape: Sequence[int]) -> bool:
-        """Return whether an array of this shape has rows of the same size as those of a known key."""
+        """Return whether an array of this shape has rows of the same size as the rows of a known key."""
         return self._tensors[name].row == row_size(shape)
 
     def start(

@@ -1,7 +1,7 @@
-"""A script's training, so that it outlives its process: objects, numbers, random state, and the place in the data.
+"""The saved state of a script's training: objects, numbers, random state, and the place in the data.
 
-The script iterates over epochs and batches through it. Between two batches it saves what has changed, so that the next
-life of a killed worker goes on at the same batch, and ends with the same bits (training/worker_state.py says why).
+The script iterates over epochs and batches through it. Between two batches it saves changed state. So the next life of
+a killed worker continues at the same batch, and ends with the same bits (training/worker_state.py says why).
 """
 
 import sys

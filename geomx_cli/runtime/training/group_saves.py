@@ -1,11 +1,11 @@
 """When the workers of a party's process group save, and from which save all of them go on.
 
-If one of them dies, all begin again, and each has to load its part of the same step. So between two saves of a worker
-lies a collective operation of the group that all begin after the first of them: nobody is more than one save ahead of
-another. Each keeps its last two saves, and all go on from the newest that everybody has.
+If one worker dies, all begin again, and each has to load its part of the same step. Between two saves of a worker lies
+a collective operation of the group, which all workers begin after the first of these saves. So no worker is more than
+one save ahead of another. Each keeps its last two saves, and all continue from the newest save that each of them has.
 
-A worker contributes to a round only once all have begun it, and so have saved the round before. So servers are at most
-one round ahead of that save, as with a worker by itself, and they keep no more than for that (worker_state.py).
+A worker contributes to a round only when all workers have begun it, and so have saved the previous round. So servers
+are at most one round ahead of the common save, and keep no more than for a single worker (worker_state.py).
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ __all__ = ["GroupSaves", "SavingGroup"]
 class SavingGroup(Protocol):
     """What saves need of a process group.
 
-    gathers: collective operations that this worker has begun, for which all wait.
-    save_is_due: the first worker has said so, with one of them; all see it at the same place.
+    gathers: number of collective operations that this worker has begun; all workers wait in each of them.
+    save_is_due: the first worker has announced a save with one of these operations, so all see it at the same place.
     """
 
     gathers: int
@@ -30,7 +30,7 @@ class SavingGroup(Protocol):
         """Every worker's number, from 0; blocks."""
 
     def use_saves(self, wishes: Callable[[], bool]) -> None:
-        """From now on the first worker tells with each gather whether it `wishes` that all save."""
+        """From now on, each gather also carries whether the first worker `wishes` that all save."""
 
 
 class GroupSaves:

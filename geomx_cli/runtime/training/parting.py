@@ -50,8 +50,8 @@ def is_over(settings: "Settings") -> bool:
 
 
 def await_end(settings: "Settings", fails: Callable[[], bool]) -> None:
-    """Another worker of this one's group has died. As a rule the agent ends this one, and starts all of them again:
-    return when that does not happen, as the job ends, `fails` here, or the option `silence` has passed.
+    """Wait for the agent, after another worker of this one's group has died. Usually the agent ends this process, and
+    starts the whole group again. Return if the job ends, if `fails` is true, or if the option `silence` has passed.
     """
     until = time.monotonic() + settings.number("silence")
     continues = Path(settings.state_dir).parent / CONTINUES
@@ -60,7 +60,7 @@ def await_end(settings: "Settings", fails: Callable[[], bool]) -> None:
 
 
 def end(settings: "Settings", events: "EventLog") -> None:
-    """Say goodbye once more. Nobody is missed: the job ends without those that have ended."""
+    """Leave the planes once more. The job does not wait for this worker: it ends without workers that have ended."""
     from geomx_cli.ps.cluster.node import Node
     from geomx_cli.ps.peers import Peers
 
@@ -78,7 +78,7 @@ def end(settings: "Settings", events: "EventLog") -> None:
             node.run()
     finally:
         node.close()
-    events.write(node.telemetry)  # its agent learns that it has left
+    events.write(node.telemetry)  # tells the agent that this worker has left
 
 
 def _say_goodbye(node: "Node", roster: "Membership") -> None:

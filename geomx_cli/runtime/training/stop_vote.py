@@ -39,7 +39,7 @@ class StopVote:
 
     A worker that votes to stop contributes infinity, an unfinished one 0, the others abstain. So the value is not
     finite once a worker votes to stop, whatever sum, mean, optimizer or codec computes it, and the weight of the round
-    is that of the unfinished workers. For the training thread only.
+    is the number of unfinished workers. For the training thread only.
     """
 
     def __init__(self, client: "Client", priority: int, key: str = STOP) -> None:

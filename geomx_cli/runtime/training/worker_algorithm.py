@@ -112,12 +112,12 @@ class WorkerAlgorithm(ABC):
     rounds: completed.
     gradient_scale: factor of the gradient of a batch's mean loss in the backward pass.
     steps_per_round: approximate steps between two rounds.
-    separate_comm_phase: whether a round's record has its exchange after its steps, rather than in the only step.
+    separate_comm_phase: whether a round's record lists the exchange after the steps, instead of within its only step.
     partial_rounds: whether a round may leave steps to later rounds.
     asynchronous: whether parties go through rounds independently.
     recorded: fields of the last round's record that only this algorithm has.
-    arrived: when (monotonic) the newest result has come, if `synchronise` does not wait for all: then uses of the model
-        do.
+    arrived: when (monotonic) the newest result arrived, if `synchronise` does not wait for all results. Then the first
+        use of a tensor of the model waits.
     optimizer: this worker's own, for the vector of all weights; None if it has none.
     kept: names of the attributes that `state` saves, JSON values.
     parts: names of the attributes that have a `state` of their own.
@@ -195,8 +195,8 @@ class WorkerAlgorithm(ABC):
 
 
 class DrainableWorkerAlgorithm(WorkerAlgorithm):
-    """Its workers can take part in rounds without batches: those of scripts do once their script ends. Then `drain` and
-    `synchronise` alternate until no worker has anything to contribute.
+    """Its workers can take part in rounds without batches. Workers of scripts do this when their script has ended. Then
+    `drain` and `synchronise` alternate until no worker has anything to contribute.
     """
 
     @abstractmethod

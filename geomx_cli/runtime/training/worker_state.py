@@ -1,17 +1,17 @@
-"""What a worker saves, so that its next life goes on from where this one was killed.
+"""What a worker saves, so that its next life continues where this life was killed.
 
-One rule makes the next life exact: a worker saves what a round has changed before it contributes to the next one. So
-the servers are at most one round ahead of what is saved. The next life computes that round again, to the same bytes,
-and the servers answer with its result once more. What follows from time, as the number of steps of an ESync round, is
-saved before the contribution. Between rounds a worker saves every two seconds, so that no more computing is lost.
+One rule makes the next life exact: a worker saves the changes of a round before it contributes to the next round. So
+the servers are at most one round ahead of the saved state. The next life computes this round again, to the same bytes,
+and the servers send its result again. Numbers that depend on time, such as the steps of an ESync round, are saved
+before the contribution. Between rounds a worker saves every two seconds, so at most two seconds of computing are lost.
 
-A script saves only if it says what (runtime/script/training_state.py). Until a worker contributes to a round, its next
-life may begin anew; from then on it goes on from what is saved, or not at all. Collective operations are rounds too, of
-which there may be several between two saves: their results are kept, and the next life takes them (ps/result_log.py).
+A script saves only if it calls `state` (runtime/script/training_state.py). Before a worker's first contribution, its
+next life may begin anew. Later it needs the saved state. Collective operations are rounds too, and there may be several
+between two saves: their results are kept for the next life (ps/result_log.py).
 
-The workers of a party's process group save together, and go on from the same save (group_saves.py).
+The workers of a party's process group save together, and continue from the same save (group_saves.py).
 
-With no room left recovery ends with one warning, and the job goes on.
+If there is no room for the state, the worker warns once and saves nothing more. The job continues.
 """
 
 import time
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["INTERVAL", "WorkerState"]
 
 INTERVAL = 2.0
-"""Seconds of computing after which a worker saves within a round."""
+"""Seconds of computing between two saves within a round."""
 _FILE = "worker"
 _SET_UP, _TRAINING, _CLIENT, _ROUND, _NUMBER = "set up", "training", "client", "round", "number"
 _NO_STATE = "geomx starts a killed worker again if its script saves its training: see geomx_cli.torch.state"
@@ -49,7 +49,7 @@ class WorkerState:
     directory: of the process; None if recovery is off, and then every call does nothing.
     warn: gets a warning when recovery ends because there is no room.
     optimizers: how many this worker has set for the servers, in this life or earlier ones.
-    advice: returns what its script lacks to be saved, as a hint for its user.
+    advice: returns a hint for the user: what the script lacks so that its training can be saved.
     """
 
     def __init__(self, directory: Path | None, warn: Callable[[str], object]) -> None:
@@ -89,8 +89,8 @@ class WorkerState:
         return self._found is not None
 
     def join_group(self, group: SavingGroup) -> bool:
-        """This worker saves together with a group, of which all call this before anything else; blocks. What continues
-        is the newest save that all have. Return whether there may be any.
+        """Let this worker save together with a group, whose workers all call this before any other method; blocks. All
+        continue from the newest save that each of them has. Return whether there may be such a save.
         """
         own = self._found.fields.get(_NUMBER, 0) if self._found is not None else 0
         agreed = GroupSaves.agree(group, None if self._file is None else own)
@@ -107,7 +107,7 @@ class WorkerState:
     def restore(self, load: Callable[[State, Saved], None]) -> None:
         """Go on from the record of an earlier life.
 
-        load: gets the state of training and that of the client.
+        load: gets the state of training and the client's state.
         Raises InvalidSettings for a record that this version cannot read.
         """
         found, self._found = self._found, None
@@ -129,7 +129,7 @@ class WorkerState:
 
     @property
     def folder(self) -> Path:
-        """Where other files may lie, which outlive this process as its state does; if it `saves`."""
+        """The folder for further files that have to outlive this process; only if it `saves`."""
         assert self._directory is not None
         return self._directory
 
@@ -140,7 +140,7 @@ class WorkerState:
 
     @property
     def saves_alone(self) -> bool:
-        """Whether it `saves` at any time, whatever other workers do."""
+        """Whether this worker `saves` at any time, independently of other workers."""
         return self.saves and self._group is None
 
     def peek(self) -> State | None:
@@ -188,14 +188,15 @@ class WorkerState:
         return True
 
     def give_up(self, why: str, *, tells: bool = True) -> None:
-        """No life follows this one, for a reason that is said in a warning, unless another worker `tells`."""
+        """Save nothing more: this worker cannot be restarted. tells: whether this worker warns of it, with the reason.
+        """
         if self._file is not None:
             self._drop(why)
             if tells:
                 self._warn(f"{why}; so if this worker is killed from now on, the job ends")
 
     def _drop(self, why: str) -> None:
-        """What is there falls behind what the servers know, so it goes."""
+        """Remove the saved state, because it is older than the servers' state."""
         self.close()
         assert self._directory is not None
         with suppress(OSError):

@@ -167,7 +167,7 @@ class Arrays:
         self._orders: dict[str, Any] = {}
 
     def values(self, arrays: Iterable[Any]) -> list[ArrayInfo]:
-        """Return the ArrayInfo of each array; for arrays of `mx.np`, that of the NDArray with the same memory.
+        """Return the ArrayInfo of each array; for an array of `mx.np`, of the NDArray with the same memory.
 
         Raises InvalidSettings for unsupported arrays.
         """

@@ -40,7 +40,9 @@ def observe_shuffles(kind: Any) -> None:
 
 
 def check_iterator(iterator: Any) -> None:
-    """Raise InvalidSettings for one that reads another one which shuffles: it may be ahead of what the script got."""
+    """Raise InvalidSettings for an iterator that reads another, shuffling iterator: it may have read ahead of the
+    script.
+    """
     inner = [*getattr(iterator, "iters", ()), *filter(None, [getattr(iterator, "data_iter", None)])]
     for each in inner:
         if getattr(each, "shuffle", False):

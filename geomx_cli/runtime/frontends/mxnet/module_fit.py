@@ -15,7 +15,9 @@ __all__ = ["fit"]
 
 
 def fit(module: Any, train_data: Any, store: Callable[[], StoreState], **arguments: Any) -> None:
-    """See geomx_cli.mxnet.fit. store: returns that of the worker's store, once the module has joined the job."""
+    """See geomx_cli.mxnet.fit. store: returns the state of the worker's store; call it when the module has joined the
+    job.
+    """
     base = load_mxnet().mod.BaseModule
     if not isinstance(module, base) or type(module).fit is not base.fit:
         what = f"geomx.fit of a {type(module).__name__}, whose loop is not that of Module.fit"
@@ -52,9 +54,9 @@ class _Batches:
 
 
 class _Loop:
-    """The loop of `fit`. It gets a batch while it is not done with the one before; so that is not where it saves.
+    """The loop of `fit`. It gets the next batch before it has finished the present one, so it does not save there.
 
-    Before each step it saves how the last one has left all, and the place in the data before the batch of this step.
+    Before each step it saves the state after the last step, and the place in the data before this step's batch.
     """
 
     def __init__(self, module: Any, iterator: Any, store: Callable[[], StoreState], first: int) -> None:
@@ -157,7 +159,7 @@ class _FitState(MxnetState):
             number += 1
 
     def before_step(self) -> None:
-        """A batch is here, and all of the last one is done, also what the script does after it."""
+        """A batch is here. The previous batch is finished, with the script's callbacks after it."""
         self._save_if_due()
         self._reseed(0, self._batches, 0)
         self._batches += 1

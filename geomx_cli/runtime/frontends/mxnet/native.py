@@ -100,7 +100,8 @@ class Native:
         self._get_shape = _function(library, "MXNDArrayGetShapeEx64", pointer, pointer, pointer)
 
     def value(self, array: Any) -> ArrayInfo:
-        """Return an array's ArrayInfo; for `mx.np` that of the NDArray sharing its memory. Raises TypeError otherwise.
+        """Return an array's ArrayInfo; for an array of `mx.np`, of the NDArray with the same memory. Raises TypeError
+        otherwise.
         """
         if not isinstance(array, self._mx.nd.NDArray):
             raise TypeError(f"a {type(array).__name__} is no NDArray")

@@ -85,7 +85,7 @@ def attributes(thing: Any, name: str) -> dict[str, Any]:
             found[attribute] = {"attributes": attributes(value, f"{name}.{attribute}")}
         elif attribute not in _OF_SCRIPT and not callable(value):
             found[attribute] = {"value": value}
-    if _COUNTS in found:  # the counts in use are those of one device
+    if _COUNTS in found:  # only the counts of one device are in use
         devices = getattr(thing, _COUNTS)
         found["device"] = next((key for key, counts in devices.items() if counts is thing._index_update_count), 0)
     return found

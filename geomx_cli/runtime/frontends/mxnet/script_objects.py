@@ -40,8 +40,8 @@ class Kept(ABC):
 
 
 def kept(name: str, given: Any) -> Kept:
-    """Return an object as one that is saved. Raises InvalidSettings for an object of another kind, and for one that
-    does not know its arrays yet.
+    """Wrap an object so that it can be saved. Raises InvalidSettings for other kinds of objects, and for an object
+    whose arrays do not exist yet.
     """
     mx = load_mxnet()
     kinds: tuple[tuple[Any, Callable[[str, Any], Kept]], ...] = (
@@ -132,7 +132,9 @@ def _write(what: str, arrays: Iterator[tuple[str, Any]], state: State) -> None:
 
 
 class _Trainer(Kept):
-    """A gluon Trainer: its optimizer, and what that keeps if it runs here. `prepare_trainer` comes first."""
+    """A gluon Trainer: its optimizer, and the optimizer's state if it runs in this worker. Call `prepare_trainer`
+    first.
+    """
 
     def check(self) -> None:
         if missing := self.given._params_to_init:

@@ -240,7 +240,7 @@ class ScriptOptimizer:
             take_up(self.optimizer, state.params, state.counts)
 
     def state(self) -> State:
-        """Return what is kept between pushes: that of the optimizer, and of its run here."""
+        """Return the state between pushes: the optimizer's, and its state in this worker."""
         kind = type(self.optimizer).__name__ if self.optimizer is not None else ""
         keys = [[key, list(known.shape), str(known.dtype)] for key, known in self._keys.items()]
         state = State({"remote": self._store.optimizer.state(), "kind": kind, "keys": keys})
@@ -297,7 +297,7 @@ class ScriptOptimizer:
 
     def _refuse_where_servers_must(self, kind: str) -> None:
         about = plugins.algorithms()[str(self._store.option("algo"))]
-        if not about.sums_gradients:  # those that do may leave the step to the workers
+        if not about.sums_gradients:  # with sums, the workers may take the step
             raise InvalidSettings(
                 f"the optimizer {kind} cannot run on the servers, and {about.name} needs one there",
                 f"use one of {', '.join(optimizers.SUPPORTED)}",

@@ -1,4 +1,4 @@
-"""What an MXNet script that does not save its training is told to add."""
+"""The lines that an MXNet script without saved training has to add."""
 
 import sys
 from typing import Any

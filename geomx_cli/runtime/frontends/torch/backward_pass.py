@@ -16,7 +16,8 @@ __all__ = ["BackwardPass", "Member", "PartyOperations", "call_at_end", "check_no
 
 
 class Member(Protocol):
-    """A wrapped optimizer's part in backward passes; from `contribute_nothing` on only of PartyOperations.
+    """A wrapped optimizer's part in backward passes. `contribute_nothing` and the methods below are for PartyOperations
+    only.
 
     entered: the number of the pass whose results it still waits for; set by BackwardPass.
     """
@@ -30,7 +31,9 @@ class Member(Protocol):
         """Begin all exchanges of the pass that have not begun; also after a pass that has failed."""
 
     def announce(self, workers: int) -> None:
-        """So many of the workers for which this one speaks contribute; before any optimizer waits for results."""
+        """Announce how many of the workers for which this worker sends contribute; before any optimizer waits for
+        results.
+        """
 
     def receive(self, workers: int) -> None:
         """Wait for the results of the pass, to which so many of the party's workers contribute."""
@@ -42,7 +45,7 @@ class Member(Protocol):
         """This worker's backward pass has failed, and its script has ended without a step."""
 
     def after_step(self, active: Sequence[int]) -> None:
-        """Workers of these ranks have taken a step."""
+        """The workers of these ranks have taken a step."""
 
     def leave(self) -> None:
         """No pass follows, in any of the party's workers."""
@@ -80,10 +83,10 @@ def check_no_pass() -> None:
 
 
 class BackwardPass:
-    """The pass in progress. Each optimizer that it reaches is a round by itself.
+    """The pass in progress. Each optimizer whose parameters it reaches has a separate round.
 
-    All members contribute what is left before one of them waits: workers whose gradients arrive in another order would
-    wait for each other for ever.
+    All members contribute their remaining gradients before one of them waits. Otherwise workers whose gradients arrive
+    in different orders would wait for each other for ever.
 
     overlaps: gradients are exchanged while the backward pass continues.
     """
@@ -132,13 +135,13 @@ _KINDS = 4
 class PartyOperations(BackwardPass):
     """Backward passes and steps of a party's workers, which all take part in each.
 
-    Before each operation every worker gives its number: of the wrapped optimizer and the kind of operation, or 0 once
-    its script has finished, so that it takes part in what the others do.
+    Before each operation every worker contributes a number, which stands for the wrapped optimizer and the kind of
+    operation. A worker whose script has finished contributes 0, and takes part in the operations of the others.
 
     device: where gradients are added.
     on_uneven: called when some workers have finished, and others have not.
-    overlaps: not with several optimizers, which the pass may reach in another order in each worker: then those that it
-        has reached take their turns at its end.
+    overlaps: whether gradients are exchanged while the pass continues. Not with several optimizers, which the pass may
+        reach in a different order in each worker: then the reached optimizers take turns at its end.
     """
 
     def __init__(self, group: "PartyGroup", on_uneven: Callable[[], None] = lambda: None) -> None:
@@ -184,7 +187,7 @@ class PartyOperations(BackwardPass):
                     self._numbers = self.group.begin_gather(self._number(member, _PASS))
 
     def _at_end(self) -> None:
-        """Also after a pass that has failed. Raises as `check`."""
+        """A pass has ended, perhaps with a failure. Raises as `check`."""
         self._reached.sort(key=self._members.index)
         for member in self._reached:
             if self._numbers is not None:
@@ -232,8 +235,8 @@ class PartyOperations(BackwardPass):
         return active
 
     def follow(self) -> None:
-        """This worker's script has finished: take part in what the others do, until all have."""
-        if self._pass is not None:  # it has failed, and the script went on; the others wait for the rest
+        """This worker's script has finished: take part in the others' operations until all scripts have finished."""
+        if self._pass is not None:  # the pass failed, and the script continued; the others wait for the rest
             for member in self._reached:
                 member.fail()
             self._at_end()

@@ -136,7 +136,7 @@ class Buckets(Carrier):
         """See Carrier."""
         self.begin_round(0)
         self._flush()
-        self._check.observe()  # what it gathers, all of the party's workers gather in the same pass
+        self._check.observe()  # if it gathers, all workers of the party gather in this pass
 
     def receive(self, workers: int) -> None:
         """Leave the means over so many of the party's workers in the gradients."""
@@ -279,7 +279,9 @@ class _Exchanger:
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def write_sums(self, bucket: Bucket) -> None:
-        """Wait for the sums over all parties, and write them to the bucket; each count says whether any has one."""
+        """Wait for the sums over all parties, and write them to the bucket. A tensor's count is above 0 if any worker
+        has a gradient of it.
+        """
         self._sent.pop(bucket).result()
         host = self._host_of(bucket)
         counts = host[-len(bucket.slots) :]

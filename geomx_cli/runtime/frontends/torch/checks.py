@@ -26,7 +26,7 @@ __all__ = ["BatchCheck", "DIGEST", "FEW", "GradientCheck", "HeldWeights", "is_fi
 
 
 def to_first_worker(client: "Client", name: str, data: "Array") -> "Future[Array] | None":
-    """Bring a few bytes of each worker to that of global rank 0, beside any algorithm's rounds.
+    """Send a few bytes of each worker to the worker of global rank 0, outside any algorithm's rounds.
 
     Give `data` (1-D, uint8, a multiple of 4, as many in all workers), once for each name; return all workers' by rank
     in the worker of global rank 0.
@@ -49,7 +49,7 @@ _LARGEST = 1 << 20
 
 
 class BatchCheck:
-    """Warns if workers train on the same batches, as scripts do that do not divide their data.
+    """Warns if workers train on the same batches, because the script does not divide its data.
 
     Compares digests of what workers bring to their first rounds: of gradients, or of weights after local steps.
 
@@ -57,7 +57,7 @@ class BatchCheck:
     bias may be a constant. The opposite need not hold: dropout and different hardware make values differ.
 
     rounds: how many are compared.
-    gather: takes a digest (1-D, uint8) of each worker once, and returns those of all by rank, of shape
+    gather: takes a digest (1-D, uint8) of each worker once, and returns the digests of all workers by rank, of shape
         (workers, DIGEST); None in a worker that does not get them.
     advice: how to divide the data.
     """
@@ -169,7 +169,7 @@ class GradientCheck:
         self._name = next((name for name, tensor in trained.items() if local(tensor).numel() <= FEW), "")
         self._parameter = trained.get(self._name)
         self._suspected = 0  # the round of gradients that are not finite here, while the weights were
-        self._received_sound = True  # the last means: what is not finite here later began here
+        self._received_sound = True  # the last means were finite: later elements that are not began here
         self._looks = True
 
     def contributes(self, parameter: Any, gradient: Any, round_: int) -> None:
@@ -177,7 +177,7 @@ class GradientCheck:
         if parameter is not self._parameter or not self._looks or is_finite(gradient):
             return
         if not (spoiled := self._spoiled()):
-            if self._received_sound:  # else these gradients may be those of an earlier pass, to which this one adds
+            if self._received_sound:  # otherwise they may be from an earlier pass, to which this one adds
                 self._suspected = round_
         elif self._received_sound:
             self._say(f"parameter {spoiled} has elements that are not finite {self._where} in step {round_}")
@@ -306,7 +306,7 @@ class HeldWeights:
 
 
 def _preference(item: tuple[str, Any]) -> tuple[bool, bool, int]:
-    """Matrices first, and the larger ones of those that are quickly compared."""
+    """A sorting key: matrices first, then tensors that are compared quickly, the larger ones first."""
     size = local(item[1]).numel()
     return item[1].ndim < 2, size > _QUICK, -size
 

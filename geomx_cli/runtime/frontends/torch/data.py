@@ -142,7 +142,7 @@ class ShardSampler(Sampler):  # type: ignore[misc, type-arg, unused-ignore]  # t
             order = torch.randperm(self._size, generator=generator, device="cpu")
         part = order[offset + self._rank : len(self) * self._count : self._count].tolist()
         for index in part:
-            # Of a pass that goes on within an epoch steps were taken before.
+            # If the pass continues within an epoch, steps were taken before it.
             self._epoch, self._offset, self._begun = epoch, offset, -1 if offset else begun
             yield index
         if offset and not part:  # nothing was left

@@ -29,7 +29,7 @@ def store_of(settings: "Settings", limit: timedelta, *, leads: bool) -> Any:
         own = _place(settings.rendezvous[-1])
         family = socket.AF_INET6 if ":" in own[0] else socket.AF_INET
         listener = socket.create_server(own, family=family, backlog=1024, dualstack_ipv6=own[0] == "::").detach()
-    return TCPStore(  # not that of torch.distributed, in whose place scripts for torchrun get one over the servers
+    return TCPStore(  # PyTorch's own: geomx replaces torch.distributed.TCPStore in scripts for torchrun
         host, port, settings.group_size, is_master=leads, timeout=limit, wait_for_workers=False,
         master_listen_fd=listener,
     )  # fmt: skip

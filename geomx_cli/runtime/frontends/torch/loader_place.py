@@ -77,15 +77,16 @@ class _IndexPlace(Place):
 
 
 class Skipping:
-    """Gives what another sampler gives, from its `skipped`-th on.
+    """Yields the items of another sampler, from the `skipped`-th on.
 
-    until: once so many are passed, random numbers go on as before `begins`.
-    within: that sampler, and those within it.
-    begun: the random state with which the pass has begun, None before. begins: the one with which it is to begin.
+    until: after so many items, random numbers continue as before `begins`.
+    within: the other sampler, and the samplers within it.
+    begun: the random state with which the pass has begun, None before. begins: the random state with which it has to
+    begin.
     """
 
     def __init__(self, sampler: Any, *generators: Any) -> None:
-        """generators: from which it draws besides its own."""
+        """generators: further random generators from which it draws."""
         self._sampler = sampler
         self.within = _within(sampler)
         found = [*generators, *(getattr(each, "generator", None) for each in self.within)]

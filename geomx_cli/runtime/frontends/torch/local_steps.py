@@ -236,10 +236,10 @@ class LocalSynchroniser(Synchroniser):
 
     A round that is due ends within that step. The job's failures are raised from `optimizer.step`.
 
-    With `--reduce torch` each backward pass leaves the means over the party's workers, whose optimizers take equal
-    steps; with shards fully_shard sees to that. After a step the leader does what a worker by itself does, and what
-    that changes in its model is copied to the others. Once the leader's own script has finished, it takes over the
-    weights of a worker that continues.
+    With `--reduce torch`, the gradients after a backward pass are the means over the party's workers, whose optimizers
+    take equal steps. With shards, fully_shard computes these means. After a step the leader takes part in rounds like a
+    single worker, and the changed weights are copied to the others. When the leader's own script has finished, it
+    copies the weights of a worker that continues.
 
     taken: steps so far, with those that a GradScaler has skipped.
     scaler: that GradScaler, None before the first step with one.

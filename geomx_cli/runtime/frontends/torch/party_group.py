@@ -40,14 +40,14 @@ _CLOSED, _LATE = ("Connection closed", "reset by peer", "Broken pipe"), ("Timed 
 class PartyGroup:
     """Collective operations among a party's workers, which all make the same ones in the same order.
 
-    It is no group of torch.distributed's own functions. Call `form` before all other methods. What fails later is
-    raised as PeerLost, as the connections to a worker that ends are closed. A worker that hangs is noticed after the
-    option `patience`, counted from when code of any of them last ran (`activity`). For the training thread, but for
-    `wait`.
+    torch.distributed's own functions do not see this group. Call `form` before all other methods. Later failures raise
+    PeerLost, because the connections to a worker that ends are closed. A worker that hangs is noticed after the option
+    `patience`, counted from the last time at which code of any worker ran (`activity`). Call all methods except `wait`
+    in the training thread.
 
     rank, size: of this worker, among its party's.
     leads: whether it exchanges with the servers, as rank 0 does.
-    stops: whether all stop, as rank 0 has said with the last gather; see `use_stops`.
+    stops: whether all stop, as rank 0 announced with the last gather; see `use_stops`.
     gathers, save_is_due: see SavingGroup.
     restarts: whether all workers are started again when one of them is killed. Then the others wait for their end.
     on_failure: called before a PeerLost is raised.
@@ -113,17 +113,17 @@ class PartyGroup:
             group._gloo = None
 
     def await_end(self) -> None:
-        """This worker's script is over: wait until those of all are, as all would have to begin again with one that is
-        killed. Without `restarts` nobody waits.
+        """This worker's script is over: wait until all workers' scripts are over, because all would have to begin again
+        if one worker is killed. Without `restarts` nobody waits.
         """
         if not self.restarts:
             return
         try:
             self._await_all("over", FOREVER.total_seconds())
             parting.note_over(self._settings)
-            # Nobody ends before all have noted that: else one that is killed just now would begin again alone.
+            # No worker ends before all have noted it. Otherwise a worker that is killed now would begin again alone.
             self._await_all("noted", LAST_WAIT)
-        except RuntimeError:  # the first worker has been killed, with the store; or it has ended, and all are over
+        except RuntimeError:  # the first worker, which has the store, was killed; or all scripts have ended
             self._await_agent(LAST_WAIT if parting.is_over(self._settings) else math.inf)
 
     def _await_all(self, name: str, limit: float) -> None:
@@ -169,7 +169,7 @@ class PartyGroup:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
         by_nccl = torch.cuda.is_available() and distributed.is_nccl_available()
         with self._connecting():
-            inspect.unwrap(distributed.init_process_group)(  # not the one that scripts for torchrun get
+            inspect.unwrap(distributed.init_process_group)(  # PyTorch's own function, not geomx's replacement
                 "cpu:gloo,cuda:nccl" if by_nccl else "gloo", rank=self.rank, world_size=self.size,
                 store=distributed.PrefixStore("default", self._store), timeout=self._patience,
             )  # fmt: skip
@@ -248,8 +248,8 @@ class PartyGroup:
             work.wait()
 
     def use_stops(self, wishes: Callable[[], bool], agrees: Callable[[bool], bool]) -> None:
-        """From now on each gather also tells the first worker whether one `wishes` that all stop, and the others
-        whether it `agrees`; see ScriptStore. So all know it at the same place, and no message is added.
+        """From now on, each gather also carries whether a worker `wishes` that all stop, and whether the first worker
+        `agrees`; see ScriptStore. So all learn of a stop at the same place, without a further message.
         """
         self._wishes, self._agrees = wishes, agrees
 
@@ -325,7 +325,8 @@ class PartyGroup:
         if self._client is not None and self._client.failure is not None:
             return self._client.failure
         party = self._settings.party
-        # Where this worker does not know which one has ended, the agent there does, and outranks this.
+        # If this worker does not know which worker has ended, the agent of that worker's host reports it, and its
+        # report takes precedence.
         who = peer or f"another worker of party {party}"
         closed = any(words in str(error) for words in _CLOSED)
         what = "has ended" if closed else f"has ended, or is out of step: {_first_line(error)}"

@@ -22,7 +22,7 @@ def random_state() -> State:
 
 
 def set_random_state(state: State) -> None:
-    """Return to a state, of the GPUs to that of those that are here."""
+    """Restore a state. For GPUs, restore the states of the GPUs that are here."""
     general.set_random_state(state)
     torch.set_rng_state(_bytes(state.arrays["torch"]))
     for index, array in state.named("cuda").items():

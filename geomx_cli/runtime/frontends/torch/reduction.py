@@ -85,7 +85,7 @@ class Reduction:
         return None if self.client is None else self.client.failure
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """What else has failed in the party, if an error that the script raised says so."""
+        """The failure in the party that caused this error of the script; None if there is none."""
         return None
 
     # Comparisons with other workers.
@@ -173,12 +173,13 @@ class Reduction:
     def newest(
         self, state: ModelState, *, is_newest: bool, took_part: bool, has_failed: bool
     ) -> tuple[tuple[Broadcast, ...], bool]:
-        """Copies of the newest model at the end, which all take, and whether this worker should have it already.
+        """Copies of the newest model, which all workers take at the end, and whether this worker should have it
+        already.
 
-        The one with the highest global rank of those that contributed to the last round, if possible of those whose
-        backward pass has not failed, and so which have taken the step.
+        The model is from the worker with the highest global rank among the workers that contributed to the last round.
+        If possible, it is from a worker whose backward pass has not failed, and which so has taken the step.
 
-        is_newest: the member contributed to the last round. took_part: this worker did to its party's last one.
+        is_newest: the member contributed to the last round. took_part: this worker took part in its party's last pass.
         """
         elected = self._elect(state, is_newest=is_newest, has_failed=has_failed)
         return self.broadcasts(elected), is_newest and not has_failed
@@ -199,8 +200,8 @@ class Reduction:
 class _GroupReduction(Reduction):
     """Of a party whose workers form a group of torch.distributed. Only some are members of the parameter server.
 
-    The constructor joins the job: it blocks until the party's workers have, and those of them that exchange with the
-    servers the servers. Raises GeomxError if that fails.
+    The constructor joins the job. It blocks until the party's workers have joined their group, and until the workers
+    that exchange with the servers have joined the servers. Raises GeomxError if that fails.
 
     group: all of the party's workers. peers: those with the same tensors, of which rank 0 is the leader, a member.
     """
@@ -240,7 +241,7 @@ class _GroupReduction(Reduction):
 
     def announce(self, changed: Collection[int], count: int, number: int) -> tuple[list[int], int]:
         """See Reduction."""
-        # One message in each step, so that only what has changed follows: in most steps of local ones nothing has.
+        # One message in each step names the changed tensors, and only these follow: in most local steps there are none.
         marks = torch.zeros(count + 1, dtype=torch.int64, device="cpu")
         marks[[*changed]] = 1
         marks[-1] = number
@@ -346,8 +347,8 @@ class ShardReduction(_GroupReduction):
     """`--reduce torch --shards`: fully_shard divides the model over the party's workers and reduces its gradients.
 
     Worker `rank` of a party holds shard `rank % count`, as in a mesh of (replicate, shard). The first one that holds a
-    shard is its leader, which exchanges it with the servers. The default group of torch.distributed is that of the
-    party's workers: meshes are made of it, and fully_shard reduces gradients there.
+    shard is its leader, which exchanges it with the servers. The default group of torch.distributed has the party's
+    workers. Meshes consist of these workers, and fully_shard reduces gradients in this group.
     """
 
     local_to = "party"

@@ -126,7 +126,7 @@ class _ScriptSteps(LocalSteps):
 
 def last_gradients(state: ModelState) -> list[Floats]:
     """The elements of the gradients nearest to the output, which a backward pass computes first, up to the first of a
-    matrix; none without one. Of a sparse one, those that it has.
+    matrix; none if there is no matrix. Of a sparse gradient, its stored elements.
     """
     found = []
     for parameter in reversed(state.trained.values()):

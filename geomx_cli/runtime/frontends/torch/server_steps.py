@@ -121,10 +121,12 @@ class ServerSynchroniser(Synchroniser):
             raise InvalidSettings(what, hint)
 
     def _look(self, slot: _Slot) -> None:
-        """Warn, once, of what the global servers' weights keep; not of what this worker has from them."""
+        """Warn once if this worker's gradient is not finite, because the global servers' weights keep this. Do not warn
+        if the weights that this worker received were not finite already.
+        """
         if self._looks and not is_finite(slot.values):
             self._looks = False
-            # Each tensor comes when its round is done: the others may spoil the gradient of one that is still sound.
+            # Tensors arrive one by one: other tensors may already spoil the gradient of a tensor that is still finite.
             if not all(is_finite(each.parameter.detach()) for each in self._slots):
                 return
             where = f"the gradient of {slot.key} has elements that are not finite here in step {self.rounds}"

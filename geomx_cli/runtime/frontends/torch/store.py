@@ -108,7 +108,7 @@ class Store:
 
     @property
     def rounds(self) -> int:
-        """Those of all wrapped optimizers that this worker has begun."""
+        """The number of rounds, of all wrapped optimizers, that this worker has begun."""
         return sum(item.rounds for item in self._wrapped)
 
     @property
@@ -403,7 +403,7 @@ class _Chosen:
         if self.statistics and self._by_gradients:
             size = sum(tensor.numel() for tensor in self.statistics.values())
             broadcast.arrays({f"{state.prefix}{BUFFERS}": np.zeros(size, np.float32)})
-        else:  # their own values remain those of the job, should no worker ever contribute
+        else:  # if no worker ever contributes, these values remain the job's
             broadcast.arrays(ScriptModel(state, self.statistics).read_statistics())
 
 

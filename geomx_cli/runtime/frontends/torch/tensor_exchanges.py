@@ -1,8 +1,8 @@
 """Gradients that a worker exchanges one by one.
 
-With p3 neither `backward` nor `step` waits for them. A gradient is late (late_tensors.py) until its exchange is over,
-and after `step` so is its parameter, for which the step is then taken separately. So the next forward pass waits layer
-by layer; what uses all gradients, as clipping does, waits for all of them.
+With p3 neither `backward` nor `step` waits for them. A gradient is late (late_tensors.py) until its exchange is over.
+After `step` its parameter is late too, and the step is then taken for this parameter separately. So the next forward
+pass waits layer by layer. Code that uses all gradients, such as clipping, waits for all of them.
 """
 
 import copy
@@ -73,7 +73,7 @@ def late_step(optimizer: Any, args: Any, kwargs: Any) -> LateStep | None:
     """
     if type(optimizer) not in _SEPARATE or args[1:] or kwargs or _has_compiled():
         return None
-    if len(optimizer._optimizer_step_pre_hooks) > 1:  # the script's own may read gradients
+    if len(optimizer._optimizer_step_pre_hooks) > 1:  # hooks of the script may read gradients
         return None
     groups = [dict(group) for group in optimizer.param_groups]
     if any(group.get("differentiable") or _in_tensors(group) for group in groups):
@@ -237,7 +237,7 @@ class TensorExchanges(Carrier):
         self._round = 0
         self._notes = False  # gradients of this pass for the check, up to the first matrix's
         self._p3 = bool(client.settings.options["p3"]) and not statistics
-        self._late: dict[str, _Slot] = {}  # those whose exchange may not be over when their backward pass is, by key
+        self._late: dict[str, _Slot] = {}  # by key, slots whose exchange may end after their backward pass
         self._scripted = scripted(state.model) if self._p3 else set()
         self._hidden: list[tuple[Any, Any]] = []  # parameters and their gradients, within a step
         self._settling = threading.RLock()

@@ -84,8 +84,8 @@ def of_bytes(data: Array, dtype: Any) -> Any:
 
 
 def check_gradient(key: str, gradient: Any, dtype: Any) -> None:
-    """Raise InvalidSettings for a sparse gradient, as contributions are dense, and for one that does not travel in this
-    dtype, as those of its tensor did when that was wrapped.
+    """Raise InvalidSettings for a sparse gradient, because contributions are dense, and for a gradient whose dtype on
+    the wire is not the dtype with which its tensor was wrapped.
     """
     if gradient.layout != torch.strided:
         raise InvalidSettings(f"the gradient of {key} is sparse", "create the embedding with sparse=False")
@@ -100,7 +100,7 @@ def plain(dtype: object) -> str:
 
 
 def set_gradient(parameter: Any, elements: Any) -> None:
-    """Give a parameter without a gradient this one: of a DTensor, that of its shard."""
+    """Give a parameter without a gradient this gradient. For a DTensor it is the gradient of its shard."""
     if is_divided(parameter):
         from torch.distributed.tensor import DTensor
 
@@ -115,7 +115,7 @@ class SentGradient:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
-        self._version = tensor._version  # of a DTensor its own: that of its shard tells nothing of changes through it
+        self._version = tensor._version  # a DTensor's own: changes through it do not raise its shard's
 
     def check(self, key: str, present: Any) -> None:
         """Raise InvalidSettings if `present`, the tensor's gradient now, is another, or has been changed in place. A

@@ -23,7 +23,7 @@ class TorchState(TrainingState):
 
     def __init__(self, store: "Store", given: Mapping[str, Any]) -> None:
         self._store = store
-        self._steps = -1  # those of all optimizers when the script got its last batch
+        self._steps = -1  # steps of all optimizers when the script got its last batch
         self._random: State | None = None  # as saved by an earlier life
         super().__init__(store.recovery, store.client, given)
         store.save = self.save
@@ -68,7 +68,7 @@ class TorchState(TrainingState):
             state.add(f"object {name}", pack_state(each.state_dict(), name))
         for index, item in enumerate(self._store.wrapped):
             state.add(f"wrapped {index}", item.state())
-        # Gradients count only if no step has followed: accumulated ones, and those of a step that was skipped.
+        # Save gradients only if no step has followed them: they are accumulated, or their step was skipped.
         kept = [] if self._steps != steps_taken() else [tensor.grad for tensor in self._store.trained]
         state.add("gradients", pack_state(kept, "gradients"))
         state.add("random", random_state())

@@ -24,8 +24,8 @@ _ALL = (
 
 def register(c10d: Any, session: "ScriptSession") -> None:
     """Replace init_process_group, new_group, monitored_barrier, broadcast_object_list and TCPStore in
-    torch.distributed.distributed_c10d, before or after scripts can import them from torch.distributed. None listens on
-    a port: rank and size are those of the job.
+    torch.distributed.distributed_c10d, before or after scripts can import them from torch.distributed. The replacements
+    listen on no port: rank and size are the job's.
     """
     groups = _Groups(c10d, session)
     for name in ("init_process_group", "new_group", "monitored_barrier", "broadcast_object_list"):
@@ -39,8 +39,8 @@ def register(c10d: Any, session: "ScriptSession") -> None:
 
 
 def register_saving(saver: Any, session: "ScriptSession") -> None:
-    """Give torch.distributed.checkpoint.async_save a group of its own, as it saves in a thread while training goes on:
-    collectives of one group have one order. So a save also waits for the one before it.
+    """Give torch.distributed.checkpoint.async_save a separate group, because it saves in a thread while training
+    continues, and collectives of one group need one order. So a save also waits for the previous save.
     """
     original = saver.async_save
     groups: dict[object, Any] = {}
@@ -102,11 +102,11 @@ class _Groups:
     ) -> None:  # fmt: skip
         """Make the default group of all training workers, whatever the backend; `geomx launch` has chosen their ranks.
 
-        Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's. A
-        `timeout` (timedelta) is that of the group's store, and holds for collective operations where it is longer than
-        the job's patience; other arguments have no effect. Raises InvalidSettings for an algorithm whose workers do not
-        take steps together, and GeomxError if the job has failed. Ends the process in a master worker that does not
-        train.
+        Blocks until all processes of the job have joined. A `rank` and `world_size`, if given, must be the job's.
+        `timeout` (timedelta) limits waits for the group's store. It also limits collective operations, if it is longer
+        than the job's patience. Other arguments have no effect. Raises InvalidSettings for an algorithm whose workers
+        do not take steps together, and GeomxError if the job has failed. Ends the process in a master worker that does
+        not train.
         """
         from geomx_cli.runtime.frontends.torch.ddp.job_store import JobStore
 
@@ -134,8 +134,8 @@ class _Groups:
         return self._new(ranks, timeout, _backend(self._c10d, self._store), *args, **options)
 
     def monitored_barrier(self, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the workers that do not reach it within `timeout`, in rank 0: at most one of them
-        unless `wait_all_ranks`. Raises RuntimeError then, in all workers that have reached it.
+        """A barrier with a `timeout`. If workers do not reach it in time, RuntimeError is raised in all workers that
+        have reached it. In rank 0 the error names the missing workers: one of them, or all with `wait_all_ranks`.
         """
         if self._store is None:
             self._monitored(group, timeout, wait_all_ranks)

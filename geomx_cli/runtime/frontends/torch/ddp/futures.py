@@ -24,8 +24,8 @@ _here = threading.local()
 class Lane:
     """A sequence of collective calls that all workers make in the same order.
 
-    Rounds of workers meet by their order. Callbacks run whenever a result arrives, at other times in each worker. So
-    what they call is ordered by the operation that they belong to: each operation has a lane of its own.
+    The workers' rounds match by their order. Callbacks run when a result arrives, at different times in each worker. So
+    their calls are ordered separately for each operation: each operation has its own lane.
 
     name: "" for the script's own calls.
     calls: how many have been compared.
@@ -221,7 +221,7 @@ class PendingWork(Work):  # type: ignore[misc, unused-ignore]  # torch is not in
         return self.done.done() and self.done.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Why it has failed, if it has."""
+        """The error of the operation; None if it has not failed."""
         return self.done.exception() if self.done.done() else None
 
     def result(self) -> list[Any]:

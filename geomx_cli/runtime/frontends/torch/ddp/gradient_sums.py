@@ -167,7 +167,7 @@ class GradientSums:
                 if divisor > 1:
                     done = after([done], partial(_divide, elements, divisor))
                 pass_on(done, summed)
-            except Exception as error:  # in a thread of `copies` nobody else would take it
+            except Exception as error:  # in a thread of `copies` no other code would catch it
                 summed.set_exception(error)
 
         staging.load(tensor, copies, send)
@@ -240,7 +240,7 @@ class GradientSums:
     def _at_end(self) -> None:
         with self._lock:
             begun, self._begun = self._begun, []
-            calls, self._calls = [*self._calls, "the end of the pass"], []  # and those of a pass before that has failed
+            calls, self._calls = [*self._calls, "the end of the pass"], []  # with an earlier, failed pass
             self._is_open = False
         for copies in self._copies.values():
             copies.wait_for_fetches()

@@ -67,7 +67,7 @@ class GroupRounds:
         return self._own.calls
 
     def state(self) -> dict[str, Any]:
-        """Return what is kept between calls, besides the client's rounds."""
+        """Return the state between calls, without the client's rounds."""
         return {"lane": self._own.state(), "made": self.made.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -88,9 +88,10 @@ class GroupRounds:
         return Lane.present() or self._own
 
     def agree(self, call: str) -> "Future[None]":
-        """Compare the call that this worker makes with those of the others, besides the rounds that it consists of.
-        Fails with InvalidSettings in all workers if they differ: these rounds would not meet, or give other results.
-        This also ends the job, as a script that catches the error would wait for such rounds at its end.
+        """Compare the call that this worker makes with the other workers' calls, besides the rounds of the call itself.
+        If calls differ, fails with InvalidSettings in all workers: their rounds would wait for each other, or give
+        wrong results. This also ends the job, because a script that catches the error would wait for such rounds at its
+        end.
         """
         lane = self._lane()
         with self._lock:

@@ -1,4 +1,6 @@
-"""The collective calls that a worker has made, told to those that wait for one that it did not make, or made others."""
+"""The collective calls that a worker has made. Workers that wait for a call which it did not make, or which differs,
+read them.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,12 +22,13 @@ __all__ = ["ALIKE", "MadeCalls", "PASS", "SkippedBatches"]
 
 
 class SkippedBatches:
-    """Tells when one worker alone skips a batch, as of a loss that is not finite: from then on gradients do not match.
+    """Notices that one worker alone skips a batch, for example because its loss is not finite. From then on gradients
+    do not match.
 
-    Compares which batch of a DataLoader each worker trains on, in the backward passes of one group. A worker skips a
-    batch if others make a backward pass with each, and go on as far behind it.
+    Compares which batch of a DataLoader each worker trains on, in the backward passes of one group. A worker has
+    skipped a batch if the others run a backward pass with every batch and stay behind it by the same number.
 
-    told: what was found, "" before; it is said once, by the worker of rank 0.
+    told: the warning, "" before; the worker of rank 0 prints it once.
     """
 
     def __init__(self, session: "ScriptSession", rank: int) -> None:
@@ -145,9 +148,9 @@ class MadeCalls:
     def look_in_pass(
         self, which: str, own: Sequence[str], waits: "Future[Any]", workers: int
     ) -> "Future[InvalidSettings]":
-        """Why `waits`, for which this worker waits after the calls `own` in its latest backward pass, does not end: the
-        worker of the next rank waits in it after other calls. Never done if that one does not. Each looks at one other,
-        as all would look at each other's over the WAN.
+        """Why `waits` does not end, for which this worker waits after the calls `own` in its latest backward pass: the
+        worker of the next rank waits in the same pass after other calls. If that worker does not wait, the future is
+        never done. Each worker looks at only one other, because a comparison of all would cross the WAN too often.
         """
         which = f"backward pass {self._passes} ({which})"
         found: Future[InvalidSettings] = Future()

@@ -31,10 +31,10 @@ _ENOUGH = 10
 def replace_buffer_broadcast(parallel: Any, session: "ScriptSession") -> None:
     """Change how DistributedDataParallel (the class `parallel`) broadcasts buffers in our process groups.
 
-    Statistics of batch normalization change in forward passes, and nothing reads them in training. So those of rank 0
-    travel with the gradients of the backward pass, and are written in the other workers where the next forward pass
-    would broadcast them: the same values without a round trip. Other buffers, and those of a forward pass that reads
-    its statistics, are broadcast as by PyTorch, which is said once in a warning.
+    Statistics of batch normalization change in forward passes, and nothing reads them in training. So the buffers of
+    rank 0 travel with the gradients of the backward pass. The other workers write them when the next forward pass would
+    broadcast them. This gives the same values without a round trip. PyTorch broadcasts other buffers, and the buffers
+    of a forward pass that reads its statistics. One warning reports this.
     """
     original = parallel._sync_buffers
     models: weakref.WeakKeyDictionary[Any, _Statistics] = weakref.WeakKeyDictionary()
@@ -108,7 +108,9 @@ class _Statistics:
         self._received = self._group.rounds.broadcast(0, own, sum(part.numel() for part in parts))
 
     def write(self, buffers: list[Any]) -> bool:
-        """Wait for what a backward pass has brought, and write it; False if there is none that is not written."""
+        """Wait for the buffers that came with a backward pass, and write them. Return False if there are no unwritten
+        buffers.
+        """
         if self._received is None:
             return False
         received, self._received, start = self._received.result(), None, 0
@@ -171,7 +173,8 @@ def keep_local(parallel: Any, store: "Store") -> None:
     raises InvalidSettings: each worker would train a model of its own. So do layers that exchange in each pass, where
     workers take different numbers of passes.
     """
-    # Not attributes of a model, as `no_sync` has: Lightning sets these with manual optimization.
+    # Properties of the class, not attributes of a model as in `no_sync`: with manual optimization Lightning sets the
+    # attributes.
     parallel.require_backward_grad_sync = parallel.require_forward_param_sync = property(
         lambda _: False, lambda _, value: None
     )

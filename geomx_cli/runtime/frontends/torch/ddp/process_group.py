@@ -124,9 +124,9 @@ class GeomxProcessGroup(GroupCopies):
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Sequence[Any], opts: Any) -> PendingWork:
-        """Reduce into the tensors of one worker; those of the others stay as they are."""
+        """Reduce into the tensors of one worker. The other workers' tensors do not change."""
         receives, call = opts.rootRank == self.rank(), f"reduce to {opts.rootRank}"
-        # A copy, as those that receive nothing must choose the same way as the one that does.
+        # Reduce a copy, so that workers that receive nothing make the same choices as the worker that receives.
         works = [self._reduce(call, tensor.clone(), tensor if receives else None, opts.reduceOp) for tensor in tensors]
         return self._joined(works, tensors)
 

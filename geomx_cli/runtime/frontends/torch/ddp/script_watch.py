@@ -78,7 +78,7 @@ class _StepWatch:
         self._enough = _LARGE
         self._early = 0  # steps before this worker has joined
         self._steps = 0
-        self._exchanges = 0  # steps that followed one
+        self._exchanges = 0  # steps that followed an exchange
         self._exchanged: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have taken such a step
         self._ended = False
 

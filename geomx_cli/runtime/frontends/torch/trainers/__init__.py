@@ -34,10 +34,11 @@ _ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "valid_acc", "accurac
 class TrainingRun:
     """From the begin of a framework's loop to its last step. For the training thread.
 
-    Where the algorithm exchanges weights, `begin` wraps the optimizer and `finish` ends the training; where it
-    exchanges gradients, DistributedDataParallel does, and both do nothing. So one script serves all of them.
+    If the algorithm exchanges weights, `begin` wraps the optimizer and `finish` ends the training. If it exchanges
+    gradients, DistributedDataParallel exchanges them, and both methods have no effect. So one script works with all
+    algorithms.
 
-    step: the last one whose samples were reported.
+    step: the last step whose samples were reported.
     """
 
     def __init__(self) -> None:
@@ -75,22 +76,22 @@ class TrainingRun:
 
     @property
     def folder(self) -> Path:
-        """Of what outlives this process; of a run that `saves`."""
+        """The folder of the saved state, which outlives this process; only if the run `saves`."""
         return self._store.recovery.folder
 
     def found(self) -> dict[str, Any] | None:
-        """What the loop has saved in an earlier life, before `keep` restores it; None if that had come to no step."""
+        """What the loop saved in an earlier life, before `keep` restores it; None if that life had begun no step."""
         from geomx_cli.runtime.frontends.torch.trainers.loop_state import saved_loop
 
         return saved_loop(self._store.recovery) if self.saves else None
 
     def give_up(self, why: str) -> None:
-        """No life of this worker follows this one, for a reason that is said in a warning."""
+        """Save nothing more: this worker cannot be restarted. A warning gives the reason."""
         self._store.recovery.give_up(why)
 
     def keep(self, model: Any, objects: Mapping[str, Any]) -> "State":
-        """After `begin`: save all objects, one of which is the LOOP, from now on; or go on from what an earlier life
-        has saved. Return the place that this had come to, without values if to none.
+        """After `begin`: save all objects, one of which is the LOOP, from now on. If an earlier life has saved, restore
+        the objects. Return the place at which that life was, without values if there was none.
         """
         from geomx_cli.runtime.frontends.torch.trainers.loop_state import LoopState, ModelTensors
 

@@ -48,7 +48,9 @@ class BatchOrder(Skipping):
         return state
 
     def return_to(self, state: State, *, skips: bool) -> None:
-        """Begin the next pass at a `place`. skips: not so if what iterates does it."""
+        """Begin the next pass at a `place`. skips: whether this object skips the earlier batches; False if the
+        iterating code does.
+        """
         batch, self._epochs = state.values["batch"], state.values["epochs"]
         self.skipped, self.until = batch if skips else 0, batch
         if (begins := state.part("begins")).values:

@@ -38,8 +38,8 @@ class Callback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._loop: HfLoop | None = None
 
     def before_loop(self, trainer: Any, checkpoint: Any) -> Any:
-        """The Trainer's loop is about to begin, from this checkpoint if there is one. Return that from which it begins:
-        one that an earlier life of this worker has saved goes before.
+        """The Trainer's loop is about to begin, from this checkpoint if there is one. Return the checkpoint from which
+        it begins: if an earlier life of this worker has saved its state, this state takes precedence.
         """
         if not self._run.saves:
             return checkpoint

@@ -34,7 +34,7 @@ class HfLoop:
     """A Trainer's loop, as an object that a state saves. Its hooks are called by the Callback.
 
     The Trainer itself returns to the epoch and the step: its `train` resumes from a folder with only its own state, and
-    leaves out the batches before. All else is loaded when it has begun.
+    skips the earlier batches. When it has begun, this class loads everything else.
     """
 
     def __init__(self, trainer: Any, run: TrainingRun) -> None:
@@ -84,7 +84,9 @@ class HfLoop:
         self._step = 0
 
     def begin_step(self) -> None:
-        """All of the last step is done, with its log, evaluation and checkpoint; the next one's batches are loaded."""
+        """A step begins. The last step's log, evaluation and checkpoint are done, and the batches of this step are
+        loaded.
+        """
         self._run.end_repeatable()
         if self._returns:
             self._returns = False
@@ -173,7 +175,7 @@ def _summed_loss(trainer: Any) -> Any:
 
 
 def _add_loss(trainer: Any, loss: Any) -> None:
-    """The loop's sum is that of an earlier life."""
+    """The loop's sum is from an earlier life."""
     if hasattr(trainer, _LOSS):
         setattr(trainer, _LOSS, loss)
         return

@@ -27,8 +27,9 @@ _SUMS = ("value", "cumulated_batch_size")
 class LightningLoop:
     """A Trainer's loops, as an object that a state saves.
 
-    Lightning's own loops return to the epoch and the batch, by their `load_state_dict`. It has no hook between two
-    batches, as validation follows the last hook of a batch. So their `advance` is replaced in this Trainer.
+    Lightning's own loops return to the epoch and the batch, by their `load_state_dict`. Lightning has no hook between
+    two batches, because validation follows the last hook of a batch. So this class replaces the loops' `advance` in
+    this Trainer.
     """
 
     def __init__(self, trainer: Any, run: TrainingRun) -> None:
@@ -73,9 +74,9 @@ class LightningLoop:
         run.begin_repeatable()
 
     def begin_epoch(self) -> None:
-        """An epoch begins: no process does again what precedes this."""
+        """An epoch begins: no later life of this worker repeats what precedes it."""
         self._run.end_repeatable()
-        if self._order is not None and self._trainer.current_epoch:  # that of the first began before
+        if self._order is not None and self._trainer.current_epoch:  # the first epoch's pass began before
             self._order.begin_pass()
 
     def _advance(self, advance: Callable[[Any], None], fetcher: Any) -> None:

@@ -22,11 +22,11 @@ LOOP = "loop"
 
 
 class LoopState(TorchState):
-    """The state of a training whose loop a framework owns; its hooks tell how far that has come.
+    """The state of a training whose loop is in a framework. Hooks of the framework report the loop's position.
 
-    With an object that cannot be saved, a warning says so, and no life follows this one.
+    If an object cannot be saved, a warning names it, and the worker cannot be restarted.
 
-    place: of the data, as an earlier life has saved it; without values if that was killed before its first step.
+    place: the position in the data that an earlier life saved; without values if it was killed before its first step.
     """
 
     def __init__(self, store: "Store", given: Mapping[str, Any]) -> None:
