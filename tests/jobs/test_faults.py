@@ -64,10 +64,14 @@ def start(desk: Desk) -> Start:
 
 def hit(folder: Path, name: str, number: signal.Signals) -> Launch:
     """A job, after its end, of which one process got a signal during training."""
-    job = Desk(folder).train(*CLUSTER, "--silence", "5s", "--lease", "10s", "--restarts", "0", *ROUNDS, **VARIABLES)
+    of_master = name == "central/worker:0"
+    gates = folder / "gates"
+    gates.mkdir()
+    (gates / "declare").touch()  # the master waits at its next gate, "leave": without it, it ends before the signal
+    variables = {**VARIABLES, "GATES": str(gates)} if of_master else VARIABLES
+    job = Desk(folder).train(*CLUSTER, "--silence", "5s", "--lease", "10s", "--restarts", "0", *ROUNDS, **variables)
     try:
-        # The master is done before training starts: send the signal as soon as it runs.
-        job.wait_for(lambda: job.started(name) if name == "central/worker:0" else in_training(job))
+        job.wait_for(lambda: job.started(name) if of_master else in_training(job))
         pid = job.pid(name)
         os.kill(pid, number)
         job.wait_for(lambda: {*job.pids()} <= {pid, job.process.pid})
