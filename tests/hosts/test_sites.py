@@ -225,7 +225,7 @@ def test_hosts_with_an_unknown_and_a_changed_key_are_refused(world: World) -> No
 
 def test_two_jobs_that_are_launched_at_one_moment_on_the_same_machines(world: World) -> None:
     """They allocate ports one after another, and then run concurrently."""
-    command = rounds(world, 100, slow=0.03)
+    command = rounds(world, 100, slow=0.03, SIZES="700,10,3")
     launches = [world.start("launch", *command) for _ in range(2)]
     until(lambda: len(world.running()) >= 20)  # the masters may have ended
     for launch in launches:

@@ -27,12 +27,13 @@ def rounds(directory: Path) -> int:
 
 def test_a_stopped_job_goes_on_with_the_same_bits(desk: Desk, tmp_path: Path) -> None:
     options = "--algo fsa --compress bsc:0.05"  # whose residuals are in the servers
-    words = [*WORDS, *options.split(), "--data-dir", str(write_data(tmp_path / "idx", 4 * 400, 64))]
+    words = [*WORDS, *options.split(), "--workers", "1", "--data-dir", str(write_data(tmp_path / "idx", 2 * 140, 64))]
     first, second = tmp_path / "first", tmp_path / "second"
-    calm = ForkedLaunch.run(desk, "--job-dir", str(tmp_path / "calm"), *words, imported="mxnet")
+    calm = ForkedLaunch.run(desk, "--job-dir", str(tmp_path / "calm"), *words, imported="geomx")
     assert calm.returncode == 0, calm.errors
 
-    stopped = ForkedLaunch.begin(desk, *words, "--checkpoint-every", "1s", "--job-dir", str(first), imported="mxnet")
+    words += ["--wan", "40ms"]  # so that it is stopped in time
+    stopped = ForkedLaunch.begin(desk, *words, "--checkpoint-every", "1s", "--job-dir", str(first), imported="geomx")
     stopped.wait_for(lambda: rounds(first) >= 10)
     stopped.process.terminate()
     assert stopped.finish() == 75
@@ -44,7 +45,7 @@ def test_a_stopped_job_goes_on_with_the_same_bits(desk: Desk, tmp_path: Path) ->
         (folder / str(int(newest.name) + 2)).mkdir()
         (folder / "notes.txt").write_text("mine")
 
-    resumed = ForkedLaunch.run(desk, "--resume", str(first), "--job-dir", str(second), imported="mxnet")
+    resumed = ForkedLaunch.run(desk, "--resume", str(first), "--job-dir", str(second), imported="geomx")
     assert resumed.returncode == 0, resumed.errors
     assert "notes.txt" in resumed.errors and ".part" in resumed.errors and "skipped" in resumed.errors
     assert parameters(second) == parameters(tmp_path / "calm") != set()
@@ -54,7 +55,7 @@ def test_a_stopped_job_goes_on_with_the_same_bits(desk: Desk, tmp_path: Path) ->
 
 def test_what_does_not_fit_is_refused(desk: Desk, tmp_path: Path) -> None:
     words = [*WORDS, "--data-dir", str(write_data(tmp_path / "idx", 4 * 16, 64)), "--job-dir", str(tmp_path / "done")]
-    assert ForkedLaunch.run(desk, *words, imported="mxnet").returncode == 0
+    assert ForkedLaunch.run(desk, *words, imported="geomx").returncode == 0
 
     def refused(*more: str) -> Any:
         done = desk.geomx("launch", "--resume", str(tmp_path / "done"), *more)

@@ -16,16 +16,16 @@ pytestmark = pytest.mark.processes
 
 
 def test_jobs_whose_machines_are_lost_go_on_from_s3_with_the_same_bits(desk: Desk, tmp_path: Path) -> None:
-    words = [*WORDS, "--parties", "1", "--data-dir", str(write_data(tmp_path / "idx", 2 * 800, 64))]
-    calm = ForkedLaunch.run(desk, "--job-dir", str(tmp_path / "calm"), *words, imported="mxnet")
+    words = [*WORDS, "--parties", "1", "--data-dir", str(write_data(tmp_path / "idx", 2 * 300, 64))]
+    calm = ForkedLaunch.run(desk, "--job-dir", str(tmp_path / "calm"), *words, imported="geomx")
     assert calm.returncode == 0, calm.errors
 
-    words += ["--wan", "20ms"]  # so that there is time for uploads
+    words += ["--wan", "40ms"]  # so that there is time for uploads
     place = f"s3://{BUCKET}/checkpoints"
     with s3_server(tmp_path) as s3:
         desk.environment.update(s3.environment)
         words += ["--checkpoint-to", place]
-        first = ForkedLaunch.run(desk, *words, "--detach", "--job-dir", str(tmp_path / "first"), imported="mxnet")
+        first = ForkedLaunch.run(desk, *words, "--detach", "--job-dir", str(tmp_path / "first"), imported="geomx")
         assert first.returncode == 0 and "taken only by geomx stop" in first.errors
         first.wait_for(lambda: rounds(tmp_path / "first") >= 10)
         stopped = desk.geomx("stop", str(tmp_path / "first"))
@@ -44,7 +44,7 @@ def test_jobs_whose_machines_are_lost_go_on_from_s3_with_the_same_bits(desk: Des
         name = max(path.split("/")[2] for path in s3.find("complete.json"))
         s3.files.pipe_file(f"{BUCKET}/checkpoints/{name}/9999999999/A/A-worker-0/state", b"half of it")
         words = ["--resume", f"{place}/{name}", "--job-dir", str(tmp_path / "third")]
-        third = ForkedLaunch.run(desk, *words, imported="mxnet")
+        third = ForkedLaunch.run(desk, *words, imported="geomx")
         assert third.returncode == 0, third.errors
         assert "9999999999: skipped: it is half written" in third.errors
     assert parameters(tmp_path / "third") == parameters(tmp_path / "calm") != set()
@@ -57,7 +57,7 @@ def test_a_store_that_never_answers_delays_nothing_for_long(desk: Desk, tmp_path
     with silent_s3() as environment:
         desk.environment.update(environment)
         place = f"s3://{BUCKET}/checkpoints"
-        job = ForkedLaunch.begin(desk, *words, "--checkpoint-to", place, imported="mxnet")
+        job = ForkedLaunch.begin(desk, *words, "--checkpoint-to", place, imported="geomx")
         errors = desk.folder / f"{job.mark}.err"
         job.wait_for(lambda: errors.exists() and f"no checkpoint in {place}: " in errors.read_text())
         assert f"{place} has not answered for 8.0 s" in errors.read_text()
@@ -85,7 +85,7 @@ def test_a_job_goes_on_on_other_machines(desk: Desk, tmp_path: Path) -> None:
     words = [*WORDS, "--data-dir", str(write_data(tmp_path / "idx", 2 * 800, 64)), "--hosts", str(had)]
     place = tmp_path / "shared"
     words += ["--checkpoint-to", str(place), "--job-dir", str(tmp_path / "first")]
-    first = ForkedLaunch.begin(desk, *words, imported="mxnet")
+    first = ForkedLaunch.begin(desk, *words, imported="geomx")
     first.wait_for(lambda: rounds(tmp_path / "first") >= 10)
     first.process.terminate()
     assert first.finish() == 75 and f"--resume {place}" in first.errors
@@ -96,7 +96,7 @@ def test_a_job_goes_on_on_other_machines(desk: Desk, tmp_path: Path) -> None:
     lacking = desk.geomx("launch", "--resume", str(place))
     assert lacking.returncode == 3 and "lacks the values of the inventory's env: TOKEN" in lacking.stderr
     words = ["--resume", str(place), "--hosts", str(has), "--job-dir", str(tmp_path / "second")]
-    second = ForkedLaunch.run(desk, *words, imported="mxnet")
+    second = ForkedLaunch.run(desk, *words, imported="geomx")
     assert second.returncode == 0, second.errors
     assert (tmp_path / "second" / "hosts" / "new-2").is_dir()
     assert 0 < rounds(tmp_path / "second") <= 400 - 10 and parameters(tmp_path / "second")

@@ -280,10 +280,10 @@ class Killing:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["fsa, bsc", "hfa"])
 def test_killed_processes(name: str, cluster: Cluster, tmp_path: Path, data: Path) -> None:
-    options = {"data_dir": str(data), **WAYS[name]}
+    options = {"data_dir": str(data), "epochs": 16, **WAYS[name]}
     killing = Killing(cluster, **options)
     for index, worker in enumerate(killing.workers[:3]):
-        killing.kill(worker, 20 + 30 * index)
+        killing.kill(worker, 10 + 15 * index)
     found = killing.finish()
     straight = Cluster(tmp_path / "straight")
     straight.directory.mkdir()

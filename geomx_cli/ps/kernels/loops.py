@@ -4,6 +4,7 @@ in vectorised and in codecs/_sparse.
 Nothing here imports numba before `compiled` is called.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,11 +48,13 @@ def compiled(kernel: _Kernel) -> _Kernel:
     """
     try:
         with _ONE_AT_A_TIME:  # numba sets itself up at its first uses, and several threads may join at once
-            return _compiled(kernel)
+            found: _Kernel = _compiled(kernel)
     except ImportError:
         return kernel
+    return found
 
 
+@functools.cache
 def _compiled(kernel: _Kernel) -> _Kernel:
     import numba
 
