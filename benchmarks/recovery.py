@@ -38,7 +38,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["JOBS", "Disturbed", "Killing", "Outcome", "main", "run"]
+__all__ = ["JOBS", "Disturbed", "Killing", "Outcome", "differs", "main", "run"]
 
 _ALGORITHMS = {
     "fsa": "--algo fsa", "hfa": "--algo hfa --k1 5 --k2 3", "diloco": "--algo diloco --inner-steps 10",
@@ -249,7 +249,7 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             continue
 
 
-def _differs(name: str, outcome: Outcome, calm: Outcome) -> str:
+def differs(name: str, outcome: Outcome, calm: Outcome) -> str:
     """What is wrong with a disturbed job; "" for nothing."""
     if outcome.status:
         return f"ended with status {outcome.status}"
@@ -291,7 +291,7 @@ def main() -> int:
             outcome = run(name, Path(base, f"job{jobs}"), seed, given.each, given.roles)
             for kill, seconds in still(outcome, max(gaps, default=0.0)):
                 times[_role(kill.process)].append(seconds)
-            why = _differs(name, outcome, calm[name])
+            why = differs(name, outcome, calm[name])
             killed, jobs = killed + len(outcome.kills), jobs + 1
             what = ", ".join(f"{kill.process} {kill.kind}" for kill in outcome.kills)
             print(f"{name}, seed {seed}: {why or 'right'} ({what})", file=sys.stderr, flush=True)

@@ -7,8 +7,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,7 +66,7 @@ def hit(folder: Path, name: str, number: signal.Signals) -> Launch:
     """A job, after its end, of which one process got a signal during training."""
     of_master = name == "central/worker:0"
     gates = folder / "gates"
-    gates.mkdir()
+    gates.mkdir(parents=True)
     (gates / "declare").touch()  # the master waits at its next gate, "leave": without it, it ends before the signal
     variables = {**VARIABLES, "GATES": str(gates)} if of_master else VARIABLES
     job = Desk(folder).train(*CLUSTER, "--silence", "5s", "--lease", "10s", "--restarts", "0", *ROUNDS, **variables)
@@ -88,28 +88,24 @@ ROLES = (
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 STOPPED = ("central/global_server:0", "A/worker:0")
 LOST = [*((name, KILL) for name in ROLES), *((name, STOP) for name in STOPPED)]
-Hits = dict[tuple[str, signal.Signals], Future[Launch]]
 
 
-@pytest.fixture(scope="module")
-def hits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hits]:
-    """All of them, several at a time: each mostly waits."""
+def test_lost_processes_are_named(tmp_path: Path) -> None:
+    """Several jobs at a time, as each mostly waits."""
     with ThreadPoolExecutor(6) as pool:
-        jobs = {case: pool.submit(hit, tmp_path_factory.mktemp("hit"), *case) for case in LOST}
-        yield jobs
-    for job in jobs.values():
-        if job.exception() is None:
-            job.result().desk.close()
+        jobs = [pool.submit(hit, tmp_path / f"hit{index}", *case) for index, case in enumerate(LOST)]
+    for (name, number), job in zip(LOST, jobs, strict=True):
+        assert_named(job.result(), name, number)
+        job.result().desk.close()
 
 
-@pytest.mark.parametrize(("name", "number"), LOST, ids=lambda part: getattr(part, "name", part))
-def test_lost_process_is_named(hits: Hits, name: str, number: signal.Signals) -> None:
+def assert_named(job: Launch, name: str, number: signal.Signals) -> None:
+    """The lost process is the one at fault."""
     party, role = name.split("/")
     role, rank = role.split(":")
     who = f"{name} ({role.replace('_', ' ')} {rank} of party {party}, on host {party}) failed first"
     cause = "was killed by SIGKILL" if number == KILL else "was stopped (SIGSTOP)"
     tail = ["the end of its log", "0 0 1 2 0"] if name == "A/worker:0" else []
-    job = hits[name, number].result()
     log = f"{job.directory}/logs/{party}-{role}-{rank}.log"
     assert_failed(job, f"{who}: it {cause}", log, *tail)
 
