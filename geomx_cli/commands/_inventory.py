@@ -1,5 +1,6 @@
 """The machines of a command: those of an inventory file, or this one."""
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from geomx_cli.core.options import USUAL, USUAL_OF_CODEC, Value, codec_name
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
+    from geomx_cli.hosts.allocation import Present
     from geomx_cli.hosts.ssh.options import SshOptions
     from geomx_cli.inventory import Inventory
     from geomx_cli.inventory.file import InventoryFile
@@ -122,6 +124,14 @@ def machines(
     path = inventory_path(hosts, local=local)
     if local and hosts is not None and _written("hosts"):
         raise UsageError("--local uses this machine alone, and --hosts others", "leave out one of them")
+    if path is None and not local and (present := _present()) is not None:
+        from geomx_cli.plan.this_allocation import described, this_allocation
+
+        values = {**given, **_usual(given, ()), **_fixed(given)}
+        written = {name: values[name] for name in _OF_THIS_MACHINE if name in values and _written(name)}
+        found = this_allocation(present, values, written | _fixed(given))
+        _print_once(described(present, found))
+        return _shaped(found, values)
     if path is None:
         from geomx_cli.hosts.ports import free_ports
         from geomx_cli.plan.ports import ports_needed
@@ -136,6 +146,14 @@ def machines(
             raise UsageError(f"{flag} applies to --local only; {path} defines the cluster", "add --local, or edit it")
     _print_once(f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes)
     return with_job_options(read, given)
+
+
+def _present() -> "Present | None":
+    """Return the allocation of a batch system in which this process runs."""
+    from geomx_cli.core import plugins
+
+    each = (getattr(plugin, "present", None) for plugin in plugins.allocators().values())
+    return next((found for look in each if look is not None and (found := look(os.environ)) is not None), None)
 
 
 def other_machines(hosts: Path | None, inventory: "Inventory") -> "Inventory | None":

@@ -15,11 +15,11 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.option import nearest
 from geomx_cli.core.options import Value
 from geomx_cli.core.typed import to_type
-from geomx_cli.inventory.access import Local, Ssh
+from geomx_cli.inventory.access import Local, Requested, Slurm, Ssh
 
 __all__ = [
-    "CENTRAL", "DEVICE", "NAME", "Host", "HostError", "Inventory", "Local", "Party", "RankScope", "Ssh", "Topology",
-    "WanLink", "is_ip", "validated",
+    "CENTRAL", "DEVICE", "NAME", "Host", "HostError", "Inventory", "Local", "Party", "RankScope", "Request",
+    "Requested", "Slurm", "Ssh", "Topology", "WanLink", "is_ip", "validated",
 ]  # fmt: skip
 
 CENTRAL = "central"
@@ -62,7 +62,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Name
     parties: Annotated[tuple[str, ...], Meta(min_length=1)]
-    access: Local | Ssh = Local()
+    access: Local | Ssh | Slurm | Requested = Local()
     address: str = ""
     wan_address: str = ""
     listen: str = ""
@@ -95,10 +95,15 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shares_files(self) -> bool:
-        """Whether it is the machine that runs geomx, with the same files, environment and account. To other hosts a
-        job's files are copied, and local paths do not apply.
+        """Whether it has the files, environment and account of the machine that runs geomx. To other hosts a job's
+        files are copied, and local paths do not apply.
         """
         return self.access.shares_files
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is the machine that runs geomx."""
+        return self.access.is_here
 
     @property
     def known_as(self) -> frozenset[tuple[str, str]]:
@@ -151,12 +156,39 @@ class WanLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.source}>{self.target}={','.join(parts)}"
 
 
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an allocator is asked for at launch: the machines of the hosts whose access is Requested under this name.
+    Empty fields default to the batch system's own.
+
+    allocator: the plug-in's name.
+    login: the machine on which the batch system's commands run.
+    python: on the machines that it gives; empty: that of the job.
+    job: an allocation that is there already, in which geomx was launched; 0: a new one.
+    arguments: further ones of the batch system's command.
+    time: seconds; 0: the batch system's default.
+    container: an image in which Apptainer runs everything.
+    """
+
+    name: Name
+    allocator: str
+    login: Local | Ssh = Local()
+    python: str = ""
+    job: int = 0
+    partition: str = ""
+    account: str = ""
+    constraint: str = ""
+    gres: str = ""
+    time: Annotated[float, Meta(ge=0)] = 0.0
+    arguments: tuple[str, ...] = ()
+    container: str = ""
+
+
 class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All parties and hosts.
 
     parties: the participating ones, in the order of their index.
     links: emulated between parties, instead of --wan.
-    allocator: gives the hosts their machines at launch; empty: they have them.
+    requests: for the hosts that get their machines at launch.
     topology_is_automatic: geomx chooses it (plan/automatic_topology.py); until then `topology` is "central".
     topology_reason: why it has chosen this one, as a clause.
     global_servers: their total number or, with topology "spread", the number in each party.
@@ -170,7 +202,7 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     central: Party
     hosts: Annotated[tuple[Host, ...], Meta(min_length=1)]
     links: tuple[WanLink, ...] = ()
-    allocator: str = ""
+    requests: tuple[Request, ...] = ()
     topology: Topology = "central"
     topology_is_automatic: bool = False
     topology_reason: str = ""
@@ -211,6 +243,12 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def hosts_of(self, party: str) -> tuple[Host, ...]:
         """Return the hosts of one party, in the inventory's order."""
         return tuple(host for host in self.hosts if party in host.parties)
+
+    def hosts_for(self, request: Request) -> tuple[Host, ...]:
+        """Return the hosts that wait for the machines of a request."""
+        return tuple(
+            host for host in self.hosts if isinstance(host.access, Requested) and host.access.request == request.name
+        )
 
     def host(self, name: str) -> Host:
         """Return the host called `name`. Raises InvalidSettings if there is none."""

@@ -138,7 +138,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         links=tuple((wire.dialler.name, wire.listener.name) for wire in (*layout.wires, *group_links(nodes))),
         job_dirs={node.host.name: spec.job_dir_on(node.host) for node in nodes},
         socket_dirs=layout.socket_dirs,
-        here=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.shares_files)),
+        here=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.is_here)),
         topology_reason=inventory.topology_reason,
         callers=callers(layout.wires),
     )
@@ -169,7 +169,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             f"--silence {options['silence']:g}s is too short for a heartbeat every {options['heartbeat']:g}s",
             "make --silence at least twice --heartbeat",
         )
-    remote = [host.name for host in inventory.hosts if not host.shares_files]
+    remote = [host.name for host in inventory.hosts if not host.is_here]
     for emulation in (*(["--wan"] if options["wan"] else []), *(["[[link]]"] if inventory.links else [])):
         if remote:
             what = f"{emulation} emulates links on one machine, and host {remote[0]} is another"
@@ -181,7 +181,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
         *(("delivery", "--delivery", name) for name in deliveries.chain(options)),
-        ("allocator", "allocator", inventory.allocator),
+        *(("allocator", "allocator", name) for name in sorted({request.allocator for request in inventory.requests})),
     )
     for kind, key, name in chosen:
         plugin = plugins.find(kind, name) if name else None

@@ -107,7 +107,7 @@ def examine_inventory(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, f
     """
     job = complete(spec)
     plan(choose(inventory, None), job)
-    with allocated(inventory, job.job, job, ssh, say) as allocation:
+    with allocated(inventory, job.job, job, ssh, job.python, say) as allocation:
         given = allocation.inventory
         with closing({host.name: connector(host, spec.python, ssh) for host in given.hosts}) as reached:
             return examine(reached, given, job, full=full, say=say)
