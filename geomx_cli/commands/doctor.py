@@ -47,7 +47,8 @@ def doctor(
     cannot be reached, and 5 for any other problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
-    if not local and inventory_path(hosts, local=local) is None:
+    is_here = all(host.is_here for host in inventory.hosts)
+    if is_here and not local and inventory_path(hosts, local=local) is None:
         click.echo(f"no {DEFAULT_FILE} in this folder: checking this machine only; geomx init writes one", err=True)
     from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
     from geomx_cli.preflight import examine_inventory

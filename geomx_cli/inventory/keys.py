@@ -276,7 +276,7 @@ HOST_KEYS: tuple[Key, ...] = (
         "Further arguments of sbatch, which override those of geomx.",
     ),
     Key(
-        "container", "batch", values.absolute, '"/images/torch.sif"', "none",
+        "container", "batch", values.absolute, '"/images/geomx.sif"', "none",
         "The image in which Apptainer runs all of geomx on the nodes; python is then a Python in it.",
     ),
     Key(

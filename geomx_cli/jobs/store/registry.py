@@ -60,7 +60,10 @@ class KnownJob:
     @cached_property
     def inventory(self) -> Inventory:
         """The inventory as resolved before the start. Raises InvalidSettings if there is none: nothing was started."""
-        return validated(self._read("inventory.json"))
+        known = self._read("inventory.json")
+        if isinstance(known, dict):
+            known.pop("allocator", None)  # of jobs before each host had its own
+        return validated(known)
 
     @cached_property
     def state(self) -> JobState | None:

@@ -1,0 +1,116 @@
+"""Jobs on nodes of a real Slurm: geomx asks for them, gives them back however the job ends, and uses those that it was
+started on.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import slurm_cluster
+from desk import Desk
+from idx import write_data
+from slurm_cluster import SlurmCluster
+from sshd import Person, Sshd
+
+pytestmark = [
+    pytest.mark.processes, pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm of four nodes."""
+    made = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def desk(tmp_path: Path, slurm: SlurmCluster) -> Iterator[Desk]:
+    """A desk on a login node of the Slurm, where nothing is left in the queue at the end."""
+    made = Desk(tmp_path, environment={"SLURM_CONF": str(slurm.conf)})
+    yield made
+    made.close()
+    slurm.call("scancel", "--user=root")
+
+
+def test_two_parties_of_which_one_waits_behind_ssh(
+    desk: Desk, slurm: SlurmCluster, machines: Callable[..., Sshd], person: Person, tmp_path: Path
+) -> None:
+    home = tmp_path / "machines" / "login" / "home"
+    login = machines("login", settings=[f"SetEnv HOME={home} SLURM_CONF={slurm.conf}"])
+    keys = [
+        'partition = "q"', f'login = "{login.address}"', f"ssh_port = {login.port}", f'key = "{person.key}"',
+        f'fingerprint = "{login.fingerprint}"', 'time = "10m"', 'sbatch = ["--comment=hello"]',
+    ]  # fmt: skip
+    apptainer = tmp_path / "apptainer"
+    apptainer.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nshift 2\nexec "$@"\n')
+    apptainer.chmod(0o755)
+    desk.environment["PATH"] += f"{os.pathsep}{tmp_path}"
+    slurm.set_nodes("n[3-4]", "drain")
+    contained = {"central": ['container = "/images/geomx.sif"'], "A": keys}
+    job = desk.launch(allocator="slurm", story={"*": ""}, keys=contained)
+    job.wait_for(lambda: [slurm.jobs().get(name, (0, ""))[1] for name in ("central", "A")] == ["RUNNING", "PENDING"])
+    assert "TimeLimit=00:10:00" in slurm.call("scontrol", "show", "job", str(slurm.jobs()["A"][0]))
+    slurm.set_nodes("n[3-4]", "resume")
+    assert job.finish() == 0
+    assert "A waits in the queue of Slurm (" in job.errors and "place 1 of 1" in job.errors
+    assert "A has its 1 machine" in job.errors
+    job.wait_for(lambda: not slurm.jobs(), 30)
+    job.assert_clean()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    python = job.mark and desk.folder / f"{job.mark}.sh"
+    begin = f"exec /images/geomx.sif {python} -P -m geomx_cli.agent"
+    assert {call.split(" ")[6] for call in calls if call.startswith(begin)} == {"step", "in-step"}
+    hosts = json.loads((job.directory / "inventory.json").read_bytes())["hosts"]
+    assert {host["access"]["node"] for host in hosts} < {"n1", "n2", "n3", "n4"} and len(hosts) == 2
+    assert "A/worker:0 begins" in desk.geomx("logs", job.id, "--role", "worker").stdout, "of nodes that are released"
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("scancel A", "Slurm job {A} for A was cancelled"), ("node of A fails", "Slurm job {A} for A has lost a node"),
+        ("time limit of A", ""), ("Ctrl-C", ""),
+    ],
+)  # fmt: skip
+def test_an_end_from_outside(desk: Desk, slurm: SlurmCluster, end: str, why: str) -> None:
+    job = desk.launch("--grace", "2s", allocator="slurm", story={"*": "forever"}).wait_until_running()
+    ids = {name: number for name, (number, _) in slurm.jobs().items()}
+    match end.split():
+        case ["scancel", _]:
+            slurm.call("scancel", str(ids["A"]))
+        case ["time", *_]:  # what --signal=B:USR1@TIME lets Slurm do
+            slurm.call("scancel", "--batch", "--signal=USR1", str(ids["A"]))
+        case ["node", *_]:
+            node = slurm.call("squeue", "--noheader", f"--jobs={ids['A']}", "--format=%N").strip()
+            slurm.set_nodes(node, "down")
+            slurm.set_nodes(node, "resume")
+        case _:
+            job.process.send_signal(2)
+    status = job.finish()
+    assert status in ((1, 130) if why else (130,))
+    assert why.format(**ids) in job.errors
+    job.wait_for(lambda: not slurm.jobs(), 30)
+    job.assert_clean()
+
+
+def test_inside_an_allocation(desk: Desk, slurm: SlurmCluster) -> None:
+    write_data(desk.folder / "data", 64, 16)
+    train = ["--network", "linear", "--data-dir", str(desk.folder / "data"), "--batch-size", "8", "--epochs", "1"]
+    words = [sys.executable, "-m", "geomx_cli", "launch", "--job-dir", str(desk.folder / "job"), "--json", *train]
+    out = desk.folder / "out"
+    sbatch = ["sbatch", "--wait", "--nodes=2", f"--output={out}", f"--wrap={' '.join(words)}"]
+    done = subprocess.run(sbatch, env=desk.environment, cwd=desk.folder, timeout=120, check=False)
+    said = out.read_text()
+    assert done.returncode == 0, said
+    assert "2 nodes (n[1-2]); party A has 2 nodes and 2 workers; --parties and --workers change this" in said
+    assert '"status": "done"' in said
+    plan = json.loads((desk.folder / "job" / "plan.json").read_bytes())
+    assert {process["host"] for process in plan["processes"]} == {"central", "n1", "n2"}
