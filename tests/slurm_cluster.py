@@ -67,6 +67,18 @@ class SlurmCluster:
         """Change the state of nodes, as their administrator does."""
         assert not self.call("scontrol", "update", f"nodename={nodes}", f"state={state}", "reason=test")
 
+    def repair(self) -> None:
+        """Make all nodes usable again; Slurm refuses that for one on which a job is still ending."""
+
+        def usable() -> bool:
+            lines = self.call("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
+            bad = [line.split()[0] for line in lines if not line.endswith("idle")]
+            if bad:
+                self.call("scontrol", "update", f"nodename={','.join(bad)}", "state=resume")
+            return not bad
+
+        until(usable, 30, self._logs)
+
     def stop(self) -> None:
         """End all daemons and what they have started."""
         self.call("scancel", "--user=root", "--signal=KILL", "--full")

@@ -78,9 +78,9 @@ def launch(
 ) -> int:
     """Start a training job, watch it and wait for its end.
 
-    The job runs on the machines of the inventory (see geomx init). Without an inventory all parties run on this machine
-    and exchange over loopback. Every worker runs the script after "--". Without a script, workers train the bundled
-    network.
+    The job runs on the machines of the inventory (see geomx init). Without an inventory it runs on the nodes of the
+    Slurm allocation in which it is launched. Elsewhere all parties run on this machine and exchange over loopback.
+    Every worker runs the script after "--". Without a script, workers train the bundled network.
 
     \b
     geomx launch                                  two parties of two workers on this machine

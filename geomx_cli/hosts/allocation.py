@@ -117,7 +117,7 @@ def allocated(
 
 def release(
     inventory: Inventory, job: str, ssh: SshOptions | None = None, python: str = "python3",
-    note: Callable[[str], None] = lambda text: None,
+    note: Callable[[str], object] = lambda text: None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Release the machines of a job; return error messages. Idempotent. `note` is told why machines were taken away."""
     problems = []

@@ -66,7 +66,7 @@ def find_job(login: Connector, *, name: str = "", job: int = 0) -> SlurmJob | No
     """Return the job of this name or id; None if Slurm knows none any more. Raises CheckFailed."""
     which = f"--name={name}" if name else f"--jobs={job}"
     try:
-        listed = slurm(login, "squeue", "--noheader", "--states=all", which, "--format=%i|%T|%r|%S|%P|%N")
+        listed = slurm(login, "squeue", "--noheader", "--states=all", which, "--format=%A|%T|%r|%S|%P|%N")
     except CheckFailed as error:
         if "Invalid job id" in error.message:
             return None
@@ -177,7 +177,10 @@ class SlurmConnector:
         now = time.monotonic()
         if now < self._alive_until:
             return True
-        job = find_job(self._login, job=self._access.job)
+        try:
+            job = find_job(self._login, job=self._access.job)
+        except CheckFailed as error:
+            raise HostUnreachable(f"host {self.name}: {error.message}", error.hint) from None
         if job is None or not job.has_nodes:
             return False
         self._alive_until = now + _FRESH

@@ -166,7 +166,9 @@ class _Examination:
     def _questions(self, host: Host) -> dict[str, Any]:
         here, temp = "", ""
         if host.shares_files:
-            here, temp = str(PurePath(self._spec.job_dir).parent), str(PurePath(self._spec.socket_dir).parent)
+            here = str(PurePath(self._spec.job_dir).parent)
+        if host.is_here:
+            temp = str(PurePath(self._spec.socket_dir).parent)
         return {
             "state_dir": host.state_dir or here,
             "workdir": host.workdir,

@@ -20,20 +20,24 @@ def begin(verb: str, allocation: str, *words: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment)
 
 
+def run(*words: str, given: bytes = b"") -> tuple[int, bytes, bytes]:
+    """Run a step to its end; returns its exit status, output and errors."""
+    process = begin(*words)
+    output, errors = process.communicate(given)
+    return process.returncode, output, errors
+
+
 def test_it_runs_commands_and_lasts_as_long_as_what_they_leave_behind(tmp_path: Path) -> None:
-    allocation = uuid.uuid4().hex
-    step = begin("step", allocation, "1")
-    holding = begin("in-step", allocation, "cat")
-    answer = begin("in-step", allocation, "sh", "-c", 'cat; echo "$SLURMD_NODENAME$SLURM_PROCID" >&2; exit 3')
-    assert (*answer.communicate(b"hello"), answer.returncode) == (b"hello", b"n1\n", 3)
-    absent = begin("in-step", allocation, "/no/such/program")
-    assert absent.communicate()[1:] == (b"/no/such/program: No such file or directory\n",) and absent.returncode == 127
-    killed = begin("in-step", allocation, "sh", "-c", "kill -9 $$")
-    assert killed.wait() == 128 + 9
-    assert begin("step", allocation, "60").wait() == 0, "another one listens here"
+    one = uuid.uuid4().hex
+    step, holding = begin("step", one, "1"), begin("in-step", one, "cat")
+    words = ("sh", "-c", 'cat; echo "$SLURMD_NODENAME$SLURM_PROCID" >&2; exit 3')
+    assert run("in-step", one, *words, given=b"hello") == (3, b"hello", b"n1\n")
+    assert run("in-step", one, "/no/such/program") == (127, b"", b"/no/such/program: No such file or directory\n")
+    assert run("in-step", one, "sh", "-c", "kill -9 $$") == (128 + 9, b"", b"")
+    assert run("step", one, "60")[0] == 0, "another one listens here"
     detached = f"(setsid sh -c 'sleep 2; touch {tmp_path}/done' </dev/null >/dev/null 2>&1 &)"
-    assert begin("in-step", allocation, "sh", "-c", detached).wait() == 0
+    assert run("in-step", one, "sh", "-c", detached) == (0, b"", b"")
     assert step.poll() is None
     assert holding.communicate(b"bye")[0] == b"bye"
-    assert step.wait() == 0
-    assert (tmp_path / "done").exists()
+    step.communicate()
+    assert step.returncode == 0 and (tmp_path / "done").exists()

@@ -48,6 +48,7 @@ def test_two_parties_of_which_one_waits_behind_ssh(
     keys = [
         'partition = "q"', f'login = "{login.address}"', f"ssh_port = {login.port}", f'key = "{person.key}"',
         f'fingerprint = "{login.fingerprint}"', 'time = "10m"', 'sbatch = ["--comment=hello"]',
+        f'state_dir = "{desk.state}/geomx"',
     ]  # fmt: skip
     apptainer = tmp_path / "apptainer"
     apptainer.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nshift 2\nexec "$@"\n')
@@ -57,7 +58,8 @@ def test_two_parties_of_which_one_waits_behind_ssh(
     contained = {"central": ['container = "/images/geomx.sif"'], "A": keys}
     job = desk.launch(allocator="slurm", story={"*": ""}, keys=contained)
     job.wait_for(lambda: [slurm.jobs().get(name, (0, ""))[1] for name in ("central", "A")] == ["RUNNING", "PENDING"])
-    assert "TimeLimit=00:10:00" in slurm.call("scontrol", "show", "job", str(slurm.jobs()["A"][0]))
+    shown = slurm.call("scontrol", "show", "job", str(slurm.jobs()["A"][0]))
+    assert {"TimeLimit=00:10:00", "Partition=q", "Comment=hello"} <= {*shown.split()}
     slurm.set_nodes("n[3-4]", "resume")
     assert job.finish() == 0
     assert "A waits in the queue of Slurm (" in job.errors and "place 1 of 1" in job.errors
@@ -91,13 +93,13 @@ def test_an_end_from_outside(desk: Desk, slurm: SlurmCluster, end: str, why: str
         case ["node", *_]:
             node = slurm.call("squeue", "--noheader", f"--jobs={ids['A']}", "--format=%N").strip()
             slurm.set_nodes(node, "down")
-            slurm.set_nodes(node, "resume")
         case _:
             job.process.send_signal(2)
     status = job.finish()
     assert status in ((1, 130) if why else (130,))
     assert why.format(**ids) in job.errors
     job.wait_for(lambda: not slurm.jobs(), 30)
+    slurm.repair()
     job.assert_clean()
 
 

@@ -6,14 +6,16 @@ nodes, and ends with it. The job's name has the id of geomx's job: any process t
 
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
-from geomx_cli.core.errors import CheckFailed, UsageError
+from geomx_cli.core.errors import CheckFailed, InvalidSettings, UsageError
 from geomx_cli.core.option import Option
 from geomx_cli.core.plugins import Spec
+from geomx_cli.core.units import format_duration
 from geomx_cli.hosts.interface import Connector
 
 if TYPE_CHECKING:  # every process reads the options of all plug-ins
@@ -48,6 +50,7 @@ while kill -0 $step 2>/dev/null; do wait $step; status=$?; done
 [ $status -ne 0 ] || rm -f "$HOME/{log}-$SLURM_JOB_ID.log"
 exit $status
 """
+_SAME_PYTHON = "see that all nodes have the Python that runs geomx here, under the same path"
 _ENDINGS: Mapping[str, str] = {
     "BOOT_FAIL": "has lost a node, which did not boot", "CANCELLED": "was cancelled",
     "DEADLINE": "has reached its deadline", "FAILED": "has failed", "NODE_FAIL": "has lost a node",
@@ -72,9 +75,13 @@ def ask(request: "Request", hosts: "Sequence[Host]", job: str, spec: Spec, login
         srun = ["srun", f"--jobid={request.job}", "--overlap", f"--job-name={_name(request, job)}"]
         slurm(login, "sh", "-c", _DETACH, "sh", *srun, *size, *_ON_ALL, *step)
         return
+    notice = float(spec.options["grace"]) + _NOTICE
+    if 0 < request.time <= notice:
+        what = f"{request.name} has a time limit of {format_duration(request.time)}, and is asked to stop before it"
+        raise InvalidSettings(what, f"write a time above --grace and {_NOTICE:g} s, that is {format_duration(notice)}")
     cpus = max(len(host.devices) * host.threads for host in hosts)
     words = [f"--job-name={_name(request, job)}", f"--nodes={len(hosts)}", "--ntasks-per-node=1", "--no-requeue"]
-    words += [f"--cpus-per-task={max(cpus, 1)}", f"--signal=B:USR1@{ceil(float(spec.options['grace']) + _NOTICE)}"]
+    words += [f"--cpus-per-task={max(cpus, 1)}", f"--signal=B:USR1@{ceil(notice)}"]
     words += [
         f"--{key}={value}" for key in ("partition", "account", "constraint", "gres") if (value := getattr(request, key))
     ]
@@ -86,6 +93,7 @@ def given(request: "Request", hosts: "Sequence[Host]", job: str, login: Connecto
     """See Allocator.given. Each call lets the long steps run on, which end if nobody uses them."""
     from msgspec import structs
 
+    from geomx_cli.core.untrusted import last_line
     from geomx_cli.hosts.allocation import Waiting
     from geomx_cli.hosts.slurm import addresses, in_step
     from geomx_cli.inventory import Slurm
@@ -94,16 +102,20 @@ def given(request: "Request", hosts: "Sequence[Host]", job: str, login: Connecto
     if found is None or not (found.waits or found.has_nodes):
         raise CheckFailed(*_ended(request, found, login))
     if found.waits:
-        return Waiting(f"in the queue of Slurm ({found.reason})", _place(found, login))
+        reason = f" ({found.reason})" if found.reason != "None" else ""
+        return Waiting(f"in the queue of Slurm{reason}", _place(found, login))
     known = addresses(login, found.nodes)
     nodes = [host.access.address for host in hosts] if request.job else [*known]
     used = dict.fromkeys(nodes)
-    if login.run(in_step(login.python, request.container, found.id, used, "true"), limit=_STARTS).status:
-        return Waiting("for geomx to start on its nodes")
+    there = login.run(in_step(login.python, request.container, found.id, used, "true"), limit=_STARTS)
+    if there.status:
+        said = last_line(there.errors.decode(errors="replace"), f"srun ended with status {there.status}")
+        if request.job:  # the others end if their nodes cannot start geomx
+            raise CheckFailed(f"geomx does not start on the nodes of Slurm job {found.id}: {said}", _SAME_PYTHON)
+        return Waiting("for geomx to start on its nodes", said)
+    access = {node: Slurm(known[node], request.login, found.id, node, request.container) for node in used}
     return [
-        structs.replace(
-            host, address=known[node], access=Slurm(known[node], request.login, found.id, node, request.container)
-        )
+        structs.replace(host, access=access[node], address="" if host.interface else known[node])
         for host, node in zip(hosts, nodes, strict=True)
     ]
 
@@ -136,7 +148,7 @@ def present(environment: Mapping[str, str]) -> "Present | None":
     from geomx_cli.hosts.slurm import slurm
 
     job, listed = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
-    if not job.isdecimal() or not listed:
+    if not job.isdecimal() or not listed or shutil.which("srun") is None:  # as in a container without Slurm
         return None
     if environment.get("SLURM_PROCID", "0") != "0" and environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         what = f"srun has started geomx {environment['SLURM_STEP_NUM_TASKS']} times in Slurm job {job}"
@@ -188,7 +200,7 @@ def _place(found: "SlurmJob", login: Connector) -> str:
     """Return the job's place in its queue, and its expected start."""
     from geomx_cli.hosts.slurm import slurm
 
-    queue = ["squeue", "--noheader", "--states=PENDING", f"--partition={found.partition}", "--sort=-p", "--format=%i"]
+    queue = ["squeue", "--noheader", "--states=PENDING", f"--partition={found.partition}", "--sort=-p", "--format=%A"]
     waiting = slurm(login, *queue).split()
     place = f"place {waiting.index(str(found.id)) + 1} of {len(waiting)}" if str(found.id) in waiting else ""
     return ", ".join(filter(None, [place, f"expected start {found.start}" * bool(found.start)]))
