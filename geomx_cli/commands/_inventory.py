@@ -28,6 +28,7 @@ __all__ = [
     "machines",
     "other_machines",
     "read_inventory",
+    "source",
     "ssh_options",
     "with_job_options",
 ]
@@ -146,6 +147,14 @@ def machines(
             raise UsageError(f"{flag} applies to --local only; {path} defines the cluster", "add --local, or edit it")
     _print_once(f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes)
     return with_job_options(read, given)
+
+
+def source(hosts: Path | None, *, local: bool) -> str:
+    """Return where a command's machines are listed, for messages."""
+    if (path := inventory_path(hosts, local=local)) is not None:
+        return str(path)
+    present = None if local else _present()
+    return "this machine" if present is None else present.title
 
 
 def _present() -> "Present | None":
