@@ -26,6 +26,7 @@ __all__ = [
     "inventory_options",
     "inventory_path",
     "machines",
+    "machines_again",
     "other_machines",
     "read_inventory",
     "source",
@@ -177,6 +178,17 @@ def other_machines(hosts: Path | None, inventory: "Inventory") -> "Inventory | N
     read = read_inventory(path)
     _print_once(f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes)
     return structs.replace(read.inventory, **{name: getattr(inventory, name) for name in _KEPT})
+
+
+def machines_again(inventory: "Inventory") -> "Inventory":
+    """Return the machines of a job that has ended for one that goes on, without those that it was given at launch.
+    Raises InvalidSettings if it was launched in an allocation, and this is none of as many nodes.
+    """
+    present = _present() if any(request.job for request in inventory.requests) else None
+    if present is None:
+        return inventory.requested_again()
+    _print_once(f"going on in {present.title} ({present.nodes})")
+    return inventory.requested_again(present.job, list(present.devices))
 
 
 def _print_once(*notes: str) -> None:

@@ -187,6 +187,8 @@ def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, js
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose
 
+    if shell and inventory.requests:
+        raise UsageError("--shell is for hosts that name their machine", "leave it out; --dry-run shows the plan")
     inventory = choose(for_shell(inventory) if shell else inventory, None)
     spec, _ = prepared(spec, sync)
     found = plan(inventory, replace(spec, key_dir="") if shell else spec)

@@ -5,6 +5,7 @@ short job step, which passes its streams on to the long step there (agent/job_st
 and on the login node nothing of geomx runs on when this machine disconnects.
 """
 
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ __all__ = [
 IDLE = 120.0  # seconds after which an allocation that nobody uses ends
 _LIMIT = 60.0  # seconds for a command of Slurm
 _FRESH = 5.0  # seconds for which an allocation that was there is still there
+_AT_ONCE = threading.BoundedSemaphore(8)  # a login node's sshd takes 10 new connections at a time (MaxStartups)
 _NO_STEP = 125
 _NO_FILE = 44
 _PUT = 'umask 077 && mkdir -p "${1%/*}" && cat >"$1.$$" && chmod "$2" "$1.$$" && mv -f "$1.$$" "$1"'
@@ -178,7 +180,8 @@ class SlurmConnector:
         if now < self._alive_until:
             return True
         try:
-            job = find_job(self._login, job=self._access.job)
+            with _AT_ONCE:
+                job = find_job(self._login, job=self._access.job)
         except CheckFailed as error:
             raise HostUnreachable(f"host {self.name}: {error.message}", error.hint) from None
         if job is None or not job.has_nodes:

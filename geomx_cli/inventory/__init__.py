@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     parties: whose processes it runs; one as a rule.
     access: how it is reached.
+    request: the name of the Request that gives its machine; empty: it is fixed.
     address: what hosts of its own party dial; see near_address.
     wan_address: what hosts of other parties dial; empty: the address.
     listen: what to bind; empty: what fits the addresses.
@@ -63,6 +64,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     parties: Annotated[tuple[str, ...], Meta(min_length=1)]
     access: Local | Ssh | Slurm | Requested = Local()
+    request: str = ""
     address: str = ""
     wan_address: str = ""
     listen: str = ""
@@ -157,8 +159,8 @@ class WanLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an allocator is asked for at launch: the machines of the hosts whose access is Requested under this name.
-    Empty fields default to the batch system's own.
+    """What an allocator is asked for at launch: the machines of the hosts with this `request`. Empty fields default to
+    the batch system's own.
 
     allocator: the plug-in's name.
     login: the machine on which the batch system's commands run.
@@ -245,10 +247,31 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(host for host in self.hosts if party in host.parties)
 
     def hosts_for(self, request: Request) -> tuple[Host, ...]:
-        """Return the hosts that wait for the machines of a request."""
-        return tuple(
-            host for host in self.hosts if isinstance(host.access, Requested) and host.access.request == request.name
+        """Return the hosts that have the machines of a request."""
+        return tuple(host for host in self.hosts if host.request == request.name)
+
+    def requested_again(self, job: int = 0, nodes: Sequence[str] = ()) -> "Inventory":
+        """Return the inventory of a job that has ended, without the machines that it was given. Those of an allocation
+        in which it was launched become the `nodes` of the allocation `job`; raises InvalidSettings if there are fewer.
+        """
+        inside = {request.name for request in self.requests if request.job}
+        before = dict.fromkeys(
+            host.access.node for host in self.hosts if host.request in inside and isinstance(host.access, Slurm)
         )
+        if len(before) > len(nodes):
+            what = f"the job has run on the {len(before)} nodes of an allocation, and here there are {len(nodes)}"
+            raise InvalidSettings(what, "launch inside an allocation with as many nodes")
+        now = dict(zip(before, nodes, strict=False))
+
+        def without_machine(host: Host) -> Host:
+            if not host.request:
+                return host
+            node = host.access.node if isinstance(host.access, Slurm) else ""
+            access = Requested(now.get(node, host.name), host.shares_files)
+            return structs.replace(host, access=access, address="", wan_address="")
+
+        requests = tuple(structs.replace(each, job=job) if each.job else each for each in self.requests)
+        return structs.replace(self.with_hosts(map(without_machine, self.hosts)), requests=requests)
 
     def host(self, name: str) -> Host:
         """Return the host called `name`. Raises InvalidSettings if there is none."""
@@ -286,6 +309,8 @@ def topology_fields(chosen: object) -> dict[str, object]:
 
 def validated(data: Mapping[str, Any]) -> Inventory:
     """Validate `data` as an inventory. Raises InvalidSettings for the first error."""
+    if isinstance(data, Mapping) and "allocator" in data:  # of jobs before each host had its own
+        data = {name: value for name, value in data.items() if name != "allocator"}
     try:
         return to_type(data, Inventory)
     except msgspec.ValidationError as error:

@@ -77,13 +77,11 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
 class Requested(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="requested"):
     """A machine that an allocator gives at launch.
 
-    address: a name that stands for its address until then.
-    request: the name of the Request to which it belongs.
+    address: a name that stands for its address until then; in an allocation that is there already, its node's.
     shares_files: as the machine that it will be.
     """
 
     address: str
-    request: str
     shares_files: bool = False
     is_here: ClassVar[bool] = False
 

@@ -74,8 +74,8 @@ def _hosts(table: Table) -> list[dict[str, Any]]:
     several = table.get("nodes", 1) > 1
     names = [f"{table['name']}-{index + 1}" if several else table["name"] for index in range(table.get("nodes", 1))]
     own = getattr(plugins.find("allocator", table["allocator"]), "shares_files", False)
-    known = {"kind": "requested", "request": table["name"], "shares_files": own and _login(table)["kind"] == "local"}
-    return [_host({**table, "name": name}, {**known, "address": name}) for name in names]
+    known = {"kind": "requested", "shares_files": own and _login(table)["kind"] == "local"}
+    return [{**_host({**table, "name": name}, {**known, "address": name}), "request": table["name"]} for name in names]
 
 
 def _access(table: Table) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def _host(name: str, party: str, node: str, devices: Sequence[str], threads: int
     return {
         "name": name,
         "parties": (party,),
-        "access": {"kind": "requested", "address": node, "request": _REQUEST, "shares_files": True},
+        "access": {"kind": "requested", "address": node, "shares_files": True},
+        "request": _REQUEST,
         "devices": tuple(devices),
         "threads": threads,
         "ports": ports(DEFAULT_PORTS, DEFAULT_PORTS),

@@ -66,8 +66,8 @@ def free(pool: Path) -> int:
 
 
 def inventory(**changes: Any) -> Inventory:
-    h, a = (Requested(address=name, request=name) for name in ("h", "a"))
-    hosts = (Host(name="h", parties=("hub",), access=h), Host(name="a", parties=("A",), access=a, devices=("cpu",)))
+    h, a = ({"name": name, "access": Requested(address=name), "request": name} for name in ("h", "a"))
+    hosts = (Host(**h, parties=("hub",)), Host(**a, parties=("A",), devices=("cpu",)))
     fields = {"parties": (Party(name="A", workers=1),), "central": Party(name="hub", workers=0), "hosts": hosts}
     requests = (Request(name="h", allocator="pool"), Request(name="a", allocator="pool"))
     return Inventory(**{**fields, "requests": requests, **changes})

@@ -4,6 +4,7 @@ started on.
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
+from cluster import until
 from desk import Desk
 from idx import write_data
 from slurm_cluster import SlurmCluster
@@ -103,16 +105,32 @@ def test_an_end_from_outside(desk: Desk, slurm: SlurmCluster, end: str, why: str
     job.assert_clean()
 
 
-def test_inside_an_allocation(desk: Desk, slurm: SlurmCluster) -> None:
+def test_inside_an_allocation_that_ends_and_inside_the_next(desk: Desk, slurm: SlurmCluster) -> None:
     write_data(desk.folder / "data", 64, 16)
-    train = ["--network", "linear", "--data-dir", str(desk.folder / "data"), "--batch-size", "8", "--epochs", "1"]
-    words = [sys.executable, "-m", "geomx_cli", "launch", "--job-dir", str(desk.folder / "job"), "--json", *train]
-    out = desk.folder / "out"
-    sbatch = ["sbatch", "--wait", "--nodes=2", f"--output={out}", f"--wrap={' '.join(words)}"]
-    done = subprocess.run(sbatch, env=desk.environment, cwd=desk.folder, timeout=120, check=False)
+    train = ["--network", "linear", "--data-dir", "data", "--batch-size", "8", "--epochs", "100000", "--grace", "5s"]
+    first, out = submit(desk, "p", "launch", "--job-dir", "job", *train)
+    events = desk.folder / "job" / "events" / "A-worker-0.jsonl"
+    until(lambda: events.exists() and events.read_text().count('"round"') > 3, 120, out.read_text)
+    slurm.call("scancel", "--batch", "--signal=USR1", slurm.call("squeue", "--noheader", "--format=%A").strip())
+    assert first.wait(120) == 75, out.read_text()
     said = out.read_text()
-    assert done.returncode == 0, said
     assert "2 nodes (n[1-2]); party A has 2 nodes and 2 workers; --parties and --workers change this" in said
-    assert '"status": "done"' in said
     plan = json.loads((desk.folder / "job" / "plan.json").read_bytes())
     assert {process["host"] for process in plan["processes"]} == {"central", "n1", "n2"}
+    second, out = submit(desk, "q", "launch", "--job-dir", "again", "--resume", "./job", "--time-limit", "2s")
+    assert second.wait(120) == 0, out.read_text()
+    said = out.read_text()
+    assert "(n[3-4])\ngoing on from the checkpoint of " in said
+    hosts = json.loads((desk.folder / "again" / "inventory.json").read_bytes())["hosts"]
+    assert [host["access"]["node"] for host in hosts] == ["n3", "n3", "n4"]
+
+
+def submit(desk: Desk, partition: str, *words: str) -> tuple["subprocess.Popen[bytes]", Path]:
+    """Submit a batch script that runs geomx on two nodes; returns what waits for its end, and its output."""
+    out = desk.folder / f"{partition}.out"
+    out.touch()
+    run = f"exec {sys.executable} -m geomx_cli {shlex.join(words)}"
+    sbatch = ["sbatch", "--wait", "--quiet", "--nodes=2", "-p", partition, f"--output={out}", f"--wrap={run}"]
+    process = subprocess.Popen(sbatch, env=desk.environment, cwd=desk.folder)
+    desk.commands.append(process)  # type: ignore[arg-type]
+    return process, out

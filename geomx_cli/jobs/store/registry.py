@@ -60,10 +60,7 @@ class KnownJob:
     @cached_property
     def inventory(self) -> Inventory:
         """The inventory as resolved before the start. Raises InvalidSettings if there is none: nothing was started."""
-        known = self._read("inventory.json")
-        if isinstance(known, dict):
-            known.pop("allocator", None)  # of jobs before each host had its own
-        return validated(known)
+        return validated(self._read("inventory.json"))
 
     @cached_property
     def state(self) -> JobState | None:
