@@ -37,7 +37,8 @@ class Plan:
 
     topology_reason: why geomx has chosen the topology; "" for one that the user chose. `job_dirs` maps each host that
     runs processes to the job's directory there, `socket_dirs` to its folder for unix sockets. here: the hosts that are
-    this machine. callers: see callers.py; empty in the plan of a started job that was read back from its file.
+    this machine. sharing: those that have its files. callers: see callers.py; empty in the plan of a started job that
+    was read back from its file.
     """
 
     job: str
@@ -48,6 +49,7 @@ class Plan:
     job_dirs: Mapping[str, str]
     socket_dirs: Mapping[str, str]
     here: tuple[str, ...] = ()
+    sharing: tuple[str, ...] = ()
     topology_reason: str = ""
     callers: Mapping[str, Mapping[str, Identity]] = field(default_factory=dict)
 
@@ -104,6 +106,7 @@ class Plan:
             "socket_dir": self.spec.socket_dir,
             "socket_dirs": dict(self.socket_dirs),
             "here": list(self.here),
+            "sharing": list(self.sharing),
             "processes": [asdict(process) for process in self.processes],
             "links": [{"dialler": dialler, "listener": listener} for dialler, listener in self.links],
         }
@@ -139,6 +142,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         job_dirs={node.host.name: spec.job_dir_on(node.host) for node in nodes},
         socket_dirs=layout.socket_dirs,
         here=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.is_here)),
+        sharing=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.shares_files)),
         topology_reason=inventory.topology_reason,
         callers=callers(layout.wires),
     )

@@ -18,6 +18,9 @@ from idx import write_data
 from slurm_cluster import SlurmCluster
 from sshd import Person, Sshd
 
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import UsageError
+
 pytestmark = [
     pytest.mark.processes, pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
 ]  # fmt: skip
@@ -123,6 +126,20 @@ def test_inside_an_allocation_that_ends_and_inside_the_next(desk: Desk, slurm: S
     assert "(n[3-4])\ngoing on from the checkpoint of " in said
     hosts = json.loads((desk.folder / "again" / "inventory.json").read_bytes())["hosts"]
     assert [host["access"]["node"] for host in hosts] == ["n3", "n3", "n4"]
+
+
+def test_tasks_and_gpus_of_an_allocation(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = plugins.find("allocator", "slurm").present  # type: ignore[attr-defined]
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2,04]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+    assert find({}) is None
+    assert find(job).devices == {"n1": ("cpu",), "n2": ("cpu",), "n04": ("cpu",)}
+    tasks = find({**job, "SLURM_NTASKS": "5", "SLURM_CPUS_PER_TASK": "8"})
+    assert (list(map(len, tasks.devices.values())), tasks.threads, tasks.title) == ([2, 2, 1], 8, "Slurm job 7")
+    assert find({**job, "SLURM_GPUS_ON_NODE": "2"}).devices["n04"] == ("gpu0", "gpu1")
+    assert find({**job, "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "2,3"}).devices["n1"] == ("gpu2", "gpu3")
+    with pytest.raises(UsageError, match="srun has started geomx 4 times in Slurm job 7"):
+        find({**job, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"})
 
 
 def submit(desk: Desk, partition: str, *words: str) -> tuple["subprocess.Popen[bytes]", Path]:
