@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.processes import adopt_orphans, exists
@@ -36,28 +37,32 @@ _OF_TASK = {
     "SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE",
     "SLURM_PROCID", "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID",
 }  # fmt: skip
-_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(allocation: Path, arguments: Sequence[str]) -> int:
     """Be the long step of `allocation` on this node, until no child has run for the given number of seconds. Only one
     of them listens on a node; another one ends at once.
+
+    Slurm sends SIGTERM to all processes of an allocation. This one then ends after the others.
     """
     idle = float(arguments[0])
     adopt_orphans()
-    for number in _ENDS:  # all processes of the allocation get them, and this one waits for the others' end
-        signal.signal(number, lambda number, frame: None)
     waker, wakes = socket.socketpair()
     wakes.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: None)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             listener.bind(_address(str(allocation)))
         except OSError:
             return 0
         listener.listen(128)
-        _Step(listener, waker).run(idle)
+        step = _Step(listener, waker)
+        for number in _ENDS:
+            signal.signal(number, step.end)
+        step.run(idle)
     return 0
 
 
@@ -92,18 +97,26 @@ class _Step:
         self._listener, self._waker = listener, waker
         self._commands: dict[int, tuple[subprocess.Popen[bytes], socket.socket]] = {}
         self._agents: list[Path] = []  # directories
+        self._ending = False
 
     def run(self, idle: float) -> None:
-        """Serve until no child has run for `idle` seconds."""
+        """Serve until no child has run for `idle` seconds, or runs after a call of `end`."""
         deadline = time.monotonic() + idle
-        while (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([self._listener, self._waker], [], [], left)
+        while True:
+            ready, _, _ = select.select([self._listener, self._waker], [], [], max(0.0, deadline - time.monotonic()))
             if self._waker in ready:
                 self._waker.recv(_LARGEST)
             if self._listener in ready:
                 self._accept()
-            if self._reap():
+            running, ended = self._reap()
+            if running or ended:
                 deadline = time.monotonic() + idle
+            if not running and (self._ending or time.monotonic() >= deadline):
+                return
+
+    def end(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal that ends the allocation."""
+        self._ending = True
 
     def _accept(self) -> None:
         stream, _ = self._listener.accept()
@@ -144,14 +157,14 @@ class _Step:
             return
         self._commands[process.pid] = process, client
 
-    def _reap(self) -> bool:
-        """Report the ends of commands, forget those of others; return whether children run or have just ended."""
+    def _reap(self) -> tuple[bool, bool]:
+        """Report the ends of commands; return whether children run, and whether some have ended."""
         ended = False
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
-                    return True
+                    return True, ended
                 ended = True
                 if pid in self._commands:
                     process, client = self._commands.pop(pid)
@@ -159,7 +172,7 @@ class _Step:
                     process.returncode = code
                     with suppress(OSError), client:
                         client.send(str(code if code >= 0 else 128 - code).encode())
-        return ended
+        return False, ended
 
     def _stop_agents(self) -> None:
         for directory in self._agents:

@@ -41,3 +41,14 @@ def test_it_runs_commands_and_lasts_as_long_as_what_they_leave_behind(tmp_path: 
     assert holding.communicate(b"bye")[0] == b"bye"
     step.communicate()
     assert step.returncode == 0 and (tmp_path / "done").exists()
+
+
+def test_it_ends_after_the_others_when_the_allocation_ends(tmp_path: Path) -> None:
+    one = uuid.uuid4().hex
+    step, holding = begin("step", one, "600"), begin("in-step", one, "cat")
+    assert run("in-step", one, "true")[0] == 0
+    step.terminate()
+    assert run("in-step", one, "sh", "-c", "exit 4")[0] == 4, "others need it for their end"
+    assert holding.communicate(b"bye")[0] == b"bye"
+    step.communicate()
+    assert step.returncode == 0

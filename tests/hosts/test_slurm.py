@@ -106,6 +106,7 @@ def test_an_end_from_outside(desk: Desk, slurm: SlurmCluster, end: str, why: str
     job.wait_for(lambda: not slurm.jobs(), 30)
     slurm.repair()
     job.assert_clean()
+    assert why or not list(desk.folder.glob(".local/state/geomx/*")), "the output of the batch scripts"
 
 
 def test_inside_an_allocation_that_ends_and_inside_the_next(desk: Desk, slurm: SlurmCluster) -> None:

@@ -41,13 +41,14 @@ _ON_ALL = ["--ntasks-per-node=1", "--cpu-bind=none", "--wait=0", "--kill-on-bad-
 _SCRIPT = """\
 #!/bin/sh
 # The allocation ends with what geomx runs on its nodes. SIGUSR1 comes before the time limit, and goes to the agents.
+log="$HOME/{log}-$SLURM_JOB_ID.log"
 trap {notify} USR1
-trap : TERM
+trap 'rm -f "$log"' TERM
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {on_all} {step} &
 step=$!
 wait $step; status=$?
 while kill -0 $step 2>/dev/null; do wait $step; status=$?; done
-[ $status -ne 0 ] || rm -f "$HOME/{log}-$SLURM_JOB_ID.log"
+[ $status -ne 0 ] || rm -f "$log"
 exit $status
 """
 _SAME_PYTHON = "see that all nodes have the Python that runs geomx here, under the same path"
