@@ -83,10 +83,12 @@ def ask(request: "Request", hosts: "Sequence[Host]", job: str, spec: Spec, login
     cpus = max(len(host.devices) * host.threads for host in hosts)
     words = [f"--job-name={_name(request, job)}", f"--nodes={len(hosts)}", "--ntasks-per-node=1", "--no-requeue"]
     words += [f"--cpus-per-task={max(cpus, 1)}", f"--signal=B:USR1@{ceil(notice)}"]
-    words += [
-        f"--{key}={value}" for key in ("partition", "account", "constraint", "gres") if (value := getattr(request, key))
-    ]
-    words += [f"--time={ceil(request.time / 60)}"] if request.time else []
+    time_limit = str(ceil(request.time / 60)) if request.time else ""  # in minutes
+    asked = {
+        "partition": request.partition, "account": request.account, "constraint": request.constraint,
+        "gres": request.gres, "time": time_limit,
+    }  # fmt: skip
+    words += [f"--{key}={value}" for key, value in asked.items() if value]
     slurm(login, "sh", "-c", _SUBMIT, _LOG, *words, *request.arguments, data=_script(request, login).encode())
 
 

@@ -224,7 +224,7 @@ class Pruner:
         plan = job.plan
         together: dict[str, tuple[Connector, list[str]]] = {}
         for name, connector in self._hosts(job).items():
-            machine = plan.job_dirs[name] if name in plan.sharing else f"{name}:"
+            machine = plan.job_dirs[name] if name in plan.here else f"{name}:"
             together.setdefault(machine, (connector, []))[1].append(job.directory_on(name))
         yield from together.values()
 
