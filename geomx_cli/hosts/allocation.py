@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar, cast
 
 import msgspec
 
-from geomx_cli.core.errors import CheckFailed, GeomxError
+from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
 from geomx_cli.core.plugins import Plugin, Spec, find
 from geomx_cli.core.units import counted
 from geomx_cli.hosts import reach, with_addresses
@@ -21,6 +21,7 @@ __all__ = ["Allocation", "Allocator", "Present", "Waiting", "allocated", "releas
 
 _EXPECTED = (GeomxError, OSError, SubprocessError)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+_UNREACHABLE = 900.0  # seconds for a login node to answer again, as a queue may take longer than the network holds
 _Result = TypeVar("_Result")
 
 
@@ -110,7 +111,8 @@ def allocated(
         yield allocation
     finally:
         if not allocation.kept:
-            allocation.problems = release(inventory, job, ssh, python, note)
+            was_given = allocation.inventory is not inventory  # otherwise an error says why not
+            allocation.problems = release(inventory, job, ssh, python, note if was_given else lambda text: None)
             for problem in allocation.problems:
                 note(f"warning: {problem}")
 
@@ -131,7 +133,7 @@ def release(
             problems.append(f"allocator {request.allocator} has not released the machines of {job}: {text}")
         finally:
             asked.login.close()
-    return tuple(problems)
+    return tuple(dict.fromkeys(problems))
 
 
 def _allocate(
@@ -167,6 +169,7 @@ class _Asked:
         self._job = job
         self.login = reach(request.name, request.login, request.python or python, ssh)  # connects on first use
         self._said = ""
+        self._answered = time.monotonic()
 
     def ask(self, spec: Spec, note: Callable[[str], None]) -> None:
         """Ask the allocator."""
@@ -177,7 +180,15 @@ class _Asked:
 
     def look(self, note: Callable[[str], None]) -> None:
         """See what the request waits for; `note` is told when that changes."""
-        found = self._call(lambda plugin, login: plugin.given(self.request, self._asked, self._job, login))
+        found: Sequence[Host] | Waiting
+        try:
+            found = self._call(lambda plugin, login: plugin.given(self.request, self._asked, self._job, login))
+        except (HostUnreachable, TimedOut) as error:
+            if isinstance(error, WrongHostKey) or time.monotonic() - self._answered > _UNREACHABLE:
+                raise
+            found = Waiting("for its login node to answer", error.message)
+        else:
+            self._answered = time.monotonic()
         if isinstance(found, Waiting):
             self.waiting = found
             if found.why != self._said:

@@ -16,7 +16,7 @@ from desk import Desk, Launch
 from sshd import Sshd
 
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import allocators
 from geomx_cli.hosts.allocation import allocated, release
 from geomx_cli.hosts.ssh.options import SshOptions
@@ -193,6 +193,25 @@ def test_the_shape_that_was_asked_for_is_given(pool: Path, monkeypatch: pytest.M
     monkeypatch.delenv("POOL")
     fixed = inventory(hosts=(Host(name="h", parties=("hub",)), inventory().hosts[1]), requests=())
     assert allocated(fixed, "four", SPEC, SshOptions(), "", said.append).__enter__().inventory is fixed
+
+
+def test_a_login_node_that_does_not_answer_for_a_while(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have machines already, and the place in the queue would be lost."""
+    ours: Any = plugins.find("allocator", "pool")
+    given = ours.given
+    failures: list[GeomxError] = [HostUnreachable("the connection broke"), TimedOut("it did not end within 60 s")]
+
+    def unreachable(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return given(*arguments)
+
+    monkeypatch.setattr(ours, "given", unreachable)
+    said = list[str]()
+    with allocated(inventory(), "one", SPEC, SshOptions(), sys.executable, said.append) as allocation:
+        assert not any(isinstance(host.access, Requested) for host in allocation.inventory.hosts)
+    assert "h waits for its login node to answer, allocator pool: it did not end within 60 s" in said
+    assert free(pool) == 2
 
 
 def test_mistakes_of_an_allocator_are_reported_as_such(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
