@@ -41,7 +41,7 @@ def doctor(
 
     Checks each host (reachability, geomx, Python, modules, clock, disk, memory, GPUs), and binds the ports that a job
     would use. Connects over every link from the host that will use it, and measures the links between parties. Leaves
-    nothing behind. Without an inventory it checks this machine.
+    nothing behind. Without an inventory it checks this machine, or the nodes of the Slurm allocation in which it runs.
 
     The exit code is 0 if there are no problems (warnings do not count), 3 if the script cannot be run, 4 if a host
     cannot be reached, and 5 for any other problem.
