@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from geomx_cli.core.conventions import module_command
-from geomx_cli.core.errors import CheckFailed, HostUnreachable
+from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts.interface import Channel, Completed, Connector
 from geomx_cli.inventory import Slurm
@@ -20,7 +20,7 @@ __all__ = [
     "IDLE", "SlurmConnector", "SlurmJob", "addresses", "find_job", "in_step", "long_step", "notify", "slurm",
 ]  # fmt: skip
 
-IDLE = 120.0  # seconds after which an allocation that nobody uses ends
+IDLE = 300.0  # seconds after which an allocation that nobody uses ends
 _LIMIT = 60.0  # seconds for a command of Slurm
 _FRESH = 5.0  # seconds for which an allocation that was there is still there
 _AT_ONCE = threading.BoundedSemaphore(8)  # a login node's sshd takes 10 new connections at a time (MaxStartups)
@@ -28,6 +28,7 @@ _NO_STEP = 125
 _NO_FILE = 44
 _PUT = 'umask 077 && mkdir -p "${1%/*}" && cat >"$1.$$" && chmod "$2" "$1.$$" && mv -f "$1.$$" "$1"'
 _GET = f'[ -e "$1" ] || exit {_NO_FILE}; exec cat "$1"'
+_SILENT = ("Unable to contact slurm controller", "timed out", "connection failure")
 _HAS_NODES = ("RUNNING", "SUSPENDED")
 _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
@@ -55,12 +56,15 @@ class SlurmJob:
 
 
 def slurm(login: Connector, *words: str, data: bytes = b"") -> str:
-    """Run a command of Slurm and return its output. Raises CheckFailed with the end of its stderr if it fails."""
+    """Run a command of Slurm and return its output. Raises CheckFailed with the end of its stderr if it fails, and
+    TimedOut if Slurm's controller does not answer, as while it restarts.
+    """
     done = login.run(words, data=data, limit=_LIMIT)
     if done.status:
         said = last_line(done.errors.decode(errors="replace"), f"exit status {done.status}")
         name = words[0] if words[0] != "sh" else "sbatch"
-        raise CheckFailed(f"{name} on {login.name}: {said}", f"see what {name} says there")
+        error = TimedOut if any(words in said for words in _SILENT) else CheckFailed
+        raise error(f"{name} on {login.name}: {said}", f"see what {name} says there")
     return done.output.decode(errors="replace")
 
 

@@ -4,6 +4,7 @@ started on.
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,14 +13,16 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
-from cluster import until
+from cluster import free_ports, until
 from desk import Desk
 from idx import write_data
 from slurm_cluster import SlurmCluster
 from sshd import Person, Sshd
 
 from geomx_cli.core import plugins
-from geomx_cli.core.errors import UsageError
+from geomx_cli.core.errors import TimedOut, UsageError
+from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.hosts.slurm import find_job
 
 pytestmark = [
     pytest.mark.processes, pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
@@ -141,6 +144,19 @@ def test_tasks_and_gpus_of_an_allocation(slurm: SlurmCluster, monkeypatch: pytes
     assert find({**job, "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "2,3"}).devices["n1"] == ("gpu2", "gpu3")
     with pytest.raises(UsageError, match="srun has started geomx 4 times in Slurm job 7"):
         find({**job, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"})
+
+
+def test_a_controller_that_does_not_answer(
+    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = re.sub(r"SlurmctldPort=.*", f"SlurmctldPort={free_ports(1)[0]}", slurm.conf.read_text())
+    (tmp_path / "slurm.conf").write_text(text)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    with pytest.raises(TimedOut, match=r"squeue on east: .*Unable to contact slurm controller"):
+        find_job(LocalConnector("east"), name="geomx-1")
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    assert find_job(LocalConnector("east"), name="geomx-1") is None
+    assert find_job(LocalConnector("east"), job=4_000_000) is None
 
 
 def submit(desk: Desk, partition: str, *words: str) -> tuple["subprocess.Popen[bytes]", Path]:
