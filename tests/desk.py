@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -264,12 +265,13 @@ class Desk:
         sites: Sequence[Sshd] = (),
         workers: int = 2,
         allocator: str = "none",
+        keys: Mapping[str, Sequence[str]] | None = None,
     ) -> Launch:
         """Launch a job of stand-ins: a central party and party A with `workers` workers, one planned host each; each
-        host behind one of the `sites`, or on a machine from the `allocator`.
+        host behind one of the `sites`, or on a machine from the `allocator`. keys: further lines for hosts, by name.
         """
         mark = uuid.uuid4().hex
-        file = self.inventory(mark, story, sites, workers, allocator)
+        file = self.inventory(mark, story, sites, workers, allocator, keys or {})
         return self._launched(mark, "--hosts", str(file), *arguments)
 
     def train(self, *arguments: str, imported: str = "mxnet", **variables: str) -> Launch:
@@ -291,6 +293,7 @@ class Desk:
         sites: Sequence[Sshd] = (),
         workers: int = 2,
         allocator: str = "none",
+        keys: Mapping[str, Sequence[str]] = types.MappingProxyType({}),
     ) -> Path:
         """Write the inventory of a job of stand-ins."""
         python = self.folder / f"{mark}.sh"
@@ -298,7 +301,7 @@ class Desk:
         python.chmod(0o755)
         env = {"STORY": json.dumps({"*": "forever"} if story is None else story), "STAND_INS": str(workers + 1)}
         file = self.folder / f"{mark}.toml"
-        file.write_text("\n".join(_inventory(str(python), env, sites, workers, allocator)))
+        file.write_text("\n".join(_inventory(str(python), env, sites, workers, allocator, keys)))
         return file
 
     def state_files(self, pattern: str, job: str = "") -> Sequence[Path]:
@@ -321,16 +324,18 @@ class Desk:
 
 
 def _inventory(
-    python: str, env: Mapping[str, str], sites: Sequence[Sshd], workers: int, allocator: str
-) -> list[str]:
+    python: str, env: Mapping[str, str], sites: Sequence[Sshd], workers: int, allocator: str,
+    keys: Mapping[str, Sequence[str]],
+) -> list[str]:  # fmt: skip
     """The lines of an inventory file."""
     ports = free_ports(6)
     variables = ", ".join(f"{name} = '{text}'" for name, text in env.items())
-    lines = ['central = "central"', f'allocator = "{allocator}"']
-    lines += ["[defaults]", f'python = "{python}"', f"env = {{ {variables} }}"]
+    lines = ['central = "central"', "[defaults]", f'python = "{python}"', f"env = {{ {variables} }}"]
+    lines += [f'allocator = "{allocator}"']
     for index, name in enumerate(("central", "A")):
         own = ports[3 * index : 3 * index + 3]
         lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f"ports = {own}"]
+        lines += keys.get(name, ())
         if name == "A":
             lines += [f"devices = {json.dumps(['cpu'] * workers)}"]
         if allocator != "none":

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import os
 import stat
 import textwrap
@@ -23,8 +24,9 @@ from tree import Tree
 
 from geomx_cli.core import plugins
 from geomx_cli.core.options import Value, defaults
+from geomx_cli.hosts.allocation import Waiting
 from geomx_cli.hosts.local import LocalConnector
-from geomx_cli.inventory import Ssh
+from geomx_cli.inventory import Request
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.aggregation.codec import parse_codec
 from geomx_cli.ps.cluster.rpc import Rpc
@@ -154,30 +156,37 @@ def test_the_delivery_reports_what_came_twice(install: Install) -> None:
         Rpc(Mock(), 1.0).receive(link, 0, 0, "counted", {"contributions": 5})  # type: ignore[arg-type]
 
 
-TOOL = """#!/bin/sh
-echo "$(basename "$0") $*" >> "$(dirname "$0")/calls"
-case "$(basename "$0")" in squeue) echo 'n[1-3]';; scontrol) printf 'n1\\nn2\\nn3\\n';; esac
+GCLOUD = """#!/bin/sh
+echo "$*" >> "$0.calls"
+case "$3" in list) cat "$0.json";; esac
 """
 
 
 @pytest.mark.processes
 def test_the_allocator(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = shown("Add an allocator")
-    install("allocators", "slurm", code)
-    for tool in ("salloc", "squeue", "scontrol", "scancel"):
-        path = tmp_path / tool
-        path.write_text(TOOL)
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    install("allocators", "gcloud", code)
+    path = tmp_path / "gcloud"
+    path.write_text(GCLOUD)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    found: Any = plugins.find("allocator", "slurm")
-    hosts = this_machine({**defaults(plugins.table()), "parties": 2}, range(20_000, 20_100))
-    given = list(found.allocate(hosts, "j1", SimpleNamespace(options={"slurm_partition": "gpu"})))
-    assert [(host.name, host.address) for host in given] == [("central", "n1"), ("A", "n2"), ("B", "n3")]
-    assert all(isinstance(host.access, Ssh) and host.access.address == host.address for host in given)
-    found.release("j1")
-    asked = "salloc --no-shell --quiet --nodes 3 --job-name geomx-j1 --partition=gpu"
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert (calls[0], calls[-1]) == (asked, "scancel --name geomx-j1")
+    found: Any = plugins.find("allocator", "gcloud")
+    hosts = this_machine({**defaults(plugins.table()), "parties": 1}, range(20_000, 20_100)).hosts
+    request, login = Request(name="east", allocator="gcloud", arguments=("--zone=us-east1-b",)), LocalConnector("east")
+    found.ask(request, hosts, "j1", None, login)
+    made = [{"name": name, "networkInterfaces": [{"networkIP": ip}]} for name, ip in (("b", "10.0.0.2"), ("a", "::1"))]
+    for last, wanted in ("STAGING", "for 1 of 2 instances to start"), ("RUNNING", ["::1", "10.0.0.2"]):
+        (tmp_path / "gcloud.json").write_text(
+            json.dumps([{**each, "status": state} for each, state in zip(made, ("RUNNING", last), strict=True)])
+        )
+        given = found.given(request, hosts, "j1", login)
+        assert (given.why if isinstance(given, Waiting) else [host.access.address for host in given]) == wanted
+    assert [host.address for host in given] == wanted
+    assert not found.release(request, "j1", login)
+    calls = (tmp_path / "gcloud.calls").read_text().splitlines()
+    create = "create geomx-j1-central geomx-j1-a --async --labels=geomx=j1-east --zone=us-east1-b --quiet"
+    assert calls[0] == f"compute instances {create}"
+    assert calls[-1] == "compute instances delete a b --quiet"
 
 
 def test_what_is_shown_of_geomx_is_what_it_has() -> None:

@@ -30,7 +30,7 @@ def test_no_module_imports_itself_in_a_circle(graph: grimp.ImportGraph) -> None:
 
 
 def test_only_hosts_and_the_inventory_know_how_a_machine_is_reached() -> None:
-    kinds = {"geomx_cli.inventory.Local", "geomx_cli.inventory.Ssh", "geomx_cli.inventory.values"}
+    kinds = {f"geomx_cli.inventory.{name}" for name in ("Local", "Requested", "Slurm", "Ssh", "values")}
     for path in PACKAGE.rglob("*.py"):
         if path.relative_to(PACKAGE).parts[0] not in ("hosts", "inventory"):
             assert kinds.isdisjoint(imports(path)) and "access.kind" not in path.read_text(), path

@@ -14,6 +14,8 @@ _VERBS = {
     "attach": ("relay", "attach"),
     "clean-up": ("stop", "clean_up_main"),
     "stop": ("stop", "main"),
+    "step": ("job_step", "serve"),
+    "in-step": ("job_step", "run_in"),
     "tail": ("tail", "main"),
     "files": ("streams", "main"),
     "prune": ("prune", "main"),

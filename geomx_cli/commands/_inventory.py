@@ -1,5 +1,6 @@
 """The machines of a command: those of an inventory file, or this one."""
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from geomx_cli.core.options import USUAL, USUAL_OF_CODEC, Value, codec_name
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
+    from geomx_cli.hosts.allocation import Present
     from geomx_cli.hosts.ssh.options import SshOptions
     from geomx_cli.inventory import Inventory
     from geomx_cli.inventory.file import InventoryFile
@@ -24,8 +26,10 @@ __all__ = [
     "inventory_options",
     "inventory_path",
     "machines",
+    "machines_again",
     "other_machines",
     "read_inventory",
+    "source",
     "ssh_options",
     "with_job_options",
 ]
@@ -124,6 +128,14 @@ def machines(
     path = inventory_path(hosts, local=local)
     if local and hosts is not None and _written("hosts"):
         raise UsageError("--local uses this machine alone, and --hosts others", "leave out one of them")
+    if path is None and not local and (present := _present()) is not None:
+        from geomx_cli.plan.this_allocation import described, this_allocation
+
+        values = {**given, **_usual(given, ()), **_fixed(given)}
+        written = {name: values[name] for name in _OF_THIS_MACHINE if name in values and _written(name)}
+        found = this_allocation(present, values, written | _fixed(given))
+        _print_once(described(present, found))
+        return _shaped(found, values)
     if path is None:
         from geomx_cli.hosts.ports import free_ports
         from geomx_cli.plan.ports import ports_needed
@@ -140,6 +152,22 @@ def machines(
     return with_job_options(read, given)
 
 
+def source(hosts: Path | None, *, local: bool) -> str:
+    """Return where a command's machines are listed, for messages."""
+    if (path := inventory_path(hosts, local=local)) is not None:
+        return str(path)
+    present = None if local else _present()
+    return "this machine" if present is None else present.title
+
+
+def _present() -> "Present | None":
+    """Return the allocation of a batch system in which this process runs."""
+    from geomx_cli.core import plugins
+
+    each = (getattr(plugin, "present", None) for plugin in plugins.allocators().values())
+    return next((found for look in each if look is not None and (found := look(os.environ)) is not None), None)
+
+
 def other_machines(hosts: Path | None, inventory: "Inventory") -> "Inventory | None":
     """Return the machines of --hosts or --hostfile in place of an inventory's, for the same job; None if the user has
     given neither. Raises as `machines`.
@@ -152,6 +180,17 @@ def other_machines(hosts: Path | None, inventory: "Inventory") -> "Inventory | N
     read = read_inventory(path)
     _print_once(f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes)
     return structs.replace(read.inventory, **{name: getattr(inventory, name) for name in _KEPT})
+
+
+def machines_again(inventory: "Inventory") -> "Inventory":
+    """Return the machines of a job that has ended for one that goes on, without those that it was given at launch.
+    Raises InvalidSettings if it was launched in an allocation, and this is none of as many nodes.
+    """
+    present = _present() if any(request.job for request in inventory.requests) else None
+    if present is None:
+        return inventory.requested_again()
+    _print_once(f"going on in {present.title} ({present.nodes})")
+    return inventory.requested_again(present.job, list(present.devices))
 
 
 def _print_once(*notes: str) -> None:

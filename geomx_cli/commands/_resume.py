@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from geomx_cli.commands._inventory import other_machines
+from geomx_cli.commands._inventory import machines_again, other_machines
 from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.core.options import Value
 from geomx_cli.core.stores import is_url
@@ -61,7 +61,7 @@ def resumed(name: str, script: tuple[str, ...], given: Mapping[str, Value], host
         names = ", ".join(job.withheld)
         what = f"the checkpoint of job {job.id} lacks the values of the inventory's env: {names}"
         raise InvalidSettings(what, "give the inventory: --hosts FILE")
-    inventory = job.inventory
+    inventory = machines_again(job.inventory)
     if is_here:  # others may have the ports now
         from geomx_cli.hosts.ports import free_ports
         from geomx_cli.plan.ports import ports_needed

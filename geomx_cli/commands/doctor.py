@@ -41,13 +41,14 @@ def doctor(
 
     Checks each host (reachability, geomx, Python, modules, clock, disk, memory, GPUs), and binds the ports that a job
     would use. Connects over every link from the host that will use it, and measures the links between parties. Leaves
-    nothing behind. Without an inventory it checks this machine.
+    nothing behind. Without an inventory it checks this machine, or the nodes of the Slurm allocation in which it runs.
 
     The exit code is 0 if there are no problems (warnings do not count), 3 if the script cannot be run, 4 if a host
     cannot be reached, and 5 for any other problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
-    if not local and inventory_path(hosts, local=local) is None:
+    is_here = all(host.is_here for host in inventory.hosts)
+    if is_here and not local and inventory_path(hosts, local=local) is None:
         click.echo(f"no {DEFAULT_FILE} in this folder: checking this machine only; geomx init writes one", err=True)
     from geomx_cli.jobs.store.script import check_script, ignored_interpreter, with_interpreter
     from geomx_cli.preflight import examine_inventory

@@ -22,6 +22,7 @@ The inventory file lists the machines of a job, how geomx reaches them, and whic
 | `geomx launch`, `geomx doctor` | use `hosts.toml` of the working directory |
 | `geomx launch`, `geomx doctor` with `--hosts FILE` or `GEOMX_HOSTS` | use FILE |
 | `geomx launch`, `geomx doctor` with `--local` | use this machine alone |
+| the same in an [allocation of Slurm](../how-to/slurm.md), without a file | use the nodes of the allocation |
 
 The file is [TOML](https://toml.io): keys of the whole job at the top, then `[defaults]` for all hosts, one `[[host]]`
 for each machine, and `[job]`. Hosts with the same `party` form a party. It has one worker for each device in the
@@ -46,6 +47,12 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
         "How it is reached",
         "geomx looks up missing values in your `~/.ssh/config`. It compares host keys with your `known_hosts`, or with"
         " `fingerprint`.",
+    ),
+    "batch": (
+        "Machines of a batch system",
+        "With `allocator` a `[[host]]` stands for machines that geomx requests at launch. The hosts of several"
+        " machines have numbers: `beijing-1`, `beijing-2`. [Slurm](../how-to/slurm.md) has examples. `user`, `key`,"
+        " `jump`, `ssh_port` and `fingerprint` then apply to `login`.",
     ),
     "network": (
         "How the others reach it",

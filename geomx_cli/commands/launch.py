@@ -79,9 +79,9 @@ def launch(
 ) -> int:
     """Start a training job, watch it and wait for its end.
 
-    The job runs on the machines of the inventory (see geomx init). Without an inventory all parties run on this machine
-    and exchange over loopback. Every worker runs the script after "--". Without a script, workers train the bundled
-    network.
+    The job runs on the machines of the inventory (see geomx init). Without an inventory it runs on the nodes of the
+    Slurm allocation in which it is launched. Elsewhere all parties run on this machine and exchange over loopback.
+    Every worker runs the script after "--". Without a script, workers train the bundled network.
 
     \b
     geomx launch                                  two parties of two workers on this machine
@@ -188,6 +188,8 @@ def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, js
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose
 
+    if shell and inventory.requests:
+        raise UsageError("--shell is for hosts that name their machine", "leave it out; --dry-run shows the plan")
     inventory = choose(for_shell(inventory) if shell else inventory, None)
     spec, _ = prepared(spec, sync)
     found = plan(inventory, replace(spec, key_dir="") if shell else spec)

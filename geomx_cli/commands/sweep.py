@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from geomx_cli.commands._command import ScriptCommand, print_json, script_argument
 from geomx_cli.commands._completion import algorithm_names, file_names
-from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
+from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, source, ssh_options
 from geomx_cli.commands._job import job_spec
 from geomx_cli.commands._options import add_options, unused, values
 from geomx_cli.commands._report import comma_separated, print_table, progress, report_groups, target_option
@@ -147,7 +147,7 @@ def sweep(
         _note,
     )
     first = jobs.prepare(names)
-    where = inventory_path(hosts, local=local) or "this machine"
+    where = source(hosts, local=local)
     _note(f"{counted(len(names) * seeds, 'job')}, one after another, on {where}; records go to {folder}")
     runner = running.Runner(jobs.launch, jobs.attach, lambda job: _collect(job, folder), jobs.settings, _note)
     cells = running.sweep(folder, names, range(first, first + seeds), runner, target=target, restart=restart)

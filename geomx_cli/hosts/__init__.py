@@ -9,15 +9,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.hosts.interface import Channel, Completed, Connector, File
 
 if TYPE_CHECKING:
     from geomx_cli.hosts.ssh.options import SshOptions
-    from geomx_cli.inventory import Host, Inventory
+    from geomx_cli.inventory import Host, Inventory, Local, Requested, Slurm, Ssh
 
 __all__ = [
-    "Channel", "Completed", "Connector", "File", "closing", "connector", "everywhere", "merged", "with_addresses",
+    "Channel", "Completed", "Connector", "File", "closing", "connector", "everywhere", "merged", "reach",
+    "with_addresses",
 ]  # fmt: skip
 
 _AT_ONCE = 64
@@ -30,27 +31,37 @@ def connector(host: "Host", python: str, ssh: "SshOptions") -> Connector:
 
     `python` is the interpreter if the inventory names none.
     """
-    from geomx_cli.inventory import Local, Ssh
+    return reach(host.name, host.access, host.python or python, ssh)
 
-    match host.access:
+
+def reach(name: str, access: "Local | Requested | Slurm | Ssh", python: str, ssh: "SshOptions") -> Connector:
+    """As `connector`, for a machine that need not be a host. Raises InvalidSettings for one that is given at launch."""
+    from geomx_cli.inventory import Local, Slurm, Ssh
+
+    match access:
         case Local():
             from geomx_cli.hosts.local import LocalConnector
 
-            return LocalConnector(host.name, host.python or python)
+            return LocalConnector(name, python)
         case Ssh():
             from geomx_cli.hosts.ssh.connector import SshConnector
 
-            return SshConnector(host.name, host.access, host.python or python, options=ssh)
+            return SshConnector(name, access, python, options=ssh)
+        case Slurm():
+            from geomx_cli.hosts.slurm import SlurmConnector
+
+            return SlurmConnector(name, access, python, reach(name, access.login, python, ssh))
+    raise InvalidSettings(f"host {name} gets its machine at launch", "this works with hosts that name their machine")
 
 
 def with_addresses(inventory: "Inventory", ssh: "SshOptions") -> "Inventory":
     """Resolve the addresses of hosts known only by a name that may be private to this user (an ssh_config alias)."""
     from msgspec import structs
 
-    from geomx_cli.inventory import is_ip
+    from geomx_cli.inventory import Requested, is_ip
 
     def with_address(host: "Host") -> "Host":
-        if host.address or host.interface or is_ip(host.near_address):
+        if isinstance(host.access, Requested) or host.address or host.interface or is_ip(host.near_address):
             return host
         found = connector(host, "", ssh).address
         return host if found == host.near_address else structs.replace(host, address=found)

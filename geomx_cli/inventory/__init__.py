@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,11 +15,11 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.option import nearest
 from geomx_cli.core.options import Value
 from geomx_cli.core.typed import to_type
-from geomx_cli.inventory.access import Local, Ssh
+from geomx_cli.inventory.access import Local, Requested, Slurm, Ssh
 
 __all__ = [
-    "CENTRAL", "DEVICE", "NAME", "Host", "HostError", "Inventory", "Local", "Party", "RankScope", "Ssh", "Topology",
-    "WanLink", "is_ip", "validated",
+    "CENTRAL", "DEVICE", "NAME", "Host", "HostError", "Inventory", "Local", "Party", "RankScope", "Request",
+    "Requested", "Slurm", "Ssh", "Topology", "WanLink", "is_ip", "validated",
 ]  # fmt: skip
 
 CENTRAL = "central"
@@ -42,6 +42,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     parties: whose processes it runs; one as a rule.
     access: how it is reached.
+    request: the name of the Request that gives its machine; empty: it is fixed.
     address: what hosts of its own party dial; see near_address.
     wan_address: what hosts of other parties dial; empty: the address.
     listen: what to bind; empty: what fits the addresses.
@@ -62,7 +63,8 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Name
     parties: Annotated[tuple[str, ...], Meta(min_length=1)]
-    access: Local | Ssh = Local()
+    access: Local | Ssh | Slurm | Requested = Local()
+    request: str = ""
     address: str = ""
     wan_address: str = ""
     listen: str = ""
@@ -95,10 +97,15 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shares_files(self) -> bool:
-        """Whether it is the machine that runs geomx, with the same files, environment and account. To other hosts a
-        job's files are copied, and local paths do not apply.
+        """Whether it has the files, environment and account of the machine that runs geomx. To other hosts a job's
+        files are copied, and local paths do not apply.
         """
         return self.access.shares_files
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is the machine that runs geomx."""
+        return self.access.is_here
 
     @property
     def known_as(self) -> frozenset[tuple[str, str]]:
@@ -151,12 +158,39 @@ class WanLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.source}>{self.target}={','.join(parts)}"
 
 
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an allocator is asked for at launch: the machines of the hosts with this `request`. Empty fields default to
+    the batch system's own.
+
+    allocator: the plug-in's name.
+    login: the machine on which the batch system's commands run.
+    python: on the machines that it gives; empty: that of the job.
+    job: an allocation that is there already, in which geomx was launched; 0: a new one.
+    arguments: further ones of the batch system's command.
+    time: seconds; 0: the batch system's default.
+    container: an image in which Apptainer runs everything.
+    """
+
+    name: Name
+    allocator: str
+    login: Local | Ssh = Local()
+    python: str = ""
+    job: int = 0
+    partition: str = ""
+    account: str = ""
+    constraint: str = ""
+    gres: str = ""
+    time: Annotated[float, Meta(ge=0)] = 0.0
+    arguments: tuple[str, ...] = ()
+    container: str = ""
+
+
 class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All parties and hosts.
 
     parties: the participating ones, in the order of their index.
     links: emulated between parties, instead of --wan.
-    allocator: assigns machines to the hosts at launch; empty if each host names its machine.
+    requests: for the hosts that get their machines at launch.
     topology_is_automatic: geomx chooses it (plan/automatic_topology.py); until then `topology` is "central".
     topology_reason: why geomx has chosen this topology, as a clause.
     global_servers: their total number or, with topology "spread", the number in each party.
@@ -170,7 +204,7 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     central: Party
     hosts: Annotated[tuple[Host, ...], Meta(min_length=1)]
     links: tuple[WanLink, ...] = ()
-    allocator: str = ""
+    requests: tuple[Request, ...] = ()
     topology: Topology = "central"
     topology_is_automatic: bool = False
     topology_reason: str = ""
@@ -212,6 +246,33 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the hosts of one party, in the inventory's order."""
         return tuple(host for host in self.hosts if party in host.parties)
 
+    def hosts_for(self, request: Request) -> tuple[Host, ...]:
+        """Return the hosts that have the machines of a request."""
+        return tuple(host for host in self.hosts if host.request == request.name)
+
+    def requested_again(self, job: int = 0, nodes: Sequence[str] = ()) -> "Inventory":
+        """Return the inventory of a job that has ended, without the machines that it was given. Those of an allocation
+        in which it was launched become the `nodes` of the allocation `job`; raises InvalidSettings if there are fewer.
+        """
+        inside = {request.name for request in self.requests if request.job}
+        before = dict.fromkeys(
+            host.access.node for host in self.hosts if host.request in inside and isinstance(host.access, Slurm)
+        )
+        if len(before) > len(nodes):
+            what = f"the job has run on the {len(before)} nodes of an allocation, and here there are {len(nodes)}"
+            raise InvalidSettings(what, "launch inside an allocation with as many nodes")
+        now = dict(zip(before, nodes, strict=False))
+
+        def without_machine(host: Host) -> Host:
+            if not host.request:
+                return host
+            node = host.access.node if isinstance(host.access, Slurm) else ""
+            access = Requested(now.get(node, host.name), host.shares_files)
+            return structs.replace(host, access=access, address="", wan_address="")
+
+        requests = tuple(structs.replace(each, job=job) if each.job else each for each in self.requests)
+        return structs.replace(self.with_hosts(map(without_machine, self.hosts)), requests=requests)
+
     def host(self, name: str) -> Host:
         """Return the host called `name`. Raises InvalidSettings if there is none."""
         for host in self.hosts:
@@ -248,6 +309,8 @@ def topology_fields(chosen: object) -> dict[str, object]:
 
 def validated(data: Mapping[str, Any]) -> Inventory:
     """Validate `data` as an inventory. Raises InvalidSettings for the first error."""
+    if isinstance(data, Mapping) and "allocator" in data:  # of jobs before each host had its own
+        data = {name: value for name, value in data.items() if name != "allocator"}
     try:
         return to_type(data, Inventory)
     except msgspec.ValidationError as error:

@@ -1,6 +1,6 @@
 """How a host of the inventory is reached: one class per kind of connector (see hosts/).
 
-The class attribute `shares_files` is Host's, geomx itself dials `address`, and str() is for messages.
+Their class attributes `shares_files` and `is_here` are Host's, geomx itself dials `address`, and str() is for messages.
 """
 
 from typing import Annotated, ClassVar
@@ -8,13 +8,14 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Local", "Ssh"]
+__all__ = ["Local", "Requested", "Slurm", "Ssh"]
 
 
 class Local(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="local"):
     """The machine that runs geomx."""
 
     shares_files: ClassVar[bool] = True
+    is_here: ClassVar[bool] = True
     address: ClassVar[str] = "127.0.0.1"
 
     def __str__(self) -> str:
@@ -38,9 +39,51 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     jump: str = ""
     fingerprint: str = ""
     shares_files: ClassVar[bool] = False
+    is_here: ClassVar[bool] = False
 
     def __str__(self) -> str:
         address = f"[{self.address}]" if ":" in self.address and self.port else self.address
         target = f"{self.user}@{address}" if self.user else address
         port = f":{self.port}" if self.port else ""
         return f"ssh {target}{port}" + (f" through {self.jump}" if self.jump else "")
+
+
+class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="slurm"):
+    """A node of a Slurm job, on which srun starts commands.
+
+    address: of the node, as the others of its cluster dial it.
+    login: where srun runs. If that is this machine, it shares its files with the nodes.
+    job: Slurm's id.
+    node: Slurm's name.
+    container: the image in which Apptainer runs commands; empty: none.
+    """
+
+    address: str
+    login: Local | Ssh
+    job: int
+    node: str
+    container: str = ""
+    is_here: ClassVar[bool] = False
+
+    @property
+    def shares_files(self) -> bool:
+        """See Host."""
+        return self.login.shares_files
+
+    def __str__(self) -> str:
+        return f"srun on node {self.node}, from {self.login}"
+
+
+class Requested(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="requested"):
+    """A machine that an allocator gives at launch.
+
+    address: a name that stands for its address until then; in an allocation that is there already, its node's.
+    shares_files: as the machine that it will be.
+    """
+
+    address: str
+    shares_files: bool = False
+    is_here: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return "a machine given at launch"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from geomx_cli.contract.addresses import is_loopback
+from geomx_cli.core import plugins
 from geomx_cli.core.option import nearest
 from geomx_cli.inventory import HostError, Inventory, topology_fields, validated, values
 from geomx_cli.inventory.keys import DEFAULT_PORTS, HOST_KEYS, Mistakes
@@ -14,7 +15,8 @@ Check = Callable[[Inventory], Iterable[HostError]]
 Table = Mapping[str, Any]
 _SSH = {key.name: key.name.removeprefix("ssh_") for key in HOST_KEYS if key.group == "ssh"}
 _LINK = {"from": "source", "to": "target"}
-_PLAIN = [key.name for key in HOST_KEYS if key.group != "ssh" and key.name not in ("party", "ports")]
+_PLAIN = [key.name for key in HOST_KEYS if key.group not in ("ssh", "batch") and key.name not in ("party", "ports")]
+_REQUEST = {"partition", "account", "constraint", "gres", "time", "container", "python"}
 
 
 def cross_check(top: Table, hosts: Sequence[Table], links: Sequence[Table], mistakes: Mistakes) -> None:
@@ -42,8 +44,8 @@ def build(
     `check`.
     """
     central, notes = _central(top, hosts)
-    if top.get("allocator"):
-        notes = [*notes, f"{top['allocator']} gives the hosts their machines at launch"]
+    requested = [host for host in hosts if host.get("allocator")]
+    notes = [*notes, *(f"{host['allocator']} gives {_machines(host)} at launch" for host in requested)]
     fields = {name: value for name, value in top.items() if name not in ("central", "topology")}
     workers = _workers(hosts)
     notes = [*notes, *_alike(workers)]
@@ -53,24 +55,55 @@ def build(
             **topology_fields(top.get("topology", "auto")),
             "central": {"name": central, "workers": workers[central]},
             "parties": [{"name": name, "workers": count} for name, count in workers.items() if name != central],
-            "hosts": [_host(host) for host in hosts],
+            "hosts": [each for host in hosts for each in _hosts(host)],
+            "requests": [_request(host) for host in requested],
             "links": [{_LINK.get(name, name): value for name, value in link.items()} for link in links],
         }
     )
-    places = {host.name: index for index, host in enumerate(inventory.hosts)}
+    places = {each["name"]: index for index, host in enumerate(hosts) for each in _hosts(host)}
     for error in check(inventory):
         mistakes.add_inherited(places[error.host], error.key, error.message, error.hint)
     mistakes.raise_if_any()
     return inventory, tuple(notes)
 
 
-def _host(table: Table) -> dict[str, Any]:
+def _hosts(table: Table) -> list[dict[str, Any]]:
+    """Return the host of an entry, or those for which an allocator gives machines."""
+    if not table.get("allocator"):
+        return [_host(table, _access(table))]
+    several = table.get("nodes", 1) > 1
+    names = [f"{table['name']}-{index + 1}" if several else table["name"] for index in range(table.get("nodes", 1))]
+    own = getattr(plugins.find("allocator", table["allocator"]), "shares_files", False)
+    known = {"kind": "requested", "shares_files": own and _login(table)["kind"] == "local"}
+    return [{**_host({**table, "name": name}, {**known, "address": name}), "request": table["name"]} for name in names]
+
+
+def _access(table: Table) -> dict[str, Any]:
     ssh = {field: table[name] for name, field in _SSH.items() if name in table and name not in ("local", "ssh")}
     address = table.get("ssh", table["name"])
+    return {"kind": "local"} if table.get("local") else {"kind": "ssh", "address": address, **ssh}
+
+
+def _login(table: Table) -> dict[str, Any]:
+    return _access({**table, "ssh": table["login"]}) if "login" in table else {"kind": "local"}
+
+
+def _request(table: Table) -> dict[str, Any]:
+    known = {name: table[name] for name in _REQUEST if name in table}
+    arguments = {"arguments": table["sbatch"]} if "sbatch" in table else {}
+    return {"name": table["name"], "allocator": table["allocator"], "login": _login(table), **known, **arguments}
+
+
+def _machines(table: Table) -> str:
+    count = table.get("nodes", 1)
+    return f"{table['name']} its machine" if count == 1 else f"{table['name']} its {count} machines"
+
+
+def _host(table: Table, access: Table) -> dict[str, Any]:
     return {
         **{name: table[name] for name in _PLAIN if name in table},
         "parties": (table["party"],),
-        "access": {"kind": "local"} if table.get("local") else {"kind": "ssh", "address": address, **ssh},
+        "access": access,
         "ports": table.get("ports") or values.ports(DEFAULT_PORTS, example=DEFAULT_PORTS),
     }
 
@@ -79,7 +112,7 @@ def _workers(hosts: Sequence[Table]) -> dict[str, int]:
     """Count the devices of each party, in the order of the file."""
     found: dict[str, int] = {}
     for host in hosts:
-        found[host["party"]] = found.get(host["party"], 0) + len(host.get("devices", ()))
+        found[host["party"]] = found.get(host["party"], 0) + len(host.get("devices", ())) * host.get("nodes", 1)
     return found
 
 
@@ -119,7 +152,7 @@ def _names(hosts: Sequence[Table], mistakes: Mistakes) -> None:
 
 
 def _addresses(hosts: Sequence[Table], mistakes: Mistakes) -> None:
-    remote = [index for index, host in enumerate(hosts) if not host.get("local")]
+    remote = [index for index, host in enumerate(hosts) if not host.get("local") or host.get("allocator")]
     dialled = [(index, key, host[key]) for index, host in enumerate(hosts) for key in _dialled(host)]
     far = [address for _, _, address in dialled if not is_loopback(address)]
     for index, key, address in dialled:
@@ -127,7 +160,8 @@ def _addresses(hosts: Sequence[Table], mistakes: Mistakes) -> None:
             where = ("host", index, key)
             mistakes.add(where, f"{key}: nobody else can dial {address}", f"write one that reaches it from {far[0]}")
     for index, host in enumerate(hosts):
-        if host.get("local") and remote and not {"address", "interface"} & host.keys():
+        given = {"address", "interface", "allocator"} & host.keys()
+        if host.get("local") and remote and not given:
             what = "this is the machine where geomx is typed, and the others do not know how to dial it"
             mistakes.add(("host", index), what, 'write address = "..." or interface = "..." under it')
 
@@ -137,7 +171,7 @@ def _dialled(host: Table) -> Iterator[str]:
     for key in ("address", "wan_address"):
         if key in host:
             yield key
-    if "ssh" in host and not {"address", "interface", "local"} & host.keys():
+    if "ssh" in host and not {"address", "interface", "local", "allocator"} & host.keys():
         yield "ssh"
 
 

@@ -183,6 +183,7 @@ def _hosts(data: Mapping[str, Any], folder: Path, mistakes: Mistakes) -> list[di
         own = _entries(entry, HOST_KEYS, ("host", index), mistakes)
         _use_key(own, ("host", index), folder, mistakes)
         _refuse_ssh(entry, ("host", index), mistakes)
+        _refuse_batch(entry, {**shared, **own}, ("host", index), mistakes)
         for key in ("name", "party"):
             if key not in entry:
                 mistakes.keys.add(key)
@@ -219,6 +220,24 @@ def _refuse_ssh(entry: Mapping[str, Any], where: tuple[str | int, ...], mistakes
             if key.group == "ssh" and key.name != "local" and key.name in entry:
                 what = f"{key.name} is for SSH, and local = true means that none is used"
                 mistakes.add((*where, key.name), what, "leave one of the two out")
+
+
+def _refuse_batch(
+    entry: Mapping[str, Any], values: Mapping[str, Any], where: tuple[str | int, ...], mistakes: Mistakes
+) -> None:
+    """Reject keys for an allocator without one, and those of a machine that is known only at launch."""
+    if values.get("allocator"):
+        given = (*(["fingerprint"] if "login" not in values else []), "local", "ssh", "address", "wan_address")
+        what = "the allocator gives the machines, with their addresses"
+        hint = "leave it out; login names the login node, interface and wan_interface choose networks"
+    elif "allocator" in mistakes.keys:
+        return
+    else:
+        given = tuple(key.name for key in HOST_KEYS if key.group == "batch" and key.name != "allocator")
+        what, hint = "it is for machines that an allocator gives", 'write allocator = "slurm" too, or leave it out'
+    for name in given:
+        if name in entry:
+            mistakes.add((*where, name), f"{name}: {what}", hint)
 
 
 def _table(data: Mapping[str, Any], name: str, mistakes: Mistakes) -> Mapping[str, Any]:

@@ -152,7 +152,7 @@ def shortened(text: str) -> str:
 
 
 DEFAULT_PORTS = "9100-9163"
-Group = Literal["file", "who", "ssh", "network", "work", "place", "link"]
+Group = Literal["file", "who", "ssh", "batch", "network", "work", "place", "link"]
 
 
 @dataclass(frozen=True)
@@ -216,11 +216,6 @@ TOP_KEYS: tuple[Key, ...] = (
         "local_servers", "file", _option("local_servers"), "1", "1",
         "Local servers of each party, among which the model is divided.", shared=False,
     ),
-    Key(
-        "allocator", "file", _allocator, '"none"', "none",
-        "The name of a plug-in that requests machines for the hosts at launch, such as from a batch system, and"
-        " releases them at the job's end. none: each host in this file names its machine.", shared=False,
-    ),
 )  # fmt: skip
 
 HOST_KEYS: tuple[Key, ...] = (
@@ -258,6 +253,33 @@ HOST_KEYS: tuple[Key, ...] = (
     Key(
         "fingerprint", "ssh", values.fingerprint, '"SHA256:mVPwvezndPv/ARoIadVY98vAC0g+P/5633yTC4d/wXE"',
         "your known_hosts", "The machine's host key, if it is not in known_hosts yet.", shared=False,
+    ),
+    Key(
+        "allocator", "batch", _allocator, '"slurm"', "none",
+        "What gives the machines of this entry at launch, and takes them back at the job's end: slurm, or the name of a"
+        " plug-in. none: the entry names its machine.",
+    ),
+    Key(
+        "login", "batch", values.ssh_address, '"login.example.org"', "this machine",
+        "The login node, on which geomx runs the batch system's commands. It is an address for SSH, with the same"
+        " user, key and so on as ssh has.",
+    ),
+    Key("nodes", "batch", values.number(1, 1024), "4", "1", "How many machines the entry stands for.", shared=False),
+    Key("partition", "batch", values.text, '"gpu"', "the cluster's", "The partition (queue)."),
+    Key("account", "batch", values.text, '"project-7"', "yours there", "The account that is charged."),
+    Key("constraint", "batch", values.text, '"a100"', "none", "The features that the nodes have."),
+    Key("gres", "batch", values.text, '"gpu:2"', "none", "What each node has, such as GPUs."),
+    Key(
+        "time", "batch", values.duration, '"4h"', "the partition's",
+        "The time limit. The job is asked to stop --grace and 30 s before it.",
+    ),
+    Key(
+        "sbatch", "batch", values.words, '["--qos=high", "--exclusive"]', "none",
+        "Further arguments of sbatch, which override those of geomx.",
+    ),
+    Key(
+        "container", "batch", values.absolute, '"/images/geomx.sif"', "none",
+        "The image in which Apptainer runs all of geomx on the nodes; python is then a Python in it.",
     ),
     Key(
         "address", "network", values.address, '"10.0.0.11"',

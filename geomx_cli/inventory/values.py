@@ -16,13 +16,14 @@ from geomx_cli.core.option import nearest
 from geomx_cli.inventory import DEVICE, NAME
 
 __all__ = [
-    "Parse", "absolute", "address", "delay", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of",
-    "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "text", "user",
+    "Parse", "absolute", "address", "delay", "devices", "duration", "env", "fingerprint", "flag", "interface", "jump",
+    "kind_of", "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "text", "user", "words",
 ]  # fmt: skip
 
 Parse = Callable[[Any, str], Any]
 
 _LONGEST_DELAY = 60.0
+_SHORTEST_LIMIT = 60.0  # seconds; Slurm counts minutes
 _USER = r"(?!-)[^:,]+"  # /etc/passwd and directory services have names such as 7of9, CORP\\jo and jo@corp.example
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})?)*\.?")
 _JUMP = re.compile(rf"({_USER}@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?")
@@ -85,6 +86,19 @@ def delay(value: Any, example: str) -> float:
     if found > _LONGEST_DELAY:
         raise InvalidSettings(f"a delay of {units.format_duration(found)} is more than a minute", f"write {example}")
     return found
+
+
+def duration(value: Any, example: str) -> float:
+    """A time limit, in seconds."""
+    found = units.parse_duration(text(value, example))
+    if found < _SHORTEST_LIMIT:
+        raise InvalidSettings(f"a time limit of {units.format_duration(found)} is too short", f"write {example}")
+    return found
+
+
+def words(value: Any, example: str) -> tuple[str, ...]:
+    """A list of arguments."""
+    return _texts(value, example)
 
 
 def name(value: Any, example: str) -> str:

@@ -37,7 +37,8 @@ class Plan:
 
     topology_reason: why geomx has chosen the topology; "" for one that the user chose. `job_dirs` maps each host that
     runs processes to the job's directory there, `socket_dirs` to its folder for unix sockets. here: the hosts that are
-    this machine. callers: see callers.py; empty in the plan of a started job that was read back from its file.
+    this machine. sharing: those that have its files. callers: see callers.py; empty in the plan of a started job that
+    was read back from its file.
     """
 
     job: str
@@ -48,6 +49,7 @@ class Plan:
     job_dirs: Mapping[str, str]
     socket_dirs: Mapping[str, str]
     here: tuple[str, ...] = ()
+    sharing: tuple[str, ...] = ()
     topology_reason: str = ""
     callers: Mapping[str, Mapping[str, Identity]] = field(default_factory=dict)
 
@@ -104,6 +106,7 @@ class Plan:
             "socket_dir": self.spec.socket_dir,
             "socket_dirs": dict(self.socket_dirs),
             "here": list(self.here),
+            "sharing": list(self.sharing),
             "processes": [asdict(process) for process in self.processes],
             "links": [{"dialler": dialler, "listener": listener} for dialler, listener in self.links],
         }
@@ -138,7 +141,8 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         links=tuple((wire.dialler.name, wire.listener.name) for wire in (*layout.wires, *group_links(nodes))),
         job_dirs={node.host.name: spec.job_dir_on(node.host) for node in nodes},
         socket_dirs=layout.socket_dirs,
-        here=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.shares_files)),
+        here=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.is_here)),
+        sharing=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.shares_files)),
         topology_reason=inventory.topology_reason,
         callers=callers(layout.wires),
     )
@@ -169,7 +173,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             f"--silence {options['silence']:g}s is too short for a heartbeat every {options['heartbeat']:g}s",
             "make --silence at least twice --heartbeat",
         )
-    remote = [host.name for host in inventory.hosts if not host.shares_files]
+    remote = [host.name for host in inventory.hosts if not host.is_here]
     for emulation in (*(["--wan"] if options["wan"] else []), *(["[[link]]"] if inventory.links else [])):
         if remote:
             what = f"{emulation} emulates links on one machine, and host {remote[0]} is another"
@@ -181,7 +185,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
         *(("delivery", "--delivery", name) for name in deliveries.chain(options)),
-        ("allocator", "allocator", inventory.allocator),
+        *(("allocator", "allocator", name) for name in sorted({request.allocator for request in inventory.requests})),
     )
     for kind, key, name in chosen:
         plugin = plugins.find(kind, name) if name else None

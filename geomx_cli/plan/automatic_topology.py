@@ -142,7 +142,7 @@ def with_topology(inventory: Inventory) -> Inventory:
     spread = structs.replace(inventory, topology="spread")
     if obstacle := _obstacle(spread):
         return in_central(inventory, obstacle)
-    local = all(host.shares_files for host in inventory.hosts)
+    local = all(host.is_here for host in inventory.hosts)
     where = ", all on this machine" if local else " and their hosts reach each other"
     return structs.replace(spread, topology_reason=f"{len(training)} parties train{where}")
 

@@ -8,7 +8,7 @@ from geomx_cli.core.options import Value
 from geomx_cli.inventory import CENTRAL, Inventory, topology_fields, validated
 from geomx_cli.plan.ports import ports_needed
 
-__all__ = ["this_machine"]
+__all__ = ["party_name", "this_machine"]
 
 
 def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host: bool = False) -> Inventory:
@@ -20,7 +20,7 @@ def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host
     need = ports_needed(options)
     if len(ports) < need:
         raise InvalidSettings(f"{need} free ports are needed and there are {len(ports)}", "give more ports")
-    names = [_party_name(index) for index in range(int(options["parties"]))]
+    names = [party_name(index) for index in range(int(options["parties"]))]
     workers = {CENTRAL: int(options["central_workers"]), **dict.fromkeys(names, int(options["workers"]))}
     groups = {"local": (CENTRAL, *names)} if one_host else {name: (name,) for name in (CENTRAL, *names)}
     share = need // len(groups)
@@ -44,7 +44,7 @@ def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host
     return validated({"parties": parties, "central": central, "hosts": hosts, **fields})
 
 
-def _party_name(index: int) -> str:
+def party_name(index: int) -> str:
     """Return A, B, ..., Z, AA, AB, ..."""
     name = ""
     index += 1

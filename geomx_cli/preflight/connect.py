@@ -59,7 +59,7 @@ def _completed(host: Host, facts: Facts) -> Host:
     known = {"python": python, "package": host.package or facts.package}
     if host.state_dir or not host.shares_files:
         known["state_dir"] = facts.state.path
-    if not host.shares_files:
+    if not host.is_here:
         known["sockets"] = f"{facts.temp.rstrip('/')}/gx-{facts.uid}"
     if host.workdir:
         known["workdir"] = facts.work.path

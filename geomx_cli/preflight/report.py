@@ -107,7 +107,7 @@ def examine_inventory(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, f
     """
     job = complete(spec)
     plan(choose(inventory, None), job)
-    with allocated(inventory, job.job, job, ssh, say) as allocation:
+    with allocated(inventory, job.job, job, ssh, job.python, say) as allocation:
         given = allocation.inventory
         with closing({host.name: connector(host, spec.python, ssh) for host in given.hosts}) as reached:
             return examine(reached, given, job, full=full, say=say)
@@ -166,7 +166,9 @@ class _Examination:
     def _questions(self, host: Host) -> dict[str, Any]:
         here, temp = "", ""
         if host.shares_files:
-            here, temp = str(PurePath(self._spec.job_dir).parent), str(PurePath(self._spec.socket_dir).parent)
+            here = str(PurePath(self._spec.job_dir).parent)
+        if host.is_here:
+            temp = str(PurePath(self._spec.socket_dir).parent)
         return {
             "state_dir": host.state_dir or here,
             "workdir": host.workdir,

@@ -30,6 +30,7 @@ PLACES = re.compile(r"\b(JOB[12]?|PROCESS|DIR|FILE|NAME|NUMBER|PROJECT|EXPERIMEN
 OTHERS = {
     "--help", "--version", "--name", "--no-name", "--heterogeneous", "--straggling-party", "--sweep", "--bounds",
     "--codecs", "--server-hosts", "--global-servers", "--local-servers", "--warm-up", "--signal",
+    "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--exclusive",
 }  # fmt: skip
 """Flags of every program, of Slurm, and those that benchmarks make of names."""
 EXAMPLES = (ROOT / "CONTRIBUTING.md",)

@@ -14,7 +14,7 @@ from geomx_cli.commands._inventory import read_inventory
 from geomx_cli.commands.inventory_reference import page
 from geomx_cli.core import starter
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.inventory import Host, Inventory, Ssh
+from geomx_cli.inventory import Host, Inventory, Local, Request, Ssh
 from geomx_cli.inventory.file import InventoryFile
 from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Lines
 from geomx_cli.inventory.keys import Path as KeyPath
@@ -150,6 +150,27 @@ def test_a_whole_file(tmp_path: Path, home: Path) -> None:
     )  # fmt: skip
 
 
+def test_nodes_of_two_clusters(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        HUB + '[[host]]\nname = "a"\nparty = "A"\nallocator = "slurm"\nnodes = 2\ndevices = ["cpu", "cpu"]\n'
+        'login = "gate.example.org"\nuser = "alice"\npartition = "gpu"\ntime = "4h"\nsbatch = ["--qos=high"]\n'
+        '[[host]]\nname = "b"\nparty = "B"\nallocator = "slurm"\ndevices = ["cpu"]\npython = "/opt/py"\n',
+    )
+    inventory = found.inventory
+    assert inventory.requests == (
+        Request(
+            name="a", allocator="slurm", login=Ssh(address="gate.example.org", user="alice"), partition="gpu",
+            time=14400.0, arguments=("--qos=high",),
+        ),
+        Request(name="b", allocator="slurm", login=Local(), python="/opt/py"),
+    )  # fmt: skip
+    assert [host.name for request in inventory.requests for host in inventory.hosts_for(request)] == ["a-1", "a-2", "b"]
+    assert [(party.name, party.workers) for party in inventory.parties] == [("A", 4), ("B", 1)]
+    assert [host.shares_files for host in inventory.hosts] == [False, False, False, True]
+    assert "slurm gives a its 2 machines at launch" in found.notes
+
+
 def test_a_short_file(tmp_path: Path) -> None:
     found = read(tmp_path, A1 + HUB)
     assert found.inventory.central.name == "hub"
@@ -196,7 +217,13 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "party without devices": (GOOD + B1.replace('devices = ["cpu"]', ""), 10, "party B has no devices", '["cpu"]'),
     "no devices anywhere": (HUB + A1.replace('devices = ["cpu"]', ""), 5, "party A has no devices", '["cpu"]'),
     "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "auto, central, spread, flat"),
-    "unknown allocator": ('allocator = "slrum"\n' + GOOD, 1, "there is no allocator 'slrum'", "choose one of none"),
+    "unknown allocator": (GOOD + 'allocator = "slrum"\n', 10, "there is no allocator 'slrum'", "did you mean slurm?"),
+    "nodes of a machine": (GOOD + "nodes = 2\n", 10, "nodes: it is for machines that an allocator gives", "slurm"),
+    "ssh of nodes": (GOOD + 'allocator = "slurm"\n', 8, "ssh: the allocator gives the machines", "login names"),
+    "short time limit": (
+        GOOD + '[[host]]\nname = "b"\nparty = "B"\ndevices = ["cpu"]\nallocator = "slurm"\ntime = "5s"\n', 15,
+        "time: a time limit of 5.0 s is too short", '"4h"',
+    ),
     "link without an end": (
         GOOD + LINK.replace('to = "hub"\n', ""), 10, "this link has no to", 'write to = "hub" under it',
     ),
@@ -322,7 +349,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(tmp_path: Path)
     assert message.splitlines() == [
         "hosts.toml has 4 mistakes:",
         "  hosts.toml:1: there is no key 'colour' here",
-        "    choose one of central, topology, global_servers, local_servers, allocator, host, link, defaults, job",
+        "    choose one of central, topology, global_servers, local_servers, host, link, defaults, job",
         "  hosts.toml:11: ports: 0 is no port",
         "    a port lies between 1 and 65535",
         "  hosts.toml:13: lr: it is true or false and must be a number",
@@ -432,6 +459,7 @@ def test_the_template_holds_with_everything_that_is_commented_out(tmp_path: Path
     found = read(tmp_path, text)
     assert found.inventory.topology == "spread"
     assert [host.name for host in found.inventory.hosts if host.shares_files] == ["here"]
+    assert [host.name for host in found.inventory.hosts_for(found.inventory.requests[0])] == ["lanzhou-1", "lanzhou-2"]
 
 
 @pytest.mark.parametrize("key", [*TOP_KEYS, *HOST_KEYS], ids=lambda key: key.name)
@@ -447,6 +475,8 @@ def test_the_example_of_each_key_is_right(tmp_path: Path, home: Path, key: Any) 
         text = HUB + A1.replace(old["ssh"], line + 'address = "10.0.0.1"\n')
     elif key.name == "reachable_from":
         text = HUB + A1 + line.replace("beijing", "hub")
+    elif key.group == "batch":
+        text = HUB + A1.replace(old["ssh"], line if key.name == "allocator" else 'allocator = "slurm"\n' + line)
     else:
         text = GOOD + line
     found = read(tmp_path, text)

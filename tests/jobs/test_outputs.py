@@ -161,7 +161,7 @@ def test_the_summary_says_where_the_model_is() -> None:
     plan = planned()
     path = "/jobs/job-1/outputs/B-worker-1/model.bin"
     assert summary(plan, "B/worker:1")["model"] == path
-    object.__setattr__(plan, "here", ("central", "A"))
+    object.__setattr__(plan, "sharing", ("central", "A"))
     found = summary(plan, "B/worker:1")
     assert found["model"] == f"B:{path}", "the path is the same on both machines"
     assert ["model", f"B:{path}"] in [line.split() for line in in_words(found).splitlines()]

@@ -174,14 +174,14 @@ def _follow(
         raise
     finally:
         view.close()
-    return _conclusion(job, outcome, progress, pool)
+    return _conclusion(job, outcome, progress, pool, view)
 
 
-def _conclusion(job: KnownJob, outcome: Outcome, progress: Progress, pool: AgentPool) -> Conclusion:
+def _conclusion(job: KnownJob, outcome: Outcome, progress: Progress, pool: AgentPool, view: View) -> Conclusion:
     if outcome.left:
         job_state.detach(job.directory)
         return Conclusion()
-    outcome.problems += release(job.inventory, job.plan.job)
+    outcome.problems += release(job.inventory, job.plan.job, note=view.warn)
     end = record_conclusion(job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
     return end.with_late_interrupt(pool.interrupted, job.id)
 

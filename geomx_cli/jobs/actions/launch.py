@@ -149,9 +149,9 @@ def _launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions, handler
         lease = 0.0 if options.detach else lease  # unlimited
         _check_checkpoints(plan(choose(inventory, None), spec), before)  # raises errors for which no host is needed
         with directory.claimed(), ExitStack() as stack:
-            machines = f"waiting for machines from {inventory.allocator}"
-            with view.waiting(machines if inventory.allocator else "preparing the hosts"):
-                allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.warn))
+            with view.waiting("waiting for machines" if inventory.requests else "preparing the hosts") as set_status:
+                allocating = allocated(inventory, spec.job, spec, options.ssh, spec.python, view.warn, set_status)
+                allocation = stack.enter_context(allocating)
             inventory = allocation.inventory
             connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
             reached = stack.enter_context(hosts.closing(connectors))

@@ -237,7 +237,7 @@ def stop(
         report = replace(report, checkpoint=checkpoint)
         if report.error() is None:
             _record(job, hosts, report)
-    return replace(report, problems=release(job.inventory, job.plan.job))
+    return replace(report, problems=release(job.inventory, job.plan.job, note=note))
 
 
 def end_launch(job: str, who: ProcessId) -> StopReport:

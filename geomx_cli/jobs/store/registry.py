@@ -194,5 +194,6 @@ def _plan(fields: Mapping[str, Any], directory: Path) -> Plan:
         job_dirs=fields["job_dirs"],
         socket_dirs=fields["socket_dirs"],
         here=tuple(fields["here"]),
+        sharing=tuple(fields.get("sharing", fields["here"])),  # absent in jobs of an earlier version
         topology_reason=fields.get("topology_reason", ""),
     )

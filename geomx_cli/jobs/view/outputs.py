@@ -15,7 +15,7 @@ __all__ = ["host_suffix", "is_here", "log_paths", "model_of", "on_hosts", "outpu
 
 def host_suffix(host: str, plan: Plan) -> str:
     """Suffix for a path on `host`, if that is another machine; equal paths may be different files there."""
-    return "" if host in plan.here else f" on host {host}"
+    return "" if host in plan.sharing else f" on host {host}"
 
 
 def log_paths(plan: Plan) -> str:
@@ -25,7 +25,7 @@ def log_paths(plan: Plan) -> str:
 
 def is_here(plan: Plan) -> bool:
     """Whether all of the job's files are on this machine."""
-    return all(host in plan.here and path == plan.spec.job_dir for host, path in plan.job_dirs.items())
+    return all(host in plan.sharing and path == plan.spec.job_dir for host, path in plan.job_dirs.items())
 
 
 def on_hosts(job: str) -> str:
@@ -73,4 +73,4 @@ def summary_line(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _place(path: str, host: str, plan: Plan) -> str:
-    return path if host in plan.here else f"{host}:{path}"
+    return path if host in plan.sharing else f"{host}:{path}"

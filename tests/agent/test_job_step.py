@@ -1,0 +1,54 @@
+"""The long step on a node of an allocation, which starts commands for short ones."""
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from cluster import ROOT
+
+pytestmark = pytest.mark.processes
+PIPE = subprocess.PIPE
+
+
+def begin(verb: str, allocation: str, *words: str) -> "subprocess.Popen[bytes]":
+    """Start a step on this node."""
+    command = [sys.executable, "-P", "-m", "geomx_cli.agent", verb, allocation, *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLURMD_NODENAME": "n1", "SLURM_PROCID": "0"}
+    return subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment)
+
+
+def run(*words: str, given: bytes = b"") -> tuple[int, bytes, bytes]:
+    """Run a step to its end; returns its exit status, output and errors."""
+    process = begin(*words)
+    output, errors = process.communicate(given)
+    return process.returncode, output, errors
+
+
+def test_it_runs_commands_and_lasts_as_long_as_what_they_leave_behind(tmp_path: Path) -> None:
+    one = uuid.uuid4().hex
+    step, holding = begin("step", one, "1"), begin("in-step", one, "cat")
+    words = ("sh", "-c", 'cat; echo "$SLURMD_NODENAME$SLURM_PROCID" >&2; exit 3')
+    assert run("in-step", one, *words, given=b"hello") == (3, b"hello", b"n1\n")
+    assert run("in-step", one, "/no/such/program") == (127, b"", b"/no/such/program: No such file or directory\n")
+    assert run("in-step", one, "sh", "-c", "kill -9 $$") == (128 + 9, b"", b"")
+    assert run("step", one, "60")[0] == 0, "another one listens here"
+    detached = f"(setsid sh -c 'sleep 2; touch {tmp_path}/done' </dev/null >/dev/null 2>&1 &)"
+    assert run("in-step", one, "sh", "-c", detached) == (0, b"", b"")
+    assert step.poll() is None
+    assert holding.communicate(b"bye")[0] == b"bye"
+    step.communicate()
+    assert step.returncode == 0 and (tmp_path / "done").exists()
+
+
+def test_it_ends_after_the_others_when_the_allocation_ends(tmp_path: Path) -> None:
+    one = uuid.uuid4().hex
+    step, holding = begin("step", one, "600"), begin("in-step", one, "cat")
+    assert run("in-step", one, "true")[0] == 0
+    step.terminate()
+    assert run("in-step", one, "sh", "-c", "exit 4")[0] == 4, "others need it for their end"
+    assert holding.communicate(b"bye")[0] == b"bye"
+    step.communicate()
+    assert step.returncode == 0
