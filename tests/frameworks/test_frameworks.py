@@ -37,7 +37,7 @@ def test_gradients_are_averaged_as_by_torchrun(runs: Runs) -> None:
     """HF Trainer, PEFT, Accelerate and Lightning in one script after another, with clipping, bfloat16, accumulation and
     evaluation. All but Lightning have their line, which changes nothing with fsa but shows the log values.
     """
-    found = runs.launched("all.py", "gradients", "line")
+    found = runs.supervised("all.py", "gradients", "line", imported="torch")
     same(found, runs.control("all.py", "gradients"))
     equal_in_both(found, "trainer/weights", "adapters/weights", "accelerated/weights", "lit/weights")
     reported = runs.events("reported")

@@ -31,7 +31,7 @@ def text(tmp_path: Path) -> Path:
     """A folder with a text that can be learned, in place of the novels."""
     folder = tmp_path / "data"
     folder.mkdir()
-    (folder / "austen.txt").write_bytes(b"It is a truth universally acknowledged. " * 500)
+    (folder / "austen.txt").write_bytes(b"It is a truth universally acknowledged. " * 250)
     return folder
 
 

@@ -58,16 +58,17 @@ def distributed(folder: Path, script: str = "plain.py", lines: Sequence[tuple[st
 
 def test_three_lines_make_a_plain_script_distributed(desk: Desk, tmp_path: Path) -> None:
     distributed(tmp_path)
-    words = ("launch", "--local", "--json", *TWO, "--", "python", "train.py", "--epochs", "2", "--amp")
-    done = desk.geomx(*words)
+    words = ("--local", "--json", *TWO, "--", "python", "train.py", "--epochs", "2", "--amp")
+    done = ForkedLaunch.run(desk, *words, imported="torch")
     logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
-    assert done.returncode == 0, (done.stderr, logs)
-    assert json.loads(done.stdout)["status"] == "done" and len(logs) == 2, "the master is a worker that trains"
+    assert done.returncode == 0, (done.errors, logs)
+    result = json.loads(done.output)
+    assert result["status"] == "done" and len(logs) == 2, "the master is a worker that trains"
     (compared,) = desk.json("compare", str(tmp_path / "job"))["jobs"]
-    assert compared["warnings"] == json.loads(done.stdout)["warnings"] == []
+    assert compared["warnings"] == result["warnings"] == []
     lines = [line for path in tmp_path.glob("job/events/*") for line in path.read_text().splitlines()]
     rounds = [json.loads(line).get("round", 0) for line in lines]
-    assert json.loads(done.stdout)["rounds"] == 40 == max(rounds), "the batches of both epochs"
+    assert result["rounds"] == 40 == max(rounds), "the batches of both epochs"
     models = [torch.load(tmp_path / f"model-{rank}.pt") for rank in range(2)]
     assert all(torch.equal(tensor, models[1][name]) for name, tensor in models[0].items())
     assert "[0/320]" in logs[0] and float(logs[0].rpartition("accuracy ")[2]) > 0.9, logs[0]

@@ -33,8 +33,8 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "stateful.py")
     ],
 )  # fmt: skip
 def test_a_gan_whose_workers_are_killed_has_the_same_bits(options: str, loader: str, desk: Desk) -> None:
-    given = {"epochs": 5, "loader": loader}
-    calmly, slowly = (["python", SCRIPT, json.dumps({**given, "pause": pause})] for pause in (0, 0.02))
+    given = {"epochs": 4, "loader": loader}
+    calmly, slowly = (["python", SCRIPT, json.dumps({**given, "pause": pause})] for pause in (0, 0.05))
     words = ["--framework", "torch", "--parties", "2", "--workers", "1", *options.split()]
     calm = play(desk, "calm", words, calmly, "torch")
     disturbed = play(desk, "disturbed", words, slowly, "torch", kills="worker|server", count=2)
