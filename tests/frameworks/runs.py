@@ -1,6 +1,7 @@
 """Runs of scripts/ by geomx and, as the control, with gloo as under torchrun."""
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,27 +48,23 @@ class Runs:
         assert all(process.wait(LIMIT) == 0 for _, process in started), [log.read_text() for log, _ in started]
         return self.kept("control")
 
-    def job(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
-        """What both workers keep in a job of two parties with one worker each."""
-        self._rehearsed(script, words, options, name).finish(LIMIT)
+    def job(
+        self, script: str, *words: str, options: str = "", name: str = "job", late: Container[str] = ()
+    ) -> list[dict[str, Any]]:
+        """What both workers keep in a job of two parties with one worker each. late: see Rehearsal."""
+        self._rehearsed(script, words, options, name, late).finish(LIMIT)
         return self.kept(name)
 
     def failure(self, script: str, *words: str, options: str) -> Failure:
         """Why a job fails."""
         return self._rehearsed(script, words, options, "job").failure(LIMIT)
 
-    def supervised(
-        self, script: str, *words: str, options: str = "", name: str = "job", imported: str = "frameworks"
-    ) -> list[dict[str, Any]]:
-        """As `job`, under agents, which start workers again.
-
-        imported: "torch" for workers that import the frameworks after our hook, as those of a user do.
-        """
+    def supervised(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
+        """As `job`, under agents, which start workers again."""
         launch = (*TWO, *options.split(), "--json", "--job-dir", str(self.folder / f"{name}.job"), "--")
         script_words = ("python", str(SCRIPTS / script), str(self.folder / name), *words)
-        launched = ForkedLaunch.begin(self.desk, *launch, *script_words, imported=imported)
+        launched = ForkedLaunch.begin(self.desk, *launch, *script_words, imported="frameworks")
         assert launched.finish(LIMIT) == 0, launched.errors
-        assert json.loads(launched.output)["status"] == "done"
         return self.kept(name)
 
     def events(self, kind: str, process: str = "A-worker-0", name: str = "job") -> list[dict[str, Any]]:
@@ -87,7 +84,9 @@ class Runs:
                 found.append(dict(file))
         return found
 
-    def _rehearsed(self, script: str, words: tuple[str, ...], options: str, name: str) -> Rehearsal:
+    def _rehearsed(
+        self, script: str, words: tuple[str, ...], options: str, name: str, late: Container[str] = ()
+    ) -> Rehearsal:
         argv = ["--", "python", str(SCRIPTS / script), str(self.folder / name), *words]
         job = (*TWO, *options.split(), "--job-dir", str(self.folder / f"{name}.job"))
-        return Rehearsal(self.desk, *job, *argv, imported="frameworks")
+        return Rehearsal(self.desk, *job, *argv, imported="frameworks", late=late)

@@ -1,6 +1,5 @@
 """Scripts written for torchrun: torch.distributed over the job's servers, compared with gloo."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,27 +239,21 @@ def test_batches_that_differ_where_the_gradient_of_a_bias_does_not(workers: Work
     assert told == [algorithm == "hfa"] * 2, outputs
 
 
-@pytest.mark.timeout(600)
-def test_an_example_for_torchrun_runs_unchanged_under_launch(desk: Desk, gloo: Any, tmp_path: Path) -> None:
-    """The same checkpoint as with gloo and the variables of torchrun. Workers import PyTorch after our hook."""
-    folder = gloo("imagenet.py", "--output", "theirs.pt", count=2)
-    script = [str(SCRIPTS / "imagenet.py"), "--output", str(tmp_path / "ours.pt")]
-    argv = [sys.executable, "-m", "geomx_cli", "launch", *UNDER_LAUNCH, *script]
-    run = subprocess.run(
-        argv, env=desk.environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    check_checkpoints(folder / "theirs.pt", tmp_path / "ours.pt")
-
-
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", ["imagenet.py --amp", "gpt.py"])
-def test_examples_for_torchrun_run_alike(desk: Desk, gloo: Any, tmp_path: Path, example: str) -> None:
-    """As above, with workers that have imported PyTorch."""
+@pytest.mark.parametrize(
+    ("example", "late"), [("imagenet.py", ("B/worker:0",)), ("imagenet.py --amp", ()), ("gpt.py", ())],
+    ids=["late", "amp", "gpt"],
+)  # fmt: skip
+def test_examples_for_torchrun_run_unchanged(
+    desk: Desk, gloo: Any, tmp_path: Path, example: str, late: tuple[str, ...]
+) -> None:
+    """The same checkpoint as with gloo and the variables of torchrun; also if a worker imports PyTorch after our hook,
+    as a user's do.
+    """
     script, *options = example.split()
     folder = gloo(script, *options, "--output", "theirs.pt", count=2)
     words = (*UNDER_LAUNCH, str(SCRIPTS / script), *options, "--output", str(tmp_path / "ours.pt"))
-    Rehearsal(desk, *words, imported="torch").finish()
+    Rehearsal(desk, *words, imported="torch", late=late).finish()
     check_checkpoints(folder / "theirs.pt", tmp_path / "ours.pt")
 
 
