@@ -86,7 +86,7 @@ def test_it_trains(desk: Desk, text: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "epochs"),
-    [("mixed", "3"), ("hfa --k1 4 --k2 2", "3"), ("diloco --inner-steps 8 --compress sparseloco", "6")],
+    [("mixed", "3"), ("hfa --k1 4 --k2 2", "3"), ("diloco --inner-steps 4 --compress sparseloco", "4")],
 )
 def test_it_trains_with_other_algorithms(desk: Desk, text: Path, words: str, epochs: str) -> None:
     options = ("--local", "--network", "gpt", *SMALL, "--data-dir", str(text), "--workers", "1", "--job-dir", "job")

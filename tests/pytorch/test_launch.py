@@ -207,12 +207,12 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     options, script = done.stdout.splitlines()[-1].split("geomx launch")[1].split(" -- python ")
     words = (*shlex.split(options), "--local", "--workers", "1", "--job-dir", str(tmp_path / "job"))
-    own = ("--data-dir", str(data), "--batch-size", "8", "--epochs", "3")
+    own = ("--data-dir", str(data), "--batch-size", "8", "--epochs", "2")
     job = Rehearsal(desk, *words, "--", "python", script, *own, imported="torch", folder=tmp_path / "here")
     job.finish()
     result = json.loads(job.output)
     assert result["status"] == "done" and result["accuracy"] > 0.5 and result["samples_per_s"] > 0
     disturbed = [*shlex.split(options), "--workers", "1"]
-    killed = killed_at(desk, "0:0:20,0:1:30,1:0:33", disturbed, [script, *own], tmp_path / "here", "torch")
+    killed = killed_at(desk, "0:0:12,0:1:17,1:0:20", disturbed, [script, *own], tmp_path / "here", "torch")
     found, wanted = (next(each.glob("outputs/*-worker-0/model.pt")) for each in (killed, tmp_path / "job"))
     torch.testing.assert_close(torch.load(found), torch.load(wanted), rtol=0, atol=0)
