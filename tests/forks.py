@@ -124,23 +124,34 @@ class ForkServer:
         self._lock = threading.Lock()
         run = f"{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())} {imported} {python}"
         place = f"\0geomx-forks-{hashlib.sha256(run.encode()).hexdigest()}"
-        with _alone():
-            found = _connected(place)
-            if found is None:
-                self._begin(imported, python, place)
-                found = _connected(place)
-        assert found is not None, "the process that others are forked from has failed"
-        self._socket = found
+        self._socket = self._joined(imported, python, place)
         atexit.register(self._socket.close)
 
-    def _begin(self, imported: str, python: str, place: str) -> None:
+    def _joined(self, imported: str, python: str, place: str) -> socket.socket:
+        for _ in range(3):  # one that is found may end just now
+            with _alone():
+                channel = _connected(place)
+                if channel is None:
+                    self._begin(imported, python, place)
+                    channel = _connected(place)
+            assert channel is not None, place
+            with contextlib.suppress(ConnectionError):
+                if channel.recv(MESSAGE):  # once it has done its imports
+                    return channel
+            channel.close()
+        raise AssertionError(f"the process that others are forked from fails: {python} {__file__} {imported}")
+
+    @staticmethod
+    def _begin(imported: str, python: str, place: str) -> None:
+        """Start it. Not by subprocess, which would warn that it outlives this process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(place)
             listener.listen()
-            self._process = subprocess.Popen(
-                [python, __file__, imported, str(listener.fileno()), ROOM[:COMMAND]],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "ROOM": ROOM}, pass_fds=[listener.fileno()],
-                stdin=subprocess.DEVNULL, start_new_session=True,
+            listener.set_inheritable(True)
+            os.posix_spawn(
+                python, [python, __file__, imported, str(listener.fileno()), ROOM[:COMMAND]],
+                {**os.environ, "PYTHONPATH": str(ROOT), "ROOM": ROOM}, setsid=True,
+                file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
             )  # fmt: skip
 
     def start(
@@ -189,14 +200,14 @@ def _alone() -> Iterator[None]:
 
 
 def _connected(place: str) -> socket.socket | None:
-    """A connection to the fork server with this name; None if there is none, or if it ends just now."""
+    """A connection to the fork server with this name; None if there is none."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with contextlib.suppress(OSError):
+    try:
         channel.connect(place)
-        if channel.recv(MESSAGE):  # once it has done its imports
-            return channel
-    channel.close()
-    return None
+    except ConnectionError:
+        channel.close()
+        return None
+    return channel
 
 
 _PATH = list(sys.path)

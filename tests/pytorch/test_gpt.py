@@ -84,13 +84,12 @@ def test_it_trains(desk: Desk, text: Path) -> None:
     check_records(desk, result["validation_loss"])
 
 
-@pytest.mark.parametrize(
-    ("words", "epochs"),
-    [("mixed", "3"), ("hfa --k1 4 --k2 2", "3"), ("diloco --inner-steps 4 --compress sparseloco", "4")],
-)
-def test_it_trains_with_other_algorithms(desk: Desk, text: Path, words: str, epochs: str) -> None:
+@pytest.mark.parametrize("words", ["mixed", "hfa --k1 4 --k2 2", "diloco --inner-steps 8 --compress sparseloco"])
+def test_it_trains_with_other_algorithms(desk: Desk, text: Path, words: str) -> None:
+    if "sparseloco" in words:  # which takes longer to learn
+        (text / "austen.txt").write_bytes(2 * (text / "austen.txt").read_bytes())
     options = ("--local", "--network", "gpt", *SMALL, "--data-dir", str(text), "--workers", "1", "--job-dir", "job")
-    job = Rehearsal(desk, *options, "--epochs", epochs, "--lr", "0.01", "--algo", *words.split(), imported="torch")
+    job = Rehearsal(desk, *options, "--epochs", "3", "--lr", "0.01", "--algo", *words.split(), imported="torch")
     job.finish()
     lines = (job.directory / "events" / "A-worker-0.jsonl").read_text().splitlines()
     losses = [event["validation_loss"] for event in map(json.loads, lines) if event["event"] == "evaluation"]
