@@ -42,7 +42,8 @@ def play(
     """Run the job in the desk's folder `name`; return what its workers' logs have behind FOUND, in their order.
 
     imported: what its processes are forked from, see ForkedLaunch.
-    kills: a pattern of the names of processes of which `count` are killed, once workers have reported steps.
+    kills: patterns of the names of processes, separated by commas: in turn one of each is killed, `count` in all, once
+    workers have reported steps.
     """
     where = [] if "--hosts" in options else ["--local"]
     words = [*where, "--job-dir", name, "--restarts", "100", *options, "--", *command]
@@ -51,7 +52,8 @@ def play(
     while job.returncode is None and time.monotonic() < deadline:
         time.sleep(random.uniform(0.1, 1.0))
         if len(killed) < count and _trains(folder):
-            killed += _kill(folder, kills, random)
+            patterns = kills.split(",")
+            killed += _kill(folder, patterns[len(killed) % len(patterns)], random)
     if job.returncode is None:
         job.process.send_signal(signal.SIGINT)
     assert job.finish(60) == 0, job.errors

@@ -37,7 +37,7 @@ def test_a_gan_whose_workers_are_killed_has_the_same_bits(options: str, loader: 
     calmly, slowly = (["python", SCRIPT, json.dumps({**given, "pause": pause})] for pause in (0, 0.05))
     words = ["--framework", "torch", "--parties", "2", "--workers", "1", *options.split()]
     undisturbed = calm(desk, "calm", words, calmly, "torch")
-    disturbed = play(desk, "disturbed", words, slowly, "torch", kills="worker|server", count=2)
+    disturbed = play(desk, "disturbed", words, slowly, "torch", kills="worker,server", count=2)
     assert len(undisturbed) == 2 and [line.removesuffix("resumed") for line in disturbed] == undisturbed
 
 
