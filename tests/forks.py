@@ -9,7 +9,9 @@ Each has its own session, environment and output, like any other process. They r
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -24,7 +26,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,24 +111,48 @@ class Forked:
 
 
 class ForkServer:
-    """What others are forked from. `statuses`: exit statuses by pid.
+    """What others are forked from. `statuses`: exit statuses by pid. All workers of a run of pytest-xdist share one
+    process, which ends with the last of them: with PyTorch its imports take four seconds of CPU time, and with
+    frameworks around it eight.
 
     imported: "geomx", or "mxnet" or "torch" for both, "frameworks" for PyTorch and those around it, or "stock" for
     MXNet alone. python: of its environment.
     """
 
     def __init__(self, imported: str, python: str = sys.executable) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.statuses: dict[int, int] = {}
         self._lock = threading.Lock()
-        with theirs:
-            self._process = subprocess.Popen(
-                [python, __file__, imported, str(theirs.fileno()), ROOM[:COMMAND]],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "ROOM": ROOM}, pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, start_new_session=True,
+        run = f"{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())} {imported} {python}"
+        place = f"\0geomx-forks-{hashlib.sha256(run.encode()).hexdigest()}"
+        self._socket = self._joined(imported, python, place)
+        atexit.register(self._socket.close)
+
+    def _joined(self, imported: str, python: str, place: str) -> socket.socket:
+        for _ in range(3):  # one that is found may end just now
+            with _alone():
+                channel = _connected(place)
+                if channel is None:
+                    self._begin(imported, python, place)
+                    channel = _connected(place)
+            assert channel is not None, place
+            with contextlib.suppress(ConnectionError):
+                if channel.recv(MESSAGE):  # once it has done its imports
+                    return channel
+            channel.close()
+        raise AssertionError(f"the process that others are forked from fails: {python} {__file__} {imported}")
+
+    @staticmethod
+    def _begin(imported: str, python: str, place: str) -> None:
+        """Start it. Not by subprocess, which would warn that it outlives this process."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(place)
+            listener.listen()
+            listener.set_inheritable(True)
+            os.posix_spawn(
+                python, [python, __file__, imported, str(listener.fileno()), ROOM[:COMMAND]],
+                {**os.environ, "PYTHONPATH": str(ROOT), "ROOM": ROOM}, setsid=True,
+                file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
             )  # fmt: skip
-        self.pid = self._process.pid
-        atexit.register(self._close)
 
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path, namespace: str = ""
@@ -146,10 +172,6 @@ class ForkServer:
             self.statuses.pop(pid, None)
         return int(pid)
 
-    def _close(self) -> None:
-        self._socket.close()
-        self._process.wait(10)
-
     def take(self, seconds: float) -> None:
         """Collect exit statuses, waiting at most this long for the first."""
         if select.select([self._socket], [], [], seconds)[0]:
@@ -159,11 +181,33 @@ class ForkServer:
 
     def _receive(self) -> dict[str, Any]:
         data = self._socket.recv(MESSAGE)
-        assert data, f"the process that others are forked from has ended: {self._process.poll()}"
+        assert data, "the process that others are forked from has ended"
         message: dict[str, Any] = json.loads(data)
         if "status" in message:
             self.statuses[message["pid"]] = message["status"]
         return message
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """No other process on this machine is in such a block."""
+    folder = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _connected(place: str) -> socket.socket | None:
+    """A connection to the fork server with this name; None if there is none."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        channel.connect(place)
+    except ConnectionError:
+        channel.close()
+        return None
+    return channel
 
 
 _PATH = list(sys.path)
@@ -212,30 +256,45 @@ def import_mxnet() -> Any:
         return importlib.import_module("mxnet")
 
 
-def _serve(channel: socket.socket) -> dict[str, Any]:
-    """Fork on request, and report exits. Returns the request in the new process; ends when the other end closes."""
+def _serve(listener: socket.socket) -> dict[str, Any]:
+    """Fork on request, and report exits to those that have asked. Returns the request in the new process; ends when all
+    that were connected have closed.
+    """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    channels: list[socket.socket] = []
+    parents: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([channel, reading], [], [])
+        ready, _, _ = select.select([*channels, reading, listener], [], [])
         if reading in ready:
             os.read(reading, MESSAGE)
             with contextlib.suppress(ChildProcessError):
                 while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                     report = {"pid": ended[0], "status": os.waitstatus_to_exitcode(ended[1])}
-                    channel.send(json.dumps(report).encode())
-        if channel in ready:
+                    with contextlib.suppress(OSError):  # who has asked may have ended
+                        parents.pop(ended[0]).send(json.dumps(report).encode())
+        if listener in ready:
+            channels.append(listener.accept()[0])
+            with contextlib.suppress(OSError):
+                channels[-1].send(b"{}")
+        for channel in [channel for channel in channels if channel in ready]:
             data, streams, _, _ = socket.recv_fds(channel, MESSAGE, 3)
             if not data:
-                os._exit(0)
+                channel.close()
+                channels.remove(channel)
+                if not channels:
+                    os._exit(0)
+                continue
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(reading)
                 os.close(writing)
+                for other in (*channels, listener):
+                    other.close()
                 for target, stream in enumerate(streams):
                     os.dup2(stream, target)
                     os.close(stream)
@@ -243,7 +302,9 @@ def _serve(channel: socket.socket) -> dict[str, Any]:
                 return request
             for stream in streams:
                 os.close(stream)
-            channel.send(json.dumps({"forked": pid}).encode())
+            parents[pid] = channel
+            with contextlib.suppress(OSError):
+                channel.send(json.dumps({"forked": pid}).encode())
 
 
 def _become(request: dict[str, Any]) -> None:
@@ -382,7 +443,7 @@ def _enter(namespace: str) -> None:
 
 
 def _main() -> None:
-    _, imported, channel_number, _ = sys.argv
+    _, imported, listener_number, _ = sys.argv
     if imported == "stock":
         import_mxnet()
         warnings.simplefilter("ignore")
@@ -397,8 +458,8 @@ def _main() -> None:
         if imported == "mxnet":
             importlib.import_module("hidden_mxnet").load()
     gc.freeze()
-    with socket.socket(fileno=int(channel_number)) as channel:
-        request = _serve(channel)
+    with socket.socket(fileno=int(listener_number)) as listener:
+        request = _serve(listener)
     if imported == "stock":  # its processes take leave of each other where their key-value stores are freed
         _become(request)
     else:

@@ -11,6 +11,7 @@ from random import Random
 
 from desk import Desk
 from forked_launch import ForkedLaunch
+from rehearsal import Rehearsal
 
 LIMIT = 240.0
 AT = Path(__file__).parent / "scripts" / "killed_at.py"
@@ -41,7 +42,8 @@ def play(
     """Run the job in the desk's folder `name`; return what its workers' logs have behind FOUND, in their order.
 
     imported: what its processes are forked from, see ForkedLaunch.
-    kills: a pattern of the names of processes of which `count` are killed, once workers have reported steps.
+    kills: patterns of the names of processes, separated by commas: in turn one of each is killed, `count` in all, once
+    workers have reported steps.
     """
     where = [] if "--hosts" in options else ["--local"]
     words = [*where, "--job-dir", name, "--restarts", "100", *options, "--", *command]
@@ -50,11 +52,23 @@ def play(
     while job.returncode is None and time.monotonic() < deadline:
         time.sleep(random.uniform(0.1, 1.0))
         if len(killed) < count and _trains(folder):
-            killed += _kill(folder, kills, random)
+            patterns = kills.split(",")
+            killed += _kill(folder, patterns[len(killed) % len(patterns)], random)
     if job.returncode is None:
         job.process.send_signal(signal.SIGINT)
     assert job.finish(60) == 0, job.errors
     assert bool(killed) == bool(count), (killed, job.errors)  # a quick machine has done all before the last one
+    return _found(folder)
+
+
+def calm(desk: Desk, name: str, options: list[str], command: list[str], imported: str) -> list[str]:
+    """As `play`, of a job in which no process dies: without agents."""
+    where = [] if "--hosts" in options else ["--local"]
+    Rehearsal(desk, *where, "--job-dir", name, *options, "--", *command, imported=imported).finish(LIMIT)
+    return _found(desk.folder / name)
+
+
+def _found(folder: Path) -> list[str]:
     logs = [path.read_text() for path in sorted(folder.glob("logs/*worker*.log"))]
     return [line for log in logs for line in log.splitlines() if line.startswith("FOUND")]
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,14 @@ from geomx_cli.plan.ports import choose
 class Rehearsal:
     """A job whose processes run, with the part of desk.Launch's interface that concerns its results. Begins at once.
 
-    imported: what workers are forked from, see forks.ForkServer. folder: the one in which the command is given.
-    python: the one that runs all processes, of another environment than the test's.
+    imported: what workers are forked from, see forks.ForkServer; but those with the names `late` import their framework
+    after our hook, as those of a user do. folder: the one in which the command is given. python: the one that runs all
+    processes, of another environment than the test's.
     """
 
     def __init__(
         self, desk: Desk, *arguments: str, imported: str = "geomx", folder: Path | None = None,
-        python: str = sys.executable, **variables: str,
+        python: str = sys.executable, late: Container[str] = (), **variables: str,
     ) -> None:  # fmt: skip
         self.output = self.errors = ""
         self.began = time.monotonic()
@@ -67,7 +69,7 @@ class Rehearsal:
         tasks = [(task, each.working_dir) for each in self._host_specs.values() for task in each.tasks]
         # Workers first: their fork server may have a framework to import, while others' limits would run.
         for task, folder_of_it in sorted(tasks, key=lambda item: self.plan.process(item[0].name).role != "worker"):
-            self._start(task, folder_of_it, imported, python)
+            self._start(task, folder_of_it, "geomx" if task.name in late else imported, python)
 
     def _start(self, task: Task, working_dir: str, imported: str, python: str) -> None:
         own = {name: text for name, text in self.environment.items() if not name.startswith(("DMLC_", "GEOMX_"))}

@@ -1,16 +1,14 @@
 """Runs of scripts/ by geomx and, as the control, with gloo as under torchrun."""
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import forks
 import numpy as np
-from cluster import ROOT, free_ports
+from cluster import free_ports
 from desk import Desk
 from forked_launch import ForkedLaunch
 from rehearsal import Rehearsal
@@ -50,9 +48,11 @@ class Runs:
         assert all(process.wait(LIMIT) == 0 for _, process in started), [log.read_text() for log, _ in started]
         return self.kept("control")
 
-    def job(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
-        """What both workers keep in a job of two parties with one worker each."""
-        self._rehearsed(script, words, options, name).finish(LIMIT)
+    def job(
+        self, script: str, *words: str, options: str = "", name: str = "job", late: Container[str] = ()
+    ) -> list[dict[str, Any]]:
+        """What both workers keep in a job of two parties with one worker each. late: see Rehearsal."""
+        self._rehearsed(script, words, options, name, late).finish(LIMIT)
         return self.kept(name)
 
     def failure(self, script: str, *words: str, options: str) -> Failure:
@@ -65,13 +65,6 @@ class Runs:
         script_words = ("python", str(SCRIPTS / script), str(self.folder / name), *words)
         launched = ForkedLaunch.begin(self.desk, *launch, *script_words, imported="frameworks")
         assert launched.finish(LIMIT) == 0, launched.errors
-        return self.kept(name)
-
-    def launched(self, script: str, *words: str, options: str = "", name: str = "job") -> list[dict[str, Any]]:
-        """As `job`, by `geomx launch` itself: each worker imports the frameworks after our hook."""
-        launch = ["launch", *TWO, *options.split(), "--json", "--job-dir", str(self.folder / f"{name}.job"), "--"]
-        script_words = ["python", str(SCRIPTS / script), str(self.folder / name), *words]
-        assert json.loads(self._run([sys.executable, "-m", "geomx_cli", *launch, *script_words]))["status"] == "done"
         return self.kept(name)
 
     def events(self, kind: str, process: str = "A-worker-0", name: str = "job") -> list[dict[str, Any]]:
@@ -91,17 +84,9 @@ class Runs:
                 found.append(dict(file))
         return found
 
-    def _rehearsed(self, script: str, words: tuple[str, ...], options: str, name: str) -> Rehearsal:
+    def _rehearsed(
+        self, script: str, words: tuple[str, ...], options: str, name: str, late: Container[str] = ()
+    ) -> Rehearsal:
         argv = ["--", "python", str(SCRIPTS / script), str(self.folder / name), *words]
         job = (*TWO, *options.split(), "--job-dir", str(self.folder / f"{name}.job"))
-        return Rehearsal(self.desk, *job, *argv, imported="frameworks")
-
-    def _run(self, argv: list[str]) -> str:
-        own = {key: text for key, text in os.environ.items() if not key.startswith(("DMLC_", "GEOMX_"))}
-        env = {**own, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-        done = subprocess.run(
-            argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
-        )
-        logs = [path.read_text()[-3000:] for path in sorted(self.folder.glob("*.job/logs/*worker*.log"))]
-        assert done.returncode == 0, "\n".join((done.stdout[-3000:], done.stderr[-3000:], *logs))
-        return done.stdout
+        return Rehearsal(self.desk, *job, *argv, imported="frameworks", late=late)

@@ -1,6 +1,5 @@
 """Scripts written for torchrun: torch.distributed over the job's servers, compared with gloo."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,16 +43,18 @@ def gloo(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("bfloat16", 2e-2), ("float32 compile", 1e-6)])
-def test_ddp_trains_as_with_gloo(workers: Workers, gloo: Any, dtype: str, near: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "near", "count"), [("float32", 1e-6, 4), ("bfloat16", 2e-2, 4), ("float32 compile", 1e-6, 2)]
+)
+def test_ddp_trains_as_with_gloo(workers: Workers, gloo: Any, dtype: str, near: float, count: int) -> None:
     """The same weights and statistics of batch normalization in each worker after 20 steps, from the weights of rank 0.
     Only before the first step the statistics take a round trip of their own.
     """
     arguments = ["20"] if dtype == "float32" else ["20", *dtype.split()]
-    folder = gloo("ddp.py", *arguments)
-    workers.start("ddp.py", *arguments, count=4, parties=(2, 2))
+    folder = gloo("ddp.py", *arguments, count=count)
+    workers.start("ddp.py", *arguments, parties=(count // 2, count // 2))
     workers.finish(250)
-    ours = [workers.saved(rank) for rank in range(4)]
+    ours = [workers.saved(rank) for rank in range(count)]
     for rank, mine in enumerate(ours):
         with np.load(folder / f"{rank}.npz") as file:
             theirs = dict(file)
@@ -240,30 +241,21 @@ def test_batches_that_differ_where_the_gradient_of_a_bias_does_not(workers: Work
     assert told == [algorithm == "hfa"] * 2, outputs
 
 
-@pytest.mark.timeout(600)
-def test_an_example_for_torchrun_runs_unchanged_under_launch(desk: Desk, tmp_path: Path) -> None:
-    """The same checkpoint and figures from both."""
-    (port,) = free_ports(1)
-    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), *WITH_GLOO]
-    launch = ["geomx_cli", "launch", *UNDER_LAUNCH]
-    for command in (torchrun, launch):
-        script = [str(SCRIPTS / "imagenet.py"), "--output", str(tmp_path / f"{command[0]}.pt")]
-        argv = [sys.executable, "-m", *command, *script]
-        run = subprocess.run(
-            argv, env=desk.environment, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
-        )
-        assert run.returncode == 0, run.stdout + run.stderr
-    check_checkpoints(tmp_path / "torch.distributed.run.pt", tmp_path / "geomx_cli.pt")
-
-
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", ["imagenet.py --amp", "gpt.py"])
-def test_examples_for_torchrun_run_alike(desk: Desk, gloo: Any, tmp_path: Path, example: str) -> None:
-    """As above, with the variables of torchrun."""
+@pytest.mark.parametrize(
+    ("example", "late"), [("imagenet.py", ("B/worker:0",)), ("imagenet.py --amp", ()), ("gpt.py", ())],
+    ids=["late", "amp", "gpt"],
+)  # fmt: skip
+def test_examples_for_torchrun_run_unchanged(
+    desk: Desk, gloo: Any, tmp_path: Path, example: str, late: tuple[str, ...]
+) -> None:
+    """The same checkpoint as with gloo and the variables of torchrun; also if a worker imports PyTorch after our hook,
+    as a user's do.
+    """
     script, *options = example.split()
     folder = gloo(script, *options, "--output", "theirs.pt", count=2)
     words = (*UNDER_LAUNCH, str(SCRIPTS / script), *options, "--output", str(tmp_path / "ours.pt"))
-    Rehearsal(desk, *words, imported="torch").finish()
+    Rehearsal(desk, *words, imported="torch", late=late).finish()
     check_checkpoints(folder / "theirs.pt", tmp_path / "ours.pt")
 
 

@@ -6,17 +6,20 @@ from pathlib import Path
 import pytest
 from cluster import free_ports
 from desk import Desk
-from killed_scripts import play
+from killed_scripts import calm, play
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "grouped.py")
 
 
-def found(desk: Desk, name: str, words: list[str], shards: bool = False, kills: str = "", count: int = 0) -> list[str]:
-    options = {"epochs": 6, "shards": shards, "pause": 0.02 if count else 0.0}
-    script = ["python", SCRIPT, json.dumps(options)]
+def assert_same_bits(desk: Desk, words: list[str], kills: str, count: int, workers: int) -> None:
     words = ["--framework", "torch", "--reduce", "torch", *words]
-    lines = play(desk, name, words, script, "torch", kills=kills, count=count)
-    return [line.removesuffix("resumed") for line in lines]
+    calmly, slowly = (
+        ["python", SCRIPT, json.dumps({"epochs": 3, "shards": "--shards" in words, "pause": pause})]
+        for pause in (0, 0.04)
+    )
+    undisturbed = calm(desk, "calm", words, calmly, "torch")
+    disturbed = play(desk, "disturbed", words, slowly, "torch", kills=kills, count=count)
+    assert len(undisturbed) == workers and [line.removesuffix("resumed") for line in disturbed] == undisturbed
 
 
 @pytest.mark.processes
@@ -25,8 +28,7 @@ def found(desk: Desk, name: str, words: list[str], shards: bool = False, kills: 
 )
 def test_a_party_whose_workers_are_killed_has_the_same_bits(options: str, desk: Desk) -> None:
     words = ["--parties", "2", "--workers", "2", "--algo", *options.split()]
-    calm = found(desk, "calm", words, "--shards" in words)
-    assert len(calm) == 4 and found(desk, "disturbed", words, "--shards" in words, "worker", 3) == calm
+    assert_same_bits(desk, words, "worker", 3, workers=4)
 
 
 @pytest.mark.processes
@@ -36,6 +38,4 @@ def test_a_party_on_two_hosts_begins_again_on_both(desk: Desk) -> None:
         lines += ["[[host]]", "local = true", f'name = "{name}"', f'party = "{party}"', f"devices = {devices}"]
         lines += ['address = "127.0.0.1"', f"ports = {free_ports(4)}"]
     (desk.folder / "hosts.toml").write_text("\n".join(lines))
-    words = ["--hosts", str(desk.folder / "hosts.toml")]
-    calm = found(desk, "calm", words)
-    assert len(calm) == 3 and found(desk, "disturbed", words, kills="A/worker", count=2) == calm
+    assert_same_bits(desk, ["--hosts", str(desk.folder / "hosts.toml")], "A/worker", 2, workers=3)

@@ -58,16 +58,17 @@ def distributed(folder: Path, script: str = "plain.py", lines: Sequence[tuple[st
 
 def test_three_lines_make_a_plain_script_distributed(desk: Desk, tmp_path: Path) -> None:
     distributed(tmp_path)
-    words = ("launch", "--local", "--json", *TWO, "--", "python", "train.py", "--epochs", "2", "--amp")
-    done = desk.geomx(*words)
+    words = ("--local", "--json", *TWO, "--", "python", "train.py", "--epochs", "2", "--amp")
+    done = ForkedLaunch.run(desk, *words, imported="torch")
     logs = [path.read_text() for path in sorted(tmp_path.glob("job/logs/*worker*.log"))]
-    assert done.returncode == 0, (done.stderr, logs)
-    assert json.loads(done.stdout)["status"] == "done" and len(logs) == 2, "the master is a worker that trains"
+    assert done.returncode == 0, (done.errors, logs)
+    result = json.loads(done.output)
+    assert result["status"] == "done" and len(logs) == 2, "the master is a worker that trains"
     (compared,) = desk.json("compare", str(tmp_path / "job"))["jobs"]
-    assert compared["warnings"] == json.loads(done.stdout)["warnings"] == []
+    assert compared["warnings"] == result["warnings"] == []
     lines = [line for path in tmp_path.glob("job/events/*") for line in path.read_text().splitlines()]
     rounds = [json.loads(line).get("round", 0) for line in lines]
-    assert json.loads(done.stdout)["rounds"] == 40 == max(rounds), "the batches of both epochs"
+    assert result["rounds"] == 40 == max(rounds), "the batches of both epochs"
     models = [torch.load(tmp_path / f"model-{rank}.pt") for rank in range(2)]
     assert all(torch.equal(tensor, models[1][name]) for name, tensor in models[0].items())
     assert "[0/320]" in logs[0] and float(logs[0].rpartition("accuracy ")[2]) > 0.9, logs[0]
@@ -206,12 +207,12 @@ def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     options, script = done.stdout.splitlines()[-1].split("geomx launch")[1].split(" -- python ")
     words = (*shlex.split(options), "--local", "--workers", "1", "--job-dir", str(tmp_path / "job"))
-    own = ("--data-dir", str(data), "--batch-size", "8", "--epochs", "3")
+    own = ("--data-dir", str(data), "--batch-size", "8", "--epochs", "2")
     job = Rehearsal(desk, *words, "--", "python", script, *own, imported="torch", folder=tmp_path / "here")
     job.finish()
     result = json.loads(job.output)
     assert result["status"] == "done" and result["accuracy"] > 0.5 and result["samples_per_s"] > 0
     disturbed = [*shlex.split(options), "--workers", "1"]
-    killed = killed_at(desk, "0:0:20,0:1:30,1:0:33", disturbed, [script, *own], tmp_path / "here", "torch")
+    killed = killed_at(desk, "0:0:12,0:1:17,1:0:20", disturbed, [script, *own], tmp_path / "here", "torch")
     found, wanted = (next(each.glob("outputs/*-worker-0/model.pt")) for each in (killed, tmp_path / "job"))
     torch.testing.assert_close(torch.load(found), torch.load(wanted), rtol=0, atol=0)

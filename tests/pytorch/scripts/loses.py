@@ -19,7 +19,7 @@ rank, step = geomx.global_rank(), 0
 count = STEPS if rank == lost or len(sys.argv) < 4 else int(sys.argv[3])
 net = torch.nn.Module()
 net.early = torch.nn.Parameter(torch.zeros(10))
-net.late = torch.nn.Parameter(torch.zeros(1_500_000))
+net.late = torch.nn.Parameter(torch.zeros(1_500_000 if how == "within" else 10))
 descent = geomx.wrap(net, torch.optim.SGD(net.parameters(), lr=0.5))
 
 
