@@ -111,9 +111,12 @@ class Forked:
 
 
 class ForkServer:
-    """What others are forked from. `statuses`: exit statuses by pid. All workers of a run of pytest-xdist share one
-    process, which ends with the last of them: with PyTorch its imports take four seconds of CPU time, and with
-    frameworks around it eight.
+    """What others are forked from.
+
+    All workers of a run of pytest-xdist share one process, which ends with the last of them: with PyTorch its imports
+    take four seconds of CPU time, and with frameworks around it eight.
+
+    pid: of that process. statuses: exit statuses by pid.
 
     imported: "geomx", or "mxnet" or "torch" for both, "frameworks" for PyTorch and those around it, or "stock" for
     MXNet alone. python: of its environment.
@@ -124,10 +127,10 @@ class ForkServer:
         self._lock = threading.Lock()
         run = f"{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())} {imported} {python}"
         place = f"\0geomx-forks-{hashlib.sha256(run.encode()).hexdigest()}"
-        self._socket = self._joined(imported, python, place)
+        self._socket, self.pid = self._joined(imported, python, place)
         atexit.register(self._socket.close)
 
-    def _joined(self, imported: str, python: str, place: str) -> socket.socket:
+    def _joined(self, imported: str, python: str, place: str) -> tuple[socket.socket, int]:
         for _ in range(3):  # one that is found may end just now
             with _alone():
                 channel = _connected(place)
@@ -136,8 +139,8 @@ class ForkServer:
                     channel = _connected(place)
             assert channel is not None, place
             with contextlib.suppress(ConnectionError):
-                if channel.recv(MESSAGE):  # once it has done its imports
-                    return channel
+                if data := channel.recv(MESSAGE):  # once it has done its imports
+                    return channel, int(json.loads(data)["server"])
             channel.close()
         raise AssertionError(f"the process that others are forked from fails: {python} {__file__} {imported}")
 
@@ -278,7 +281,7 @@ def _serve(listener: socket.socket) -> dict[str, Any]:
         if listener in ready:
             channels.append(listener.accept()[0])
             with contextlib.suppress(OSError):
-                channels[-1].send(b"{}")
+                channels[-1].send(json.dumps({"server": os.getpid()}).encode())
         for channel in [channel for channel in channels if channel in ready]:
             data, streams, _, _ = socket.recv_fds(channel, MESSAGE, 3)
             if not data:
