@@ -1,0 +1,314 @@
+"""Connections by OpenSSH's client: one master process for each host, whose connection all commands share."""
+
+import hmac
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import paramiko
+
+from geomx_cli.core.files import make_folders
+from geomx_cli.core.untrusted import last_line
+from geomx_cli.hosts.ssh import remedies
+from geomx_cli.hosts.ssh.connection import Session
+from geomx_cli.hosts.ssh.host_keys import key_at
+from geomx_cli.hosts.ssh.openssh_log import TurnedAway, accepted_keys, refusal
+from geomx_cli.hosts.ssh.openssh_settings import Settings, environment, is_open, make_folder, program, resolved, run
+from geomx_cli.hosts.ssh.options import SshOptions
+from geomx_cli.hosts.ssh.streams import OwnOutput, drain, in_thread, remote_command
+from geomx_cli.inventory import Ssh
+
+__all__ = ["OpensshConnection"]
+
+_CONNECT = 45.0  # seconds, over all jump hosts
+_END = 2.0
+_ASK = 1.0
+_MOST_SILENT = 4  # answers that may be missing, one after another
+_OWN_STATUS = 255  # of ssh itself: it did not connect, or the connection broke
+_ALIVE = ("-oServerAliveInterval=1", "-oServerAliveCountMax=4")
+# ssh must not connect by itself where the master is gone or refuses
+_SHARED = ("-F", "none", "-T", "-oBatchMode=yes", "-oProxyCommand=false", "-oLogLevel=ERROR")
+_ONLY_KEY = ("-oStrictHostKeyChecking=accept-new", "-oHashKnownHosts=no", "-oPreferredAuthentications=none")
+_CHUNK = 1 << 16
+
+
+class _Session:
+    """A process of ssh and its streams, with the methods of paramiko's Channel that geomx uses.
+
+    The streams are sockets, so that `close` ends what waits for them in other threads.
+    """
+
+    def __init__(self, connection: "OpensshConnection", argv: Sequence[str]) -> None:
+        self._connection = connection
+        self._argv = argv
+        self.closed = False
+        self.process: subprocess.Popen[bytes] | None = None
+        self._read = False  # to the end
+        self._begun = b""  # of its stderr
+
+    def exec_command(self, command: str) -> None:
+        """Start a command, and wait for its first output. Raises ChannelException if the host opens no session,
+        EOFError if the connection is broken.
+        """
+        self.start(["--", "host", command])
+        if self._out.recv(1, socket.MSG_PEEK) or self.closed:
+            return
+        status = self.recv_exit_status()
+        if not self._connection.active:
+            raise EOFError
+        if status == _OWN_STATUS:
+            drain(self._err.recv, self._note)
+            refusal = self._begun.decode(errors="replace").partition("session request failed: ")[2]
+            if refusal:
+                raise paramiko.ChannelException(1, last_line(refusal.partition("\n")[0], ""))
+
+    def invoke_subsystem(self, name: str) -> None:
+        """Start a subsystem, without waiting for it."""
+        self.start(["-s", "--", "host", name])
+
+    def start(self, arguments: Sequence[str]) -> None:
+        """Start ssh."""
+        self._in, stdin = socket.socketpair()
+        self._out, stdout = socket.socketpair()
+        self._err, stderr = socket.socketpair()
+        with stdin, stdout, stderr:
+            self.process = subprocess.Popen(
+                [*self._argv, *arguments], stdin=stdin, stdout=stdout, stderr=stderr, env=environment(),
+                start_new_session=True,
+            )  # fmt: skip
+
+    def recv(self, size: int) -> bytes:
+        """Receive from stdout; b"" at its end."""
+        data = self._out.recv(size)
+        if data:
+            self._connection.heard = True
+        else:
+            self._read = True
+        return data
+
+    def recv_stderr(self, size: int) -> bytes:
+        """Receive from stderr; b"" at its end."""
+        data, self._begun = self._begun, b""
+        return data or self._err.recv(size)
+
+    def send(self, data: "bytes | memoryview") -> int:
+        """Send a part of `data`; return its length."""
+        return self._in.send(data)
+
+    def shutdown_write(self) -> None:
+        """Close its stdin."""
+        self._in.shutdown(socket.SHUT_WR)
+
+    def get_name(self) -> str:
+        """A name for paramiko's log."""
+        return "openssh"
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended and its output has been received."""
+        return self.closed or (self._read and self.exit_status_ready())
+
+    def limit(self, seconds: float | None) -> None:
+        """Let `recv` raise TimeoutError after `seconds`; None: never."""
+        self._out.settimeout(seconds)
+
+    def exit_status_ready(self) -> bool:
+        """Whether it has ended."""
+        return self.process is not None and self.process.poll() is not None
+
+    def recv_exit_status(self) -> int:
+        """Wait for the command's exit status; -1 if the connection broke, or the command was ended with it.
+
+        ssh ends with 255 of its own if the connection breaks, and then the master ends too.
+        """
+        assert self.process is not None
+        status = self.process.wait()
+        if status < 0 or (status == _OWN_STATUS and self._connection.ends_within(_END / 2)):
+            return -1
+        return status
+
+    def close(self) -> None:
+        """End ssh; the host then ends the command's streams."""
+        self.closed = True
+        if self.process is None:
+            return
+        for stream in (self._in, self._out, self._err):
+            with suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        for stream in (self._in, self._out, self._err):
+            stream.close()
+
+    def _note(self, data: bytes) -> None:
+        self._begun += data
+
+
+class OpensshConnection:
+    """A master connection to a host: one of the user's own if ssh_config names one that is open, else one of geomx.
+
+    If the host, a jump host or the network is lost, `active` becomes False within 5 seconds and all waits on it end.
+    Its lifeline is `cat` on the host, whose stdin this process holds: without it geomx's master ends, too.
+    """
+
+    def __init__(self, host: str, ssh: Ssh, options: SshOptions) -> None:
+        """Connect. Raises HostUnreachable with the host's name, the failed step and the cause."""
+        self._host = host
+        self._program = program()
+        self._folder = make_folder()
+        self._log = self._folder / "log"
+        self._lifelines: list[subprocess.Popen[bytes]] = []
+        self._finish = weakref.finalize(self, _finish, self._lifelines, self._folder)
+        self._sessions: list[_Session] = []
+        self._changing = threading.Lock()
+        self._closed = threading.Event()
+        self.heard = False  # something, since this was reset
+        try:
+            self._connect(resolved(ssh, options, self._folder), options)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def active(self) -> bool:
+        """Whether it is not known to be broken."""
+        return not self._closed.is_set() and self._lifelines[-1].poll() is None
+
+    def ends_within(self, limit: float) -> bool:
+        """Whether it is broken, or breaks within `limit` seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self._lifelines[-1].wait(limit)
+        return not self.active
+
+    def open_session(self, limit: float) -> Session:
+        """See Connection.open_session. It waits for nothing: the session's command does."""
+        session = _Session(self, self._shared)
+        with self._changing:
+            if not self.active:
+                raise EOFError
+            over = [each for each in self._sessions if each.over]
+            self._sessions = [*(each for each in self._sessions if each not in over), session]
+        for each in over:
+            each.close()
+        return session
+
+    def open_files(self) -> paramiko.SFTPClient:
+        """See Connection.open_files."""
+        session = self.open_session(0)
+        session.invoke_subsystem("sftp")
+        return paramiko.SFTPClient(session)
+
+    def close(self) -> None:
+        """End geomx's master, and all sessions of a user's master."""
+        self._closed.set()
+        with self._changing:
+            sessions, self._sessions = self._sessions, []
+        self._finish()
+        for session in sessions:
+            session.close()
+
+    def _connect(self, settings: Settings, options: SshOptions) -> None:
+        hop = settings.hop
+        pinned = self._pinned(settings) if hop.fingerprint else []
+        if options.accept_new_host_keys:
+            make_folders(Path(hop.known_hosts[0]).parent)
+        users = is_open(hop.master)
+        place = hop.master if users else str(self._folder / "master")
+        self._shared = [self._program, *_SHARED, "-S", place]
+        master = [self._program, "-v", "-E", str(self._log), *pinned, "-M", "-S", place, *_ALIVE, *settings.arguments]
+        end = time.monotonic() + remedies.TURNED_AWAY
+        while True:
+            try:
+                lifeline = self._live(settings, self._shared if users else master)
+                break
+            except TurnedAway:
+                if time.monotonic() > end:
+                    raise remedies.at(self._host, remedies.closed_at_once(hop)) from None
+                time.sleep(random.uniform(0.1, 1.0))
+        for text in accepted_keys(self._logged(), settings):
+            options.notify(text)
+        if users:
+            in_thread(lambda: drain(lifeline.recv, lambda _: None))
+            threading.Thread(target=self._ask, args=(lifeline,), name=f"answers of {self._host}", daemon=True).start()
+
+    def _live(self, settings: Settings, argv: Sequence[str]) -> _Session:
+        """Start the lifeline. Raises TurnedAway if it may be tried again."""
+        session, own, said = _Session(self, argv), OwnOutput(), bytearray()
+        self._log.unlink(missing_ok=True)
+        session.start(["--", settings.address, remote_command(["cat"])])
+        assert session.process is not None
+        self._lifelines.append(session.process)
+        self._sessions.append(session)
+        listener = in_thread(lambda: drain(session.recv_stderr, lambda data: _keep(said, data)))
+        session.limit(_CONNECT)
+        try:
+            while not own.begun and (data := session.recv(_CHUNK)):
+                own.of(data)
+            session.limit(None)
+        except TimeoutError:
+            session.process.kill()  # its streams end with it
+        if own.begun:
+            return session
+        with suppress(subprocess.TimeoutExpired):
+            session.process.wait(_END)
+        listener.join(_END)
+        heard = said.decode(errors="replace").splitlines()
+        raise refusal(self._host, settings, [*heard, *self._logged()], own.before, shared=argv is self._shared)
+
+    def _pinned(self, settings: Settings) -> list[str]:
+        """Compare the host's key with the inventory's fingerprint, without logging in. Return the options by which ssh
+        trusts this key alone.
+        """
+        file = self._folder / "pinned"
+        trusted = ["-oUserKnownHostsFile=" + str(file), "-oGlobalKnownHostsFile=none"]
+        argv = [self._program, "-v", "-E", str(self._log), *_ONLY_KEY, *trusted, *settings.arguments]
+        heard = run([*argv, "--", settings.address, "true"], _CONNECT).stderr.splitlines()
+        if not file.exists():
+            raise refusal(self._host, settings, [*heard, *self._logged()], "", shared=False)
+        shown = key_at(f"{file}:1")
+        if not hmac.compare_digest(settings.hop.fingerprint.rstrip("="), shown.rpartition(" ")[2]):
+            raise remedies.at(self._host, remedies.wrong_fingerprint(settings.hop, shown))
+        return ["-oStrictHostKeyChecking=yes", *trusted]
+
+    def _logged(self) -> list[str]:
+        try:
+            return self._log.read_text(errors="replace").splitlines()
+        except OSError:
+            return []
+
+    def _ask(self, lifeline: _Session) -> None:
+        """Ask for a byte each second: the user's master may not notice that the network is lost."""
+        silent = 0
+        while self.active and not self._closed.wait(_ASK):
+            silent = 0 if self.heard else silent + 1
+            self.heard = False
+            if silent > _MOST_SILENT:
+                self.close()
+            with suppress(OSError):
+                lifeline.send(b".")
+
+
+def _keep(said: bytearray, data: bytes) -> None:
+    said += data
+    del said[:-_CHUNK]
+
+
+def _finish(lifelines: Sequence["subprocess.Popen[bytes]"], folder: Path) -> None:
+    """End these with what they have started, and remove the folder. Runs at the end of this process at the latest."""
+    for process in lifelines:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END)
+    shutil.rmtree(folder, ignore_errors=True)
