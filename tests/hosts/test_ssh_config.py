@@ -18,7 +18,6 @@ from geomx_cli.core.options import defaults
 from geomx_cli.hosts import with_addresses
 from geomx_cli.hosts.ssh.config import hop
 from geomx_cli.hosts.ssh.connector import SshConnector
-from geomx_cli.inventory import Ssh
 from geomx_cli.plan.this_machine import this_machine
 
 Machines = Callable[..., Sshd]
@@ -29,7 +28,7 @@ def configured(person: Person, machine: Sshd, *lines: str, known: bool = True) -
     place = [f"HostName {machine.address}", f"Port {machine.port}"]
     place += [f"UserKnownHostsFile {person.known_hosts}"] * known
     person.config.write_text("\n  ".join(["Host it", *lines, *place]) + "\n")
-    return SshConnector(machine.name, Ssh(address="it"), "python3", options=person.options())
+    return SshConnector(machine.name, person.ssh(address="it"), "python3", options=person.options())
 
 
 def works(host: SshConnector) -> bool:
@@ -81,7 +80,8 @@ def test_files_and_places_that_ssh_config_names(
     assert works(configured(person, machine, *tokens, known=False))
     said = refused(configured(person, machine, "IdentityFile ${GX_NOBODY}/key"))
     assert "identityfile for it in" in said and "has ${GX_NOBODY}, which is not set" in said
-    found = hop(Ssh(address="it", port=7, user="me"), configured(person, machine, "IdentityAgent %n-%p-%r-%%")._options)
+    options = configured(person, machine, "IdentityAgent %n-%p-%r-%%")._options
+    found = hop(person.ssh(address="it", port=7, user="me"), options)
     assert found.agent == "it-7-me-%"
     assert "has the token %T" in refused(configured(person, machine, "CertificateFile /x/%T"))
     assert "there is no key" in refused(configured(person, machine, f"IdentityAgent {agent}"))
@@ -116,13 +116,13 @@ def test_quotes_tabs_and_tokens(person: Person, tmp_path: Path, monkeypatch: pyt
     options = person.options()
     (tmp_path / "more").write_text('IdentityFile "%d/a~b/%%h"\nCertificateFile\t"/c %h"\nCertificateFile=/d\n')
     person.config.write_text(f"Include\t{tmp_path}/more\nIdentityAgent /x/%C-%j\nProxyJump nonesuch\n")
-    found = hop(Ssh(address="it", user="me"), options)
+    found = hop(person.ssh(address="it", user="me"), options)
     assert found.absent == (f"{Path.home()}/a~b/%h", "/c it", "/d")
     text = f"{socket.gethostname()}it22menonesuch"
     assert found.agent == f"/x/{hashlib.sha1(text.encode()).hexdigest()}-nonesuch"
     person.config.write_text('UserKnownHostsFile "/a\n')
     with pytest.raises(InvalidSettings, match="No closing quotation"):
-        hop(Ssh(address="it"), person.options())
+        hop(person.ssh(address="it"), person.options())
 
 
 @pytest.mark.processes
@@ -136,7 +136,7 @@ def test_nothing_is_left_of_a_command_of_match_exec_that_does_not_end(
     person.config.write_text(f'Match exec "sh {script}"\n  User me\n')
     monkeypatch.setattr("geomx_cli.hosts.ssh.config._EXEC", 0.5)
     with pytest.raises(InvalidSettings, match=r"'sh .*' of Match exec does not end within 0.5 s"):
-        hop(Ssh(address="it"), person.options())
+        hop(person.ssh(address="it"), person.options())
     pids = [int(pid) for pid in started.read_text().split()]
     running = [pid for pid in pids if (who := processes.identify(pid)) is not None and processes.exists(who)]
     assert len(pids) == 2 and running == []
@@ -239,13 +239,13 @@ def test_a_proxy_command_concerns_its_host_alone(sites: list[Sshd], person: Pers
     options = person.options()
     inventory = this_machine(defaults(), range(20_000, 20_100))
     hosts = [
-        structs.replace(host, address="", access=Ssh(address=name))
+        structs.replace(host, address="", access=person.ssh(address=name))
         for host, name in zip(inventory.hosts, ("alpha", "beta", "gamma"), strict=True)
     ]
     found = with_addresses(structs.replace(inventory, hosts=tuple(hosts)), options)
     assert [host.address for host in found.hosts] == ["127.0.0.1"] * 3
     for name in ("alpha", "gamma"):
-        assert works(SshConnector(name, Ssh(address=name), "python3", options=options))
-    beta = SshConnector("beta", Ssh(address="beta"), "python3", options=options)
+        assert works(SshConnector(name, person.ssh(address=name), "python3", options=options))
+    beta = SshConnector("beta", person.ssh(address="beta"), "python3", options=options)
     said = refused(beta)
     assert "ProxyCommand for beta, which is not supported" in said and "ssh -fNL 2222:localhost:22 beta" in said

@@ -3,6 +3,7 @@
 import hmac
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -10,17 +11,16 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import paramiko
 
-from geomx_cli.core.files import make_folders
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts.ssh import remedies
 from geomx_cli.hosts.ssh.connection import Session
-from geomx_cli.hosts.ssh.host_keys import key_at
+from geomx_cli.hosts.ssh.host_keys import key_at, make_ready
 from geomx_cli.hosts.ssh.openssh_log import TurnedAway, accepted_keys, refusal
 from geomx_cli.hosts.ssh.openssh_settings import Settings, environment, is_open, make_folder, program, resolved, run
 from geomx_cli.hosts.ssh.options import SshOptions
@@ -80,6 +80,7 @@ class _Session:
         self._in, stdin = socket.socketpair()
         self._out, stdout = socket.socketpair()
         self._err, stderr = socket.socketpair()
+        self._release = weakref.finalize(self, _close, (self._in, self._out, self._err))
         with stdin, stdout, stderr:
             self.process = subprocess.Popen(
                 [*self._argv, *arguments], stdin=stdin, stdout=stdout, stderr=stderr, env=environment(),
@@ -90,9 +91,8 @@ class _Session:
         """Receive from stdout; b"" at its end."""
         data = self._out.recv(size)
         if data:
-            self._connection.heard = True
-        else:
-            self._read = True
+            self._connection.heard_at = time.monotonic()
+        self._read = not data
         return data
 
     def recv_stderr(self, size: int) -> bytes:
@@ -116,6 +116,12 @@ class _Session:
     def over(self) -> bool:
         """Whether it has ended and its output has been received."""
         return self.closed or (self._read and self.exit_status_ready())
+
+    def recv_ready(self) -> bool:
+        """Whether `recv` would return at once."""
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        return bool(poll.poll(0))
 
     def limit(self, seconds: float | None) -> None:
         """Let `recv` raise TimeoutError after `seconds`; None: never."""
@@ -147,8 +153,7 @@ class _Session:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
-        for stream in (self._in, self._out, self._err):
-            stream.close()
+        self._release()
 
     def _note(self, data: bytes) -> None:
         self._begun += data
@@ -172,7 +177,10 @@ class OpensshConnection:
         self._sessions: list[_Session] = []
         self._changing = threading.Lock()
         self._closed = threading.Event()
-        self.heard = False  # something, since this was reset
+        self.heard_at = 0.0  # by the monotonic clock: when the host last sent something
+        self._answers = threading.Condition()
+        self._asked = self._answered = 0  # bytes over the lifeline
+        self._broken = False
         try:
             self._connect(resolved(ssh, options, self._folder), options)
         except BaseException:
@@ -182,7 +190,7 @@ class OpensshConnection:
     @property
     def active(self) -> bool:
         """Whether it is not known to be broken."""
-        return not self._closed.is_set() and self._lifelines[-1].poll() is None
+        return not (self._broken or self._closed.is_set() or self._lifelines[-1].poll() is not None)
 
     def ends_within(self, limit: float) -> bool:
         """Whether it is broken, or breaks within `limit` seconds."""
@@ -191,7 +199,12 @@ class OpensshConnection:
         return not self.active
 
     def open_session(self, limit: float) -> Session:
-        """See Connection.open_session. It waits for nothing: the session's command does."""
+        """See Connection.open_session. The session itself is opened with its command.
+
+        After a pause the host has to answer first: ssh may not have noticed yet that the connection is broken.
+        """
+        if time.monotonic() - self.heard_at > _ASK:
+            self._ask(limit)
         session = _Session(self, self._shared)
         with self._changing:
             if not self.active:
@@ -204,7 +217,7 @@ class OpensshConnection:
 
     def open_files(self) -> paramiko.SFTPClient:
         """See Connection.open_files."""
-        session = self.open_session(0)
+        session = self.open_session(_END)
         session.invoke_subsystem("sftp")
         return paramiko.SFTPClient(session)
 
@@ -221,7 +234,7 @@ class OpensshConnection:
         hop = settings.hop
         pinned = self._pinned(settings) if hop.fingerprint else []
         if options.accept_new_host_keys:
-            make_folders(Path(hop.known_hosts[0]).parent)
+            make_ready(Path(hop.known_hosts[0]))
         users = is_open(hop.master)
         place = hop.master if users else str(self._folder / "master")
         self._shared = [self._program, *_SHARED, "-S", place]
@@ -237,9 +250,10 @@ class OpensshConnection:
                 time.sleep(random.uniform(0.1, 1.0))
         for text in accepted_keys(self._logged(), settings):
             options.notify(text)
+        self._lifeline = lifeline
+        in_thread(self._listen)
         if users:
-            in_thread(lambda: drain(lifeline.recv, lambda _: None))
-            threading.Thread(target=self._ask, args=(lifeline,), name=f"answers of {self._host}", daemon=True).start()
+            threading.Thread(target=self._watch, name=f"answers of {self._host}", daemon=True).start()
 
     def _live(self, settings: Settings, argv: Sequence[str]) -> _Session:
         """Start the lifeline. Raises TurnedAway if it may be tried again."""
@@ -263,7 +277,8 @@ class OpensshConnection:
             session.process.wait(_END)
         listener.join(_END)
         heard = said.decode(errors="replace").splitlines()
-        raise refusal(self._host, settings, [*heard, *self._logged()], own.before, shared=argv is self._shared)
+        shared = argv is self._shared
+        raise refusal(self._host, settings, heard, self._logged(), own.before, shared=shared)
 
     def _pinned(self, settings: Settings) -> list[str]:
         """Compare the host's key with the inventory's fingerprint, without logging in. Return the options by which ssh
@@ -274,7 +289,7 @@ class OpensshConnection:
         argv = [self._program, "-v", "-E", str(self._log), *_ONLY_KEY, *trusted, *settings.arguments]
         heard = run([*argv, "--", settings.address, "true"], _CONNECT).stderr.splitlines()
         if not file.exists():
-            raise refusal(self._host, settings, [*heard, *self._logged()], "", shared=False)
+            raise refusal(self._host, settings, heard, self._logged())
         shown = key_at(f"{file}:1")
         if not hmac.compare_digest(settings.hop.fingerprint.rstrip("="), shown.rpartition(" ")[2]):
             raise remedies.at(self._host, remedies.wrong_fingerprint(settings.hop, shown))
@@ -286,16 +301,46 @@ class OpensshConnection:
         except OSError:
             return []
 
-    def _ask(self, lifeline: _Session) -> None:
-        """Ask for a byte each second: the user's master may not notice that the network is lost."""
-        silent = 0
+    def _ask(self, limit: float) -> None:
+        """Have the host answer. Raises SSHException if it does not in time, EOFError or OSError if the connection breaks.
+        """
+        with self._answers:
+            self._asked += 1
+            wanted = self._asked
+        self._lifeline.send(b".")
+        with self._answers:
+            self._answers.wait_for(lambda: self._answered >= wanted or not self.active, limit)
+            if not self.active:
+                raise EOFError
+            if self._answered < wanted:
+                raise paramiko.SSHException("Timeout opening channel.")
+
+    def _listen(self) -> None:
+        """Count the answers until the connection breaks."""
+        drain(self._lifeline.recv, self._note)
+        self._broken = True
+        self._note(b"")
+
+    def _note(self, answers: bytes) -> None:
+        with self._answers:
+            self._answered += len(answers)
+            self._answers.notify_all()
+
+    def _watch(self) -> None:
+        """Ask each second, and close after too many without an answer: a user's master may not ask by itself."""
+        silent, heard_at = 0, self.heard_at
         while self.active and not self._closed.wait(_ASK):
-            silent = 0 if self.heard else silent + 1
-            self.heard = False
+            silent = 0 if self.heard_at > heard_at else silent + 1
+            heard_at = self.heard_at
             if silent > _MOST_SILENT:
                 self.close()
-            with suppress(OSError):
-                lifeline.send(b".")
+            with suppress(OSError), self._answers:
+                self._asked += self._lifeline.send(b".")
+
+
+def _close(streams: Iterable[socket.socket]) -> None:
+    for stream in streams:
+        stream.close()
 
 
 def _keep(said: bytearray, data: bytes) -> None:

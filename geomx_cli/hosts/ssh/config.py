@@ -70,8 +70,8 @@ def _through(ssh: Ssh, options: SshOptions, depth: int) -> list[Hop]:
     if not jump:
         raise UnsupportedWay(
             f"{options.config} has a ProxyCommand for {ssh.address}, which is not supported by paramiko",
-            "install OpenSSH's client, and let client in [ssh] of the inventory be auto; or use ProxyJump there, or jump"
-            " in the inventory",
+            "install OpenSSH's client, and let client in [ssh] of the inventory be auto, or use ProxyJump there, or"
+            " jump of the inventory",
         )
     first, *others = [_parse(part) for part in jump.split(",")]
     # The ssh_config entries for reaching the first jump host apply too.

@@ -16,6 +16,9 @@ class Session(Protocol):
     def recv(self, size: int) -> bytes:
         """Receive from stdout; b"" at its end."""
 
+    def recv_ready(self) -> bool:
+        """Whether `recv` would return at once."""
+
     def recv_stderr(self, size: int) -> bytes:
         """Receive from stderr; b"" at its end."""
 

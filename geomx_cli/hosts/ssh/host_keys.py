@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from geomx_cli.hosts.ssh import remedies
 from geomx_cli.hosts.ssh.credentials import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 
-__all__ = ["CERTIFICATE_TYPES", "HostCertificate", "check_host_key", "key_at", "known_types"]
+__all__ = ["CERTIFICATE_TYPES", "HostCertificate", "check_host_key", "key_at", "known_types", "make_ready"]
 
 # Certificates of host keys, signed by an authority that known_hosts names (PROTOCOL.certkeys of OpenSSH).
 
@@ -167,6 +168,17 @@ def _name_of(hop: Hop) -> str:
     """The name for which a certificate must be: without the port."""
     port = f"]:{hop.port}"
     return hop.trusted_as[1 : -len(port)] if hop.trusted_as.endswith(port) else hop.trusted_as
+
+
+def make_ready(path: Path) -> None:
+    """Make the folder of a file that OpenSSH's client is to append keys to, and end its last line: ssh does neither.
+    """
+    with _appending, suppress(OSError):  # ssh says what is wrong with it
+        make_folders(path.parent)
+        text = path.read_bytes()
+        if text and not text.endswith(b"\n"):
+            with path.open("ab") as file:
+                file.write(b"\n")
 
 
 def _append(hop: Hop, line: str) -> None:

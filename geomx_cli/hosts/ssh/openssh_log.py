@@ -84,19 +84,21 @@ class _Log:
         return found[-1].replace(",", ", ") if found else ""
 
 
-def refusal(host: str, settings: Settings, lines: Sequence[str], printed: str, *, shared: bool) -> HostUnreachable:
+def refusal(
+    host: str, settings: Settings, said: Sequence[str], logged: Sequence[str], printed: str = "", *, shared: bool = False
+) -> HostUnreachable:
     """Return the error of a host on which ssh started no command. Raises TurnedAway if it may be tried again.
 
-    lines: what ssh said; shared: over a connection that was open. printed: the account's output, in place of the
-    command's.
+    said: what came on stderr, also from the ssh that connects to a jump host. logged: by ssh itself. printed: the
+    account's output, in place of the command's. shared: whether the connection was open.
     """
-    log = _Log(lines, settings)
-    if shared or any(line.startswith(f"Authenticated to {settings.hop.address} ") for line in log.lines):
+    log = _Log([*said, *logged], settings)
+    if shared or any(line.startswith("Authenticated to ") for line in logged):
         if found := log.find(r"session request failed: (.*)|channel \d+: open failed: (.*)"):
             return remedies.no_session(host, plain(found[1] or found[2]))
         if log.find(r"closed by remote host|Connection reset|Broken pipe|server not responding"):
             return remedies.broken(host)
-        return remedies.no_command(host, printed + "\n".join(log.own()))
+        return remedies.no_command(host, printed + "\n".join(_Log(said, settings).own()))
     found = next((error for step in _STEPS if (error := step(log)) is not None), None)
     if found is None:
         found = HostUnreachable(f"ssh does not connect to {log.hop}: {log.said}", "try it with ssh -v")
@@ -190,7 +192,7 @@ def _left_out(log: _Log) -> Iterable[str]:
         yield f"it accepts {path}, which cannot sign: no ssh-agent knows its passphrase, or its device refuses"
     for line in log.lines:
         if match := re.match(r"(?:no such identity: |Load key )\"?([^\":]+)\"?: (.*)", line):
-            yield f"{match[1]}: {match[2]}"
+            yield f"the key {match[1]} cannot be used: {match[2]}"
 
 
 def _of_locked(log: _Log) -> str:
