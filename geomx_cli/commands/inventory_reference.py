@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from geomx_cli.core.starter import FOLDER
-from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Group, Key
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, SSH_KEYS, TOP_KEYS, Group, Key
 
 __all__ = ["page"]
 
@@ -46,6 +46,11 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
         "How it is reached",
         "geomx looks up missing values in your `~/.ssh/config`. It compares host keys with your `known_hosts`, or with"
         " `fingerprint`.",
+    ),
+    "client": (
+        "How geomx connects: `[ssh]`",
+        "This table is for all hosts. [SSH configuration](../how-to/sites.md#ssh-configuration) says what each client"
+        " supports.",
     ),
     "network": (
         "How the others reach it",
@@ -124,4 +129,4 @@ def _section(group: Group, keys: Iterable[Key]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS)), end="")
+    print(page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS, *SSH_KEYS)), end="")

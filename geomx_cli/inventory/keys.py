@@ -13,7 +13,7 @@ from geomx_cli.core.options import OPTIONS, check
 from geomx_cli.core.plugins import allocators
 from geomx_cli.inventory import values
 
-__all__ = ["DEFAULT_PORTS", "HOST_KEYS", "Key", "LINK_KEYS", "Lines", "Mistakes", "Path", "TOP_KEYS", "shortened"]
+__all__ = ["DEFAULT_PORTS", "HOST_KEYS", "Key", "LINK_KEYS", "Lines", "Mistakes", "Path", "SSH_KEYS", "TOP_KEYS", "shortened"]
 
 # Collects the errors of a user's file, to report them together.
 
@@ -150,7 +150,7 @@ def shortened(text: str) -> str:
 
 
 DEFAULT_PORTS = "9100-9163"
-Group = Literal["file", "who", "ssh", "network", "work", "place", "link"]
+Group = Literal["file", "client", "who", "ssh", "network", "work", "place", "link"]
 
 
 @dataclass(frozen=True)
@@ -218,6 +218,15 @@ TOP_KEYS: tuple[Key, ...] = (
         "allocator", "file", _allocator, '"none"', "none",
         "The name of a plug-in that requests machines for the hosts at launch, such as from a batch system, and"
         " releases them at the job's end. none: each host in this file names its machine.", shared=False,
+    ),
+)  # fmt: skip
+
+SSH_KEYS: tuple[Key, ...] = (
+    Key(
+        "client", "client", values.ssh_client, '"openssh"', "auto",
+        "What connects to the hosts. paramiko: the SSH client within geomx. openssh: the program `ssh` of the control"
+        " machine. auto: paramiko, but openssh for a host whose ssh_config asks for what paramiko cannot do.",
+        shared=False,
     ),
 )  # fmt: skip
 
