@@ -40,13 +40,7 @@ def _error(host: SshConnector) -> str:
     return str(caught.value)
 
 
-@pytest.fixture(params=["paramiko", "openssh"], autouse=True)
-def client(request: pytest.FixtureRequest, person: Person) -> str:
-    """The client that connects in all tests."""
-    person.client = request.param
-    return str(request.param)
-
-
+pytestmark = pytest.mark.usefixtures("client")
 PARAMIKO_ONLY = pytest.mark.parametrize("client", ["paramiko"], indirect=True)
 
 

@@ -216,7 +216,9 @@ class _Config(paramiko.SSHConfig):  # type: ignore[misc]
 
     # Tokens of paths are ours: paramiko replaces each ~ and %%h, too.
     TOKENS_BY_CONFIG_KEY: ClassVar = {
-        key: tokens for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items() if key != "identityfile"
+        key: tokens
+        for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items()
+        if key not in ("identityfile", "controlpath")
     }
 
     def __init__(self) -> None:

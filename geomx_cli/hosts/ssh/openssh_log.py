@@ -14,6 +14,7 @@ __all__ = ["TurnedAway", "accepted_keys", "refusal"]
 
 _AUTHENTICATING = re.compile(r"debug1: Authenticating to (\S+):(\d+) as '(.*)'$")
 _OFFERED = re.compile(r"debug1: Offering public key: (.*) (\S+ SHA256:\S+)")
+_ATTEMPTED = re.compile(r"debug1: Will attempt key: .* SHA256:")
 _ACCEPTED = re.compile(r"debug1: Server accepts key: (.*?) (?:\S+ )?SHA256:")
 _CONTINUE = re.compile(r"debug1: Authentications that can continue: (\S+)")
 _HOST_KEY = re.compile(r"debug1: Server host (?:key|certificate): (\S+ SHA256:\S+)")
@@ -172,7 +173,7 @@ def _login(log: _Log) -> HostUnreachable | None:
         return None
     keys = sum(_OFFERED.match(line) is not None for line in log.last)
     if log.find("Too many authentication failures"):
-        all_keys = sum("debug1: Will attempt key: " in line for line in log.last)
+        all_keys = sum(_ATTEMPTED.match(line) is not None for line in log.last)
         return remedies.too_many_keys(log.hop, log.tried, f"{keys} of {max(keys, all_keys)} keys")
     if log.find("Permission denied|No more authentication methods|No supported authentication methods"):
         if log.find(_PARTIAL):
@@ -192,7 +193,11 @@ def _left_out(log: _Log) -> Iterable[str]:
         yield f"it accepts {path}, which cannot sign: no ssh-agent knows its passphrase, or its device refuses"
     for line in log.lines:
         if match := re.match(r"(?:no such identity: |Load key )\"?([^\":]+)\"?: (.*)", line):
-            yield f"the key {match[1]} cannot be used: {match[2]}"
+            absent = match[2].startswith("No such file") and match[1] not in log.hop.keys
+            why = f"the key {match[1]} cannot be used: {match[2]}"
+            yield f"~/.ssh/config names {match[1]}, which does not exist" if absent else why
+    if log.hop.alone and not log.hop.named and not log.tried:
+        yield "any keys of the ssh-agent left out, as ~/.ssh/config says IdentitiesOnly"
 
 
 def _of_locked(log: _Log) -> str:

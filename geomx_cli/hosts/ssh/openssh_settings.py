@@ -214,7 +214,7 @@ def _hop(ssh: Ssh, options: SshOptions, found: Mapping[str, Sequence[str]]) -> H
         user=value("user") or getpass.getuser(),
         keys=(ssh.key,) if ssh.key else (),
         named=bool(ssh.key),
-        alone=bool(ssh.key),
+        alone=bool(ssh.key) or value("identitiesonly") == "yes",
         known_hosts=tuple(known) or (_absolute(options.known_hosts),),
         trusted_as=value("hostkeyalias") or (address.lower() if port == 22 else f"[{address.lower()}]:{port}"),
         fingerprint=ssh.fingerprint,
