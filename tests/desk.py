@@ -327,6 +327,8 @@ def _inventory(
     ports = free_ports(6)
     variables = ", ".join(f"{name} = '{text}'" for name, text in env.items())
     lines = ['central = "central"', f'allocator = "{allocator}"']
+    if sites:
+        lines += ["[ssh]", f'client = "{sites[0].person.client}"']
     lines += ["[defaults]", f'python = "{python}"', f"env = {{ {variables} }}"]
     for index, name in enumerate(("central", "A")):
         own = ports[3 * index : 3 * index + 3]

@@ -117,6 +117,15 @@ class Sshd:
             time.sleep(0.02)
         return self
 
+    def change(self, *settings: str) -> None:
+        """Give it other settings; connections that are open keep theirs."""
+        assert self.process is not None
+        self.settings, before = settings, self.log.read_text().count("Server listening")
+        (self.folder / "config").write_text("\n".join(self._config()) + "\n")
+        self.process.send_signal(signal.SIGHUP)
+        while self.log.read_text().count("Server listening") == before:
+            time.sleep(0.02)
+
     def sessions(self) -> list[int]:
         """The pids of the processes that serve connections."""
         assert self.process is not None

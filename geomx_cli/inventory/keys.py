@@ -13,7 +13,9 @@ from geomx_cli.core.options import OPTIONS, check
 from geomx_cli.core.plugins import allocators
 from geomx_cli.inventory import values
 
-__all__ = ["DEFAULT_PORTS", "HOST_KEYS", "Key", "LINK_KEYS", "Lines", "Mistakes", "Path", "SSH_KEYS", "TOP_KEYS", "shortened"]
+__all__ = [
+    "DEFAULT_PORTS", "HOST_KEYS", "Key", "LINK_KEYS", "Lines", "Mistakes", "Path", "SSH_KEYS", "TOP_KEYS", "shortened",
+]  # fmt: skip
 
 # Collects the errors of a user's file, to report them together.
 

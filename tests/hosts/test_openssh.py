@@ -1,30 +1,28 @@
-"""Hosts that only OpenSSH's client reaches, in the ways that a user's ssh_config asks for, with real sshd processes."""
+"""Hosts that OpenSSH's client connects to, in the ways that a user's ssh_config asks for, with real sshd processes."""
 
-import getpass
-import shutil
+import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from getpass import getuser
 from pathlib import Path
 
 import pytest
-from sshd import Person, Sshd, make_key
+from cluster import ROOT, until
+from desk import Desk, Launch
+from ssh_configs import CONFIGS, Machines, World, jump_host, open_master, proxy_command
+from sshd import Person
 
 from geomx_cli.agent import processes
+from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings
 from geomx_cli.hosts.ssh.connector import SshConnector
 
-Machines = Callable[..., Sshd]
+pytestmark = pytest.mark.processes
 BINARY = bytes(range(256)) * 4000
-
-
-def sign(authority: Path, public: Path, *options: str) -> None:
-    """Make PUBLIC's certificate, beside it."""
-    command = ["ssh-keygen", "-q", "-s", str(authority), "-I", "test", *options, str(public)]
-    subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.fixture(autouse=True)
@@ -35,147 +33,21 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
-        left = [who.pid for who in processes.marked({"XDG_RUNTIME_DIR": folder})]
-        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in left if Path(f"/proc/{pid}").exists()]
-        assert "ssh" not in names
+        until(lambda: not ssh_processes(folder))
         assert not list(Path(folder).glob("geomx-ssh-*"))
 
 
-class World:
-    """A host "inner" and a gate, and a user whose ssh_config a test writes."""
-
-    def __init__(self, machines: Machines, person: Person, folder: Path, short: Path) -> None:
-        self.person, self.folder, self.short = person, folder, short
-        self.start = machines
-        self.agent: subprocess.Popen[bytes] | None = None
-        self.closing: list[str] = []  # the command that closes the user's connection
-        self.usual = f"UserKnownHostsFile {person.known_hosts}\n  IdentityFile {person.key}\n"
-
-    def machine(self, name: str = "inner", *, settings: tuple[str, ...] = (), known: bool = True) -> Sshd:
-        """Start an sshd; its host key is known unless `known` is False."""
-        made = self.start(name, settings=settings)
-        if known:
-            with self.person.known_hosts.open("a") as file:
-                file.write(f"[{made.address}]:{made.port} {made.host_key}\n")
-        return made
-
-    def entry(self, name: str, machine: Sshd, *lines: str, head: str = "Host", usual: bool = True) -> str:
-        """An entry of ssh_config."""
-        place = [f"HostName {machine.address}", f"Port {machine.port}", *lines]
-        return "\n  ".join([f"{head} {name}", *place, *([self.usual] if usual else [])]) + "\n"
-
-
-def jump_host(world: World) -> str:
-    return world.entry("gate", world.machine("gate")) + world.entry("it", world.machine(), "ProxyJump gate")
-
-
-def proxy_command(world: World) -> str:
-    config = world.person.config
-    gate = world.entry("gate", world.machine("gate"))
-    return gate + world.entry("it", world.machine(), f"ProxyCommand ssh -F {config} -W %h:%p gate")
-
-
-def proxy_command_of_a_program(world: World) -> str:
-    program = world.folder / "relay"
-    program.write_text(RELAY)
-    return world.entry("it", world.machine(), f"ProxyCommand {sys.executable} {program} %h %p %r")
-
-
-RELAY = """
-import os, socket, sys, threading
-stream = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-def forward():
-    while data := os.read(0, 65536):
-        stream.sendall(data)
-    stream.shutdown(socket.SHUT_WR)
-threading.Thread(target=forward, daemon=True).start()
-while data := stream.recv(65536):
-    os.write(1, data)
-"""
-
-
-def key_of_an_agent(world: World) -> str:
-    place = world.folder / "agent"
-    world.agent = subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL)
-    own = {"SSH_AUTH_SOCK": str(place)}
-    while subprocess.run(["ssh-add", "-l"], check=False, capture_output=True, env=own).returncode != 1:
-        assert world.agent.poll() is None
-    subprocess.run(["ssh-add", "-q", world.person.key], check=True, env=own)
-    known = f"UserKnownHostsFile {world.person.known_hosts}"
-    return world.entry("it", world.machine(), f"IdentityAgent {place}", known, usual=False)
-
-
-def certificate_of_the_user(world: World) -> str:
-    authority, key = make_key(world.folder / "ca"), make_key(world.folder / "certified")
-    sign(authority, Path(f"{key}.pub"), "-n", getpass.getuser())
-    (world.folder / "certified-cert.pub").rename(world.folder / "elsewhere.pub")
-    machine = world.machine(settings=(f"TrustedUserCAKeys {authority}.pub", "AuthorizedKeysFile none"))
-    lines = [f"IdentityFile {key}", f"CertificateFile {world.folder}/elsewhere.pub"]
-    return world.entry("it", machine, *lines, f"UserKnownHostsFile {world.person.known_hosts}", usual=False)
-
-
-def authority_of_the_host(world: World) -> str:
-    authority, host_key = make_key(world.folder / "ca"), world.folder / "machines/inner/host_key"
-    machine = world.machine(settings=(f"HostCertificate {host_key}-cert.pub",), known=False)
-    machine.vanish()
-    sign(authority, Path(f"{host_key}.pub"), "-h", "-n", machine.address)
-    machine.start()
-    signed = authority.with_suffix(".pub").read_text()
-    world.person.known_hosts.write_text(f"@cert-authority [{machine.address}]:{machine.port} {signed}")
-    return world.entry("it", machine)
-
-
-def open_master(world: World) -> str:
-    """The account wants a second factor, which the user has given to a connection that is still open."""
-    machine = world.machine()
-    text = world.entry("it", machine, f"ControlPath {world.short}/m-%C")
-    world.person.config.write_text(text)
-    opening = ["ssh", "-F", str(world.person.config), "-fNM", "it"]
-    subprocess.run(opening, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30)
-    world.closing = ["ssh", "-F", str(world.person.config), "-O", "exit", "it"]
-    machine.settings = ("AuthenticationMethods publickey,password", "PasswordAuthentication yes")
-    assert machine.process is not None
-    (machine.folder / "config").write_text("\n".join(machine._config()) + "\n")
-    machine.process.send_signal(signal.SIGHUP)  # sshd reads its settings again
-    while machine.log.read_text().count("Server listening") < 2:
-        time.sleep(0.02)
-    return text
-
-
-def tokens(world: World) -> str:
-    machine = world.machine()
-    shutil.copy(world.person.key, world.folder / f"{machine.address}-{machine.port}-{getpass.getuser()}-it")
-    lines = [f"IdentityFile {world.folder}/%h-%p-%r-%n", f"UserKnownHostsFile {world.person.known_hosts}"]
-    return world.entry("it", machine, *lines, usual=False)
-
-
-def include(world: World) -> str:
-    (world.folder / "more.conf").write_text(world.entry("it", world.machine()))
-    return f"Include {world.folder}/*.conf\n"
-
-
-def match_host(world: World) -> str:
-    return world.entry("it,other", world.machine(), head="Match originalhost")
-
-
-def match_exec(world: World) -> str:
-    return world.entry('"test %n = it"', world.machine(), head="Match exec")
-
-
-def alias_with_the_name_of_another(world: World) -> str:
-    machine = world.machine(known=False)
-    with world.person.known_hosts.open("a") as file:
-        file.write(f"key-of-it {machine.host_key}\n")
-    return world.entry("it", machine, "HostKeyAlias key-of-it")
-
-
-CONFIGS: dict[Callable[[World], str], str] = {
-    jump_host: "paramiko", proxy_command: "ProxyCommand", proxy_command_of_a_program: "ProxyCommand",
-    key_of_an_agent: "paramiko", certificate_of_the_user: "paramiko", authority_of_the_host: "paramiko",
-    open_master: "a connection of yours is open", tokens: "paramiko", include: "paramiko", match_host: "paramiko",
-    match_exec: "paramiko", alias_with_the_name_of_another: "paramiko",
-}  # fmt: skip
-"""How the host is reached, and what chooses the client: the reason for OpenSSH's."""
+def ssh_processes(folder: str) -> list[int]:
+    """The pids of processes of ssh that this test has started."""
+    found = []
+    for who in processes.marked({"XDG_RUNTIME_DIR": folder}):
+        try:
+            name = Path(f"/proc/{who.pid}/comm").read_text().strip()
+        except OSError:
+            continue
+        if name == "ssh":
+            found.append(who.pid)
+    return found
 
 
 @pytest.fixture
@@ -183,34 +55,132 @@ def world(machines: Machines, person: Person, tmp_path: Path, short: Path) -> It
     """No host yet; the test's ssh_config may start some."""
     made = World(machines, person, tmp_path, short)
     yield made
-    if made.agent is not None:
-        made.agent.kill()
-        made.agent.wait()
+    made.close()
+
+
+def connected(world: World, client: str = "openssh", address: str = "it") -> SshConnector:
+    """A host of which the inventory says no more than this."""
+    world.person.client = client  # type: ignore[assignment]
+    return SshConnector("A", world.person.ssh(address=address), "python3", options=world.person.options())
+
+
+def refused(host: SshConnector) -> str:
+    with closing(host), pytest.raises(GeomxError) as caught:
+        host.run(["true"], limit=60)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("client", ["auto", "openssh"])
 @pytest.mark.parametrize("way", CONFIGS, ids=lambda way: way.__name__)
 def test_an_ssh_config_in_a_usual_shape(world: World, way: Callable[[World], str], client: str) -> None:
     world.person.config.write_text(way(world))
-    world.person.client = client
-    host = SshConnector("A", world.person.ssh(address="it"), "python3", options=world.person.options())
-    try:
-        with closing(host):
-            assert host.address == "127.0.0.1"
-            assert host.run(["sh", "-c", "cat; exit 3"], data=b"in", limit=60).output == b"in"
-            path = str(world.folder / "there" / "file")
-            host.put(path, BINARY)
-            assert host.get(path) == BINARY
-            stream = host.open(["cat"])
-            stream.send(b"to and fro")
-            assert stream.receive() == b"to and fro"
-            stream.close()
-    finally:
-        if world.closing:
-            subprocess.run(world.closing, check=True, capture_output=True, timeout=30)
+    with closing(connected(world, client)) as host:
+        assert host.address == "127.0.0.1"
+        assert host.run(["sh", "-c", "cat; exit 3"], data=b"in", limit=60).output == b"in"
+        path = str(world.folder / "there" / "file")
+        host.put(path, BINARY)
+        assert host.get(path) == BINARY
+        stream = host.open(["cat"])
+        stream.send(b"to and fro")
+        assert stream.receive() == b"to and fro"
+        stream.close()
     said = [text for text in world.person.told if "by the program ssh" in text]
-    reason = CONFIGS[way]
-    if client == "auto" and reason != "paramiko":
-        assert len(said) == 1 and reason in said[0]
+    if client == "auto" and CONFIGS[way] != "paramiko":
+        assert len(said) == 1 and CONFIGS[way] in said[0]
     else:
         assert not said
+
+
+@pytest.mark.parametrize("way", [proxy_command, open_master], ids=lambda way: way.__name__)
+def test_a_job_on_such_a_host(world: World, desk: Desk, way: Callable[[World], str]) -> None:
+    desk.environment["XDG_RUNTIME_DIR"] = str(world.short)
+    (desk.folder / ".ssh").mkdir(mode=0o700)
+    (desk.folder / ".ssh" / "config").write_text(text := way(world))
+    world.person.config.write_text(text)
+    machine = world.machines["inner"]
+
+    def launched(*arguments: str, **story: str) -> Launch:
+        mark = uuid.uuid4().hex
+        lines = desk.inventory(mark, story, [machine, machine]).read_text().splitlines()
+        only = ("ssh_port", "user", "key", "fingerprint", "[ssh]", "client")
+        lines = [line for line in lines if not line.startswith(only)]
+        file = desk.folder / "it.toml"
+        file.write_text("\n".join(lines).replace(f'ssh = "{machine.address}"', 'ssh = "it"'))
+        launch = desk._launched(mark, "--hosts", str(file), *arguments)
+        assert launch.finish() == 0, launch.errors
+        assert launch.errors.count("connects by the program ssh") == 1, launch.errors
+        return launch
+
+    first = launched(**{"*": "ends", **dict.fromkeys(("central/worker:0", "A/worker:0", "A/worker:1"), "saves")})
+    fetched = desk.geomx("fetch", first.id, "--to", "here")
+    assert (desk.folder / "here" / first.id / "outputs" / "A-worker-1" / "model.bin").exists(), fetched.stderr
+    second = launched("--detach", **{"*": "forever"})
+    assert "A/worker:0" in desk.geomx("logs", second.id).stdout
+    stopped = desk.geomx("stop", second.id)
+    assert stopped.returncode == 0 and not second.pids(), stopped.stderr
+
+
+def test_what_no_ssh_may_be_given(world: World) -> None:
+    for address in ("-oProxyCommand=touch /x", "a b", "a\nb"):
+        assert "is no name of a machine" in refused(connected(world, address=address))
+    world.person.config.write_text("Host it\n  NoSuchWord x\n")
+    assert "Bad configuration option: nosuchword" in refused(connected(world))
+
+
+def test_where_ssh_is_not_installed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.person.config.write_text(world.entry("it", world.machine(), f"ProxyCommand {sys.executable} relay %h %p"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(InvalidSettings, match=r"ssh is not installed .*apt install openssh-client"):
+        connected(world).run(["true"], limit=60)
+    said = refused(connected(world, "auto"))
+    assert "ProxyCommand for it, which is not supported by paramiko (install OpenSSH" in said
+
+
+def test_a_second_factor_is_given_to_a_connection_of_the_users_own(world: World) -> None:
+    factor = ("AuthenticationMethods publickey,password", "PasswordAuthentication yes")
+    machine = world.machine()
+    world.person.config.write_text(world.entry("it", machine))
+    machine.change(*factor)
+    said = refused(connected(world))
+    assert "wants a second factor: password (geomx gives none: log in yourself" in said
+    command = said.partition("shares that connection: ")[2].partition(";")[0].split()
+    assert command[:3] == ["ssh", "-fNM", "-S"] and command[-2:] == [str(machine.port), f"{getuser()}@127.0.0.1"]
+
+
+def test_nothing_stays_where_geomx_is_killed(world: World) -> None:
+    world.person.config.write_text(jump_host(world))
+    code = (
+        "import sys; from geomx_cli.hosts.ssh.connector import SshConnector as C; from geomx_cli.inventory import Ssh;"
+        "from geomx_cli.hosts.ssh.options import SshOptions as O;"
+        "host = C('A', Ssh(address='it', client='openssh'), '', options=O(config=sys.argv[1]));"
+        "host.open(['cat']); print('open', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, str(world.person.config)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"open\n"
+        assert len(ssh_processes(str(world.short))) >= 3  # the master, the jump host's, and the command's
+        process.kill()
+    until(lambda: not ssh_processes(str(world.short)))
+    for folder in world.short.glob("geomx-ssh-*"):  # the only thing that is left
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def test_a_host_that_hangs_behind_a_connection_of_the_users_own(world: World) -> None:
+    world.person.config.write_text(open_master(world))
+    machine = world.machines["inner"]
+    with closing(connected(world)) as host:
+        channel = host.open(["cat"])
+        stopped = [pid for pid in machine.sessions() if Path(f"/proc/{pid}").exists()]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(HostUnreachable, match="the connection broke"):
+                host.run(["sleep", "30"], limit=60)
+            assert channel.receive() == b""
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)

@@ -302,7 +302,8 @@ class OpensshConnection:
             return []
 
     def _ask(self, limit: float) -> None:
-        """Have the host answer. Raises SSHException if it does not in time, EOFError or OSError if the connection breaks.
+        """Have the host answer. Raises SSHException if it does not in time, EOFError or OSError if the connection
+        breaks.
         """
         with self._answers:
             self._asked += 1

@@ -86,8 +86,9 @@ class _Log:
 
 
 def refusal(
-    host: str, settings: Settings, said: Sequence[str], logged: Sequence[str], printed: str = "", *, shared: bool = False
-) -> HostUnreachable:
+    host: str, settings: Settings, said: Sequence[str], logged: Sequence[str], printed: str = "", *,
+    shared: bool = False,
+) -> HostUnreachable:  # fmt: skip
     """Return the error of a host on which ssh started no command. Raises TurnedAway if it may be tried again.
 
     said: what came on stderr, also from the ssh that connects to a jump host. logged: by ssh itself. printed: the
