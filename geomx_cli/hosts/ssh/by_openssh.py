@@ -30,6 +30,7 @@ from geomx_cli.inventory import Ssh
 __all__ = ["OpensshConnection"]
 
 _CONNECT = 45.0  # seconds, over all jump hosts
+_BEGIN = 10.0
 _END = 2.0
 _ASK = 1.0
 _MOST_SILENT = 4  # answers that may be missing, one after another
@@ -76,16 +77,19 @@ class _Session:
         self.start(["-s", "--", "host", name])
 
     def start(self, arguments: Sequence[str]) -> None:
-        """Start ssh."""
+        """Start ssh. Raises EOFError if the session is closed already."""
         self._in, stdin = socket.socketpair()
         self._out, stdout = socket.socketpair()
         self._err, stderr = socket.socketpair()
         self._release = weakref.finalize(self, _close, (self._in, self._out, self._err))
         with stdin, stdout, stderr:
             self.process = subprocess.Popen(
-                [*self._argv, *arguments], stdin=stdin, stdout=stdout, stderr=stderr, env=environment(),
-                start_new_session=True,
+                [*self._argv, *arguments], stdin=stdin.fileno(), stdout=stdout.fileno(), stderr=stderr.fileno(),
+                env=environment(), start_new_session=True,
             )  # fmt: skip
+        if self.closed:  # meanwhile
+            self.close()
+            raise EOFError
 
     def recv(self, size: int) -> bytes:
         """Receive from stdout; b"" at its end."""
@@ -172,8 +176,10 @@ class OpensshConnection:
         self._program = program()
         self._folder = make_folder()
         self._log = self._folder / "log"
+        self._logging = [self._program, "-v", "-E", str(self._log)]
         self._lifelines: list[subprocess.Popen[bytes]] = []
-        self._finish = weakref.finalize(self, _finish, self._lifelines, self._folder)
+        self._finish = weakref.finalize(self, _finish, self._lifelines, self._folder, os.getpid())
+        self._said = bytearray()  # by the lifeline, on stderr
         self._sessions: list[_Session] = []
         self._changing = threading.Lock()
         self._closed = threading.Event()
@@ -217,7 +223,7 @@ class OpensshConnection:
 
     def open_files(self) -> paramiko.SFTPClient:
         """See Connection.open_files."""
-        session = self.open_session(_END)
+        session = self.open_session(_BEGIN)
         session.invoke_subsystem("sftp")
         return paramiko.SFTPClient(session)
 
@@ -232,23 +238,24 @@ class OpensshConnection:
 
     def _connect(self, settings: Settings, options: SshOptions) -> None:
         hop = settings.hop
-        pinned = self._pinned(settings) if hop.fingerprint else []
         if options.accept_new_host_keys:
             make_ready(Path(hop.known_hosts[0]))
         users = is_open(hop.master)
         place = hop.master if users else str(self._folder / "master")
         self._shared = [self._program, *_SHARED, "-S", place]
-        master = [self._program, "-v", "-E", str(self._log), *pinned, "-M", "-S", place, *_ALIVE, *settings.arguments]
-        end = time.monotonic() + remedies.TURNED_AWAY
+        end, trusted = time.monotonic() + remedies.TURNED_AWAY, list[str]()
         while True:
             try:
+                if hop.fingerprint and not trusted:
+                    trusted = self._pinned(settings)
+                master = [*self._logging, *trusted, "-M", "-S", place, *_ALIVE, *settings.arguments]
                 lifeline = self._live(settings, self._shared if users else master)
                 break
             except TurnedAway:
                 if time.monotonic() > end:
                     raise remedies.at(self._host, remedies.closed_at_once(hop)) from None
                 time.sleep(random.uniform(0.1, 1.0))
-        for text in accepted_keys(self._logged(), settings):
+        for text in accepted_keys([*self._heard(), *self._logged()], settings):
             options.notify(text)
         self._lifeline = lifeline
         in_thread(self._listen)
@@ -257,13 +264,14 @@ class OpensshConnection:
 
     def _live(self, settings: Settings, argv: Sequence[str]) -> _Session:
         """Start the lifeline. Raises TurnedAway if it may be tried again."""
-        session, own, said = _Session(self, argv), OwnOutput(), bytearray()
+        session, own, late = _Session(self, argv), OwnOutput(), 0.0
+        self._said.clear()
         self._log.unlink(missing_ok=True)
         session.start(["--", settings.address, remote_command(["cat"])])
         assert session.process is not None
         self._lifelines.append(session.process)
         self._sessions.append(session)
-        listener = in_thread(lambda: drain(session.recv_stderr, lambda data: _keep(said, data)))
+        listener = in_thread(lambda: drain(session.recv_stderr, self._keep))
         session.limit(_CONNECT)
         try:
             while not own.begun and (data := session.recv(_CHUNK)):
@@ -271,14 +279,14 @@ class OpensshConnection:
             session.limit(None)
         except TimeoutError:
             session.process.kill()  # its streams end with it
+            late = _CONNECT
         if own.begun:
             return session
         with suppress(subprocess.TimeoutExpired):
             session.process.wait(_END)
         listener.join(_END)
-        heard = said.decode(errors="replace").splitlines()
         shared = argv is self._shared
-        raise refusal(self._host, settings, heard, self._logged(), own.before, shared=shared)
+        raise refusal(self._host, settings, self._heard(), self._logged(), own.before, shared=shared, late=late)
 
     def _pinned(self, settings: Settings) -> list[str]:
         """Compare the host's key with the inventory's fingerprint, without logging in. Return the options by which ssh
@@ -286,14 +294,25 @@ class OpensshConnection:
         """
         file = self._folder / "pinned"
         trusted = ["-oUserKnownHostsFile=" + str(file), "-oGlobalKnownHostsFile=none"]
-        argv = [self._program, "-v", "-E", str(self._log), *_ONLY_KEY, *trusted, *settings.arguments]
-        heard = run([*argv, "--", settings.address, "true"], _CONNECT).stderr.splitlines()
+        argv = [*self._logging, *_ONLY_KEY, *trusted, *settings.arguments, "--", settings.address, "true"]
+        self._log.unlink(missing_ok=True)
+        try:
+            heard = run(argv, _CONNECT).stderr.splitlines()
+        except subprocess.TimeoutExpired:
+            raise refusal(self._host, settings, [], self._logged(), late=_CONNECT) from None
         if not file.exists():
             raise refusal(self._host, settings, heard, self._logged())
         shown = key_at(f"{file}:1")
         if not hmac.compare_digest(settings.hop.fingerprint.rstrip("="), shown.rpartition(" ")[2]):
             raise remedies.at(self._host, remedies.wrong_fingerprint(settings.hop, shown))
         return ["-oStrictHostKeyChecking=yes", *trusted]
+
+    def _keep(self, data: bytes) -> None:
+        self._said += data
+        del self._said[:-_CHUNK]
+
+    def _heard(self) -> list[str]:
+        return self._said.decode(errors="replace").splitlines()
 
     def _logged(self) -> list[str]:
         try:
@@ -344,13 +363,12 @@ def _close(streams: Iterable[socket.socket]) -> None:
         stream.close()
 
 
-def _keep(said: bytearray, data: bytes) -> None:
-    said += data
-    del said[:-_CHUNK]
-
-
-def _finish(lifelines: Sequence["subprocess.Popen[bytes]"], folder: Path) -> None:
-    """End these with what they have started, and remove the folder. Runs at the end of this process at the latest."""
+def _finish(lifelines: Sequence["subprocess.Popen[bytes]"], folder: Path, owner: int) -> None:
+    """End these with what they have started, and remove the folder. Runs at the end of this process at the latest, and
+    in no process forked from it.
+    """
+    if os.getpid() != owner:
+        return
     for process in lifelines:
         for number in (signal.SIGTERM, signal.SIGKILL):
             if process.poll() is None:

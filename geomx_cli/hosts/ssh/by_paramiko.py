@@ -269,7 +269,7 @@ def _log_in(
             raise remedies.takes_no_keys(hop, tried, ", ".join(error.allowed_types)) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             if "timeout" in str(error).lower():
-                raise remedies.slow_authentication(hop) from None
+                raise remedies.slow_authentication(hop, remedies.AUTH) from None
             if transport.is_active() and isinstance(error, paramiko.AuthenticationException):
                 continue
             if len(tried) == 1:

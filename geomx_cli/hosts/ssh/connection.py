@@ -13,6 +13,9 @@ class Session(Protocol):
     def exec_command(self, command: str) -> None:
         """Start a command. Raises paramiko's SSHException, EOFError or OSError."""
 
+    def invoke_subsystem(self, name: str) -> None:
+        """Start a subsystem. Raises as `exec_command`."""
+
     def recv(self, size: int) -> bytes:
         """Receive from stdout; b"" at its end."""
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import paramiko
 
-from geomx_cli.core.errors import HostUnreachable
 from geomx_cli.core.files import make_folders
 from geomx_cli.hosts.ssh import remedies
 from geomx_cli.hosts.ssh.credentials import Hop
@@ -192,7 +191,7 @@ def _append(hop: Hop, line: str) -> None:
                 if line not in before.splitlines():
                     file.write(("" if before.endswith("\n") or not before else "\n") + line + "\n")
     except (OSError, ValueError) as error:
-        raise HostUnreachable(f"the host key of {hop} cannot be added to {path}: {error}", "correct it") from None
+        raise remedies.not_added(hop, path, error) from None
 
 
 def _entries(hop: Hop) -> tuple[list[_Known], list[_Known]]:

@@ -19,6 +19,7 @@ _ACCEPTED = re.compile(r"debug1: Server accepts key: (.*?) (?:\S+ )?SHA256:")
 _CONTINUE = re.compile(r"debug1: Authentications that can continue: (\S+)")
 _HOST_KEY = re.compile(r"debug1: Server host (?:key|certificate): (\S+ SHA256:\S+)")
 _ADDED = re.compile(r"Warning: Permanently added .* to the list of known hosts")
+_NOT_ADDED = re.compile(r"Failed to add the host to the list of known hosts \((.*)\)")
 _PROGRESS = (
     "debug1:", "debug2:", "OpenSSH_", "Authenticated to ", "Transferred: ", "Bytes per second: ", "kex_exchange_",
     "Connection closed by UNKNOWN",
@@ -87,12 +88,13 @@ class _Log:
 
 def refusal(
     host: str, settings: Settings, said: Sequence[str], logged: Sequence[str], printed: str = "", *,
-    shared: bool = False,
+    shared: bool = False, late: float = 0.0,
 ) -> HostUnreachable:  # fmt: skip
     """Return the error of a host on which ssh started no command. Raises TurnedAway if it may be tried again.
 
     said: what came on stderr, also from the ssh that connects to a jump host. logged: by ssh itself. printed: the
-    account's output, in place of the command's. shared: whether the connection was open.
+    account's output, in place of the command's. shared: whether the connection was open. late: seconds after which it
+    was ended, as nothing had come; 0: it ended by itself.
     """
     log = _Log([*said, *logged], settings)
     if shared or any(line.startswith("Authenticated to ") for line in logged):
@@ -100,22 +102,31 @@ def refusal(
             return remedies.no_session(host, plain(found[1] or found[2]))
         if log.find(r"closed by remote host|Connection reset|Broken pipe|server not responding"):
             return remedies.broken(host)
+        if late:
+            return remedies.no_start(host, late)
         return remedies.no_command(host, printed + "\n".join(_Log(said, settings).own()))
-    found = next((error for step in _STEPS if (error := step(log)) is not None), None)
-    if found is None:
-        found = HostUnreachable(f"ssh does not connect to {log.hop}: {log.said}", "try it with ssh -v")
-    return remedies.at(host, found, jump=log.hop is not settings.hop)
+    if late:
+        error = remedies.slow_authentication(log.hop, late) if log.authenticating else remedies.silent(log.hop)
+    else:
+        error = next(filter(None, (step(log) for step in _STEPS)), None) or _unknown(log)
+    return remedies.at(host, error, jump=log.hop is not settings.hop)
 
 
 def accepted_keys(lines: Iterable[str], settings: Settings) -> list[str]:
-    """Return a message for each host key that ssh has added to known_hosts."""
+    """Return a message for each host key that ssh has added to known_hosts. Raises HostUnreachable if it could not."""
     found, before = [], list[str]()
     for line in lines:
         before.append(line)
+        if match := _NOT_ADDED.match(line):
+            raise remedies.not_added(_Log(before, settings).hop, match[1], "ssh cannot write it")
         if _ADDED.search(line):
             log = _Log(before, settings)
             found.append(f"accepted the new host key of {log.hop}: {log.shown}; it is in {log.hop.known_hosts[0]} now")
     return found
+
+
+def _unknown(log: _Log) -> HostUnreachable:
+    return HostUnreachable(f"ssh does not connect to {log.hop}: {log.said}", "try it with ssh -v")
 
 
 def _unreachable(log: _Log) -> HostUnreachable | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings, TimedOut
-from geomx_cli.core.untrusted import first_line
+from geomx_cli.core.untrusted import plain
 from geomx_cli.hosts.ssh.config import MASTER, SYSTEM_CONFIG, words
 from geomx_cli.hosts.ssh.credentials import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
@@ -192,7 +192,7 @@ def _asked(arguments: Sequence[str], address: str) -> dict[str, list[str]]:
         what = f"`ssh -G {address}` did not end within {_RESOLVE:g} s"
         raise TimedOut(what, "see which command of Match exec in ~/.ssh/config does not end") from None
     if done.returncode:
-        why = first_line(done.stderr.strip()) or "it says nothing"
+        why = next(iter(plain(done.stderr).strip().splitlines()), "it says nothing")
         raise InvalidSettings(f"ssh_config cannot be used for {address}: {why}", "correct it there")
     found: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():

@@ -10,8 +10,9 @@ from geomx_cli.hosts.ssh.credentials import Hop
 __all__ = [
     "AUTH", "BANNER", "TCP", "TURNED_AWAY", "at", "broken", "changed_host_key", "closed_at_once",
     "forwarding_failed", "no_algorithm",
-    "no_banner", "no_command", "no_key_exchange", "no_route", "no_session", "no_such_name", "not_let_in", "not_ssh",
-    "opening_a_master", "refused", "revoked_host_key", "second_factor", "silent", "slow_authentication",
+    "no_banner", "no_command", "no_key_exchange", "no_route", "no_session", "no_start", "no_such_name", "not_added",
+    "not_let_in", "not_ssh", "opening_a_master", "refused", "revoked_host_key", "second_factor", "silent",
+    "slow_authentication",
     "takes_no_keys", "too_many_keys", "unknown_host_key", "unreachable", "wrong_certificate", "wrong_fingerprint",
 ]  # fmt: skip
 
@@ -111,8 +112,12 @@ def wrong_certificate(hop: Hop, authority: str, problem: str) -> WrongHostKey:
     return WrongHostKey(what, "have its host key signed anew, for the name by which it is dialled")
 
 
-def slow_authentication(hop: Hop) -> HostUnreachable:
-    what = f"{hop}: SSH authentication timed out after {AUTH:g} s"
+def not_added(hop: Hop, path: object, why: object) -> HostUnreachable:
+    return HostUnreachable(f"the host key of {hop} cannot be added to {path}: {why}", "correct it")
+
+
+def slow_authentication(hop: Hop, seconds: float) -> HostUnreachable:
+    what = f"{hop}: SSH authentication timed out after {seconds:g} s"
     return HostUnreachable(what, "it may be overloaded, or wait for its directory service")
 
 
@@ -167,6 +172,11 @@ def no_command(host: str, printed: str) -> HostUnreachable:
     printed = repr(last_line(printed, "")) if printed.strip() else "nothing"
     hint = "it needs a login shell, and no ForceCommand in sshd_config nor command= in authorized_keys"
     return HostUnreachable(f"host {host}: its account runs no commands; it printed {printed}", hint)
+
+
+def no_start(host: str, seconds: float) -> HostUnreachable:
+    hint = "see whether that machine is overloaded, or what the account's start-up files wait for"
+    return HostUnreachable(f"host {host}: its account started no command within {seconds:g} s", hint)
 
 
 def at(host: str, error: HostUnreachable, *, jump: bool = False) -> HostUnreachable:
