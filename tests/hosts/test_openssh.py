@@ -18,7 +18,7 @@ from ssh_configs import CONFIGS, Machines, World, jump_host, open_master, proxy_
 from sshd import Person
 
 from geomx_cli.agent import processes
-from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings
+from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts.ssh.connector import SshConnector
 
 pytestmark = pytest.mark.processes
@@ -184,3 +184,37 @@ def test_a_host_that_hangs_behind_a_connection_of_the_users_own(world: World) ->
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
+
+
+def test_waits_have_a_limit_and_a_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("geomx_cli.hosts.ssh.by_openssh._CONNECT", 1.5)
+    command = ("AuthorizedKeysFile none", "AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root")
+    slow = world.machine("slow", settings=command)
+    world.person.config.write_text(world.entry("it", slow))
+    assert "SSH authentication timed out after 1.5 s (it may be overloaded" in refused(connected(world))
+    slow.change("ForceCommand sleep 30")
+    assert "host A: its account started no command within 1.5 s" in refused(connected(world))
+    monkeypatch.setattr("geomx_cli.hosts.ssh.openssh_settings._RESOLVE", 0.5)
+    world.person.config.write_text('Match exec "sleep 61"\n  User me\n')
+    with pytest.raises(TimedOut, match=r"`ssh -G it` did not end within 0.5 s"):
+        connected(world).run(["true"], limit=60)
+
+
+def test_errors_of_a_jump_host_are_told_from_those_of_the_host(world: World) -> None:
+    world.person.config.write_text(jump_host(world))
+    gate, inner = world.machines["gate"], world.machines["inner"]
+    known = world.person.known_hosts.read_text()
+    world.person.known_hosts.write_text(known.replace(gate.host_key, inner.host_key))
+    said = refused(connected(world))
+    assert said.startswith(f"host A: jump host: THE HOST KEY OF {getuser()}@127.0.0.1 port {gate.port} HAS CHANGED")
+    assert gate.fingerprint in said and f"{world.person.known_hosts}:1 has ssh-ed25519 {inner.fingerprint}" in said
+    world.person.known_hosts.write_text(known.splitlines()[0] + "\n")
+    said = refused(connected(world))
+    assert said.startswith(f"host A: the host key of {getuser()}@127.0.0.1 port {inner.port} is not known")
+    world.person.known_hosts.write_text("")
+    world.person.client = "openssh"
+    options = world.person.options(accept_new_host_keys=True)
+    with closing(SshConnector("A", world.person.ssh(address="it"), "python3", options=options)) as host:
+        assert host.run(["true"], limit=60).status == 0
+    told = "\n".join(world.person.told)
+    assert gate.fingerprint in told and inner.fingerprint in told

@@ -21,11 +21,11 @@ from geomx_cli.hosts.ssh.credentials import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
-__all__ = ["MASTER", "SYSTEM_CONFIG", "Unsupported", "UnsupportedWay", "hop", "hops", "words"]
+__all__ = ["SYSTEM_CONFIG", "Unsupported", "UnsupportedWay", "hop", "hops", "usual_master", "words"]
 
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
-MASTER = "~/.ssh/geomx-%C"
-"""The socket of a connection that a user opens for geomx, if ssh_config names no ControlPath."""
+_MASTER = "~/.ssh/geomx-%C"
+_LONGEST_MASTER = 104 - 1 - 17 - 38  # bytes of a socket's path, of its end, of what ssh adds, of %C
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 _USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _DEEPEST_INCLUDE = 16
@@ -145,9 +145,18 @@ def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
         agent=agent,
         certificates=tuple(path for path in certificates if os.path.exists(path)),  # noqa: PTH110
         absent=tuple(path for path in (*files, *certificates) if path not in there and not os.path.exists(path)),  # noqa: PTH110
-        master=_master(found.get("controlpath", MASTER), tokens),
+        master=_master(found.get("controlpath", usual_master()), tokens),
         beyond=tuple(beyond),
     )
+
+
+def usual_master() -> str:
+    """Return the ControlPath of a connection that a user opens for geomx, if ssh_config names none.
+
+    It is "none" if the path of the home is too long.
+    """
+    path = os.path.expanduser(_MASTER)  # noqa: PTH111 - stays text
+    return path if len(os.fsencode(path)) <= _LONGEST_MASTER else "none"
 
 
 def _master(text: str, tokens: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings, TimedOut
 from geomx_cli.core.untrusted import plain
-from geomx_cli.hosts.ssh.config import MASTER, SYSTEM_CONFIG, words
+from geomx_cli.hosts.ssh.config import SYSTEM_CONFIG, usual_master, words
 from geomx_cli.hosts.ssh.credentials import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.hosts.ssh.remedies import TCP
@@ -147,7 +147,7 @@ def run(command: Sequence[str], limit: float) -> "subprocess.CompletedProcess[st
 
 def _text(ssh: Ssh, options: SshOptions) -> str:
     strict = "accept-new" if options.accept_new_host_keys else "yes"
-    after = [f"ControlPath {_quoted(_absolute(MASTER))}", f"UserKnownHostsFile {_literal(options.known_hosts)}"]
+    after = [f"ControlPath {_quoted(usual_master())}", f"UserKnownHostsFile {_literal(options.known_hosts)}"]
     if ssh.key:  # also for the jump hosts that have none
         after.append(f"IdentityFile {_literal(ssh.key)}")
     parts = [_FORCED % strict]

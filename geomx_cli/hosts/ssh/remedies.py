@@ -123,8 +123,9 @@ def slow_authentication(hop: Hop, seconds: float) -> HostUnreachable:
 
 def opening_a_master(hop: Hop) -> str:
     """The command that opens a connection which geomx shares."""
-    path = f"-S {shlex.quote(hop.master)} " if hop.master else ""
-    return f"ssh -fNM {path}-p {hop.port} {shlex.quote(f'{hop.user}@{hop.address}')}"
+    path = shlex.quote(hop.master or "PATH")
+    command = f"ssh -fNM -S {path} -p {hop.port} {shlex.quote(f'{hop.user}@{hop.address}')}"
+    return command if hop.master else f"{command}, with ControlPath PATH in ~/.ssh/config"
 
 
 def takes_no_keys(hop: Hop, tried: Sequence[str], methods: str) -> HostUnreachable:
