@@ -186,6 +186,14 @@ def test_a_host_that_hangs_behind_a_connection_of_the_users_own(world: World) ->
                 os.kill(pid, signal.SIGCONT)
 
 
+def test_a_host_that_opens_no_more_sessions(world: World) -> None:
+    world.person.config.write_text(world.entry("it", world.machine(settings=("MaxSessions 2",))))
+    with closing(connected(world)) as host:
+        with closing(host.open(["cat"])), pytest.raises(HostUnreachable, match="host A opens no session: Session open"):
+            host.run(["true"], limit=60)
+        until(lambda: host.run(["true"], limit=60).status == 0)
+
+
 def test_waits_have_a_limit_and_a_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("geomx_cli.hosts.ssh.by_openssh._CONNECT", 1.5)
     command = ("AuthorizedKeysFile none", "AuthorizedKeysCommand /bin/sleep 30", "AuthorizedKeysCommandUser root")

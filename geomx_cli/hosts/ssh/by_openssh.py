@@ -3,26 +3,24 @@
 import hmac
 import os
 import random
-import select
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import paramiko
 
-from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts.ssh import remedies
 from geomx_cli.hosts.ssh.connection import Session
 from geomx_cli.hosts.ssh.host_keys import key_at, make_ready
 from geomx_cli.hosts.ssh.openssh_log import TurnedAway, accepted_keys, refusal
-from geomx_cli.hosts.ssh.openssh_settings import Settings, environment, is_open, make_folder, program, resolved, run
+from geomx_cli.hosts.ssh.openssh_session import OpensshSession
+from geomx_cli.hosts.ssh.openssh_settings import Settings, is_open, make_folder, program, resolved, run
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.hosts.ssh.streams import OwnOutput, drain, in_thread, remote_command
 from geomx_cli.inventory import Ssh
@@ -34,133 +32,11 @@ _BEGIN = 10.0
 _END = 2.0
 _ASK = 1.0
 _MOST_SILENT = 4  # answers that may be missing, one after another
-_OWN_STATUS = 255  # of ssh itself: it did not connect, or the connection broke
 _ALIVE = ("-oServerAliveInterval=1", "-oServerAliveCountMax=4")
 # ssh must not connect by itself where the master is gone or refuses
 _SHARED = ("-F", "none", "-T", "-oBatchMode=yes", "-oProxyCommand=false", "-oLogLevel=ERROR")
 _ONLY_KEY = ("-oStrictHostKeyChecking=accept-new", "-oHashKnownHosts=no", "-oPreferredAuthentications=none")
 _CHUNK = 1 << 16
-
-
-class _Session:
-    """A process of ssh and its streams, with the methods of paramiko's Channel that geomx uses.
-
-    The streams are sockets, so that `close` ends what waits for them in other threads.
-    """
-
-    def __init__(self, connection: "OpensshConnection", argv: Sequence[str]) -> None:
-        self._connection = connection
-        self._argv = argv
-        self.closed = False
-        self.process: subprocess.Popen[bytes] | None = None
-        self._read = False  # to the end
-        self._begun = b""  # of its stderr
-
-    def exec_command(self, command: str) -> None:
-        """Start a command, and wait for its first output. Raises ChannelException if the host opens no session,
-        EOFError if the connection is broken.
-        """
-        self.start(["--", "host", command])
-        if self._out.recv(1, socket.MSG_PEEK) or self.closed:
-            return
-        status = self.recv_exit_status()
-        if not self._connection.active:
-            raise EOFError
-        if status == _OWN_STATUS:
-            drain(self._err.recv, self._note)
-            refusal = self._begun.decode(errors="replace").partition("session request failed: ")[2]
-            if refusal:
-                raise paramiko.ChannelException(1, last_line(refusal.partition("\n")[0], ""))
-
-    def invoke_subsystem(self, name: str) -> None:
-        """Start a subsystem, without waiting for it."""
-        self.start(["-s", "--", "host", name])
-
-    def start(self, arguments: Sequence[str]) -> None:
-        """Start ssh. Raises EOFError if the session is closed already."""
-        self._in, stdin = socket.socketpair()
-        self._out, stdout = socket.socketpair()
-        self._err, stderr = socket.socketpair()
-        self._release = weakref.finalize(self, _close, (self._in, self._out, self._err))
-        with stdin, stdout, stderr:
-            self.process = subprocess.Popen(
-                [*self._argv, *arguments], stdin=stdin.fileno(), stdout=stdout.fileno(), stderr=stderr.fileno(),
-                env=environment(), start_new_session=True,
-            )  # fmt: skip
-        if self.closed:  # meanwhile
-            self.close()
-            raise EOFError
-
-    def recv(self, size: int) -> bytes:
-        """Receive from stdout; b"" at its end."""
-        data = self._out.recv(size)
-        if data:
-            self._connection.heard_at = time.monotonic()
-        self._read = not data
-        return data
-
-    def recv_stderr(self, size: int) -> bytes:
-        """Receive from stderr; b"" at its end."""
-        data, self._begun = self._begun, b""
-        return data or self._err.recv(size)
-
-    def send(self, data: "bytes | memoryview") -> int:
-        """Send a part of `data`; return its length."""
-        return self._in.send(data)
-
-    def shutdown_write(self) -> None:
-        """Close its stdin."""
-        self._in.shutdown(socket.SHUT_WR)
-
-    def get_name(self) -> str:
-        """A name for paramiko's log."""
-        return "openssh"
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended and its output has been received."""
-        return self.closed or (self._read and self.exit_status_ready())
-
-    def recv_ready(self) -> bool:
-        """Whether `recv` would return at once."""
-        poll = select.poll()
-        poll.register(self._out, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def limit(self, seconds: float | None) -> None:
-        """Let `recv` raise TimeoutError after `seconds`; None: never."""
-        self._out.settimeout(seconds)
-
-    def exit_status_ready(self) -> bool:
-        """Whether it has ended."""
-        return self.process is not None and self.process.poll() is not None
-
-    def recv_exit_status(self) -> int:
-        """Wait for the command's exit status; -1 if the connection broke, or the command was ended with it.
-
-        ssh ends with 255 of its own if the connection breaks, and then the master ends too.
-        """
-        assert self.process is not None
-        status = self.process.wait()
-        if status < 0 or (status == _OWN_STATUS and self._connection.ends_within(_END / 2)):
-            return -1
-        return status
-
-    def close(self) -> None:
-        """End ssh; the host then ends the command's streams."""
-        self.closed = True
-        if self.process is None:
-            return
-        for stream in (self._in, self._out, self._err):
-            with suppress(OSError):
-                stream.shutdown(socket.SHUT_RDWR)
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
-        self._release()
-
-    def _note(self, data: bytes) -> None:
-        self._begun += data
 
 
 class OpensshConnection:
@@ -180,7 +56,7 @@ class OpensshConnection:
         self._lifelines: list[subprocess.Popen[bytes]] = []
         self._finish = weakref.finalize(self, _finish, self._lifelines, self._folder, os.getpid())
         self._said = bytearray()  # by the lifeline, on stderr
-        self._sessions: list[_Session] = []
+        self._sessions: list[OpensshSession] = []
         self._changing = threading.Lock()
         self._closed = threading.Event()
         self.heard_at = 0.0  # by the monotonic clock: when the host last sent something
@@ -211,7 +87,7 @@ class OpensshConnection:
         """
         if time.monotonic() - self.heard_at > _ASK:
             self._ask(limit)
-        session = _Session(self, self._shared)
+        session = OpensshSession(self, self._shared)
         with self._changing:
             if not self.active:
                 raise EOFError
@@ -262,9 +138,9 @@ class OpensshConnection:
         if users:
             threading.Thread(target=self._watch, name=f"answers of {self._host}", daemon=True).start()
 
-    def _live(self, settings: Settings, argv: Sequence[str]) -> _Session:
+    def _live(self, settings: Settings, argv: Sequence[str]) -> OpensshSession:
         """Start the lifeline. Raises TurnedAway if it may be tried again."""
-        session, own, late = _Session(self, argv), OwnOutput(), 0.0
+        session, own, late = OpensshSession(self, argv), OwnOutput(), 0.0
         self._said.clear()
         self._log.unlink(missing_ok=True)
         session.start(["--", settings.address, remote_command(["cat"])])
@@ -356,11 +232,6 @@ class OpensshConnection:
                 self.close()
             with suppress(OSError), self._answers:
                 self._asked += self._lifeline.send(b".")
-
-
-def _close(streams: Iterable[socket.socket]) -> None:
-    for stream in streams:
-        stream.close()
 
 
 def _finish(lifelines: Sequence["subprocess.Popen[bytes]"], folder: Path, owner: int) -> None:

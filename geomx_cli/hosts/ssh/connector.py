@@ -11,7 +11,7 @@ from typing import TypeVar
 import paramiko
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
-from geomx_cli.core.untrusted import first_line
+from geomx_cli.core.untrusted import first_line, plain
 from geomx_cli.hosts.interface import Channel, Completed
 from geomx_cli.hosts.ssh import remedies
 from geomx_cli.hosts.ssh.client import address, connect
@@ -167,7 +167,7 @@ class SshConnector:
         try:
             return connection.open_session(min(limit, _BEGIN))
         except paramiko.ChannelException as error:
-            raise remedies.no_session(self.name, first_line(error)) from None
+            raise remedies.no_session(self.name, plain(error.text)) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             if not fresh and "Timeout" not in str(error):  # it broke since its last use
                 connection.close()
@@ -221,7 +221,7 @@ class SshConnector:
             if expired.is_set():
                 raise TimedOut(what, _SLOW) from None
             if isinstance(error, paramiko.ChannelException):
-                raise remedies.no_session(self.name, first_line(error)) from None
+                raise remedies.no_session(self.name, plain(error.text)) from None
             if isinstance(error, HostUnreachable) or (isinstance(error, OSError) and self._active()):
                 raise
             words = str(error).rstrip(": ")  # paramiko appends the cause after a colon; it may be empty
