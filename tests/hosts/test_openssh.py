@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT, until
-from desk import Desk, Launch
+from desk import Desk
 from ssh_configs import CONFIGS, Machines, World, jump_host, open_master, proxy_command
 from sshd import Person
 
@@ -99,25 +99,20 @@ def test_a_job_on_such_a_host(world: World, desk: Desk, way: Callable[[World], s
     world.person.config.write_text(text)
     machine = world.machines["inner"]
 
-    def launched(*arguments: str, **story: str) -> Launch:
-        mark = uuid.uuid4().hex
-        lines = desk.inventory(mark, story, [machine, machine]).read_text().splitlines()
-        only = ("ssh_port", "user", "key", "fingerprint", "[ssh]", "client")
-        lines = [line for line in lines if not line.startswith(only)]
-        file = desk.folder / "it.toml"
-        file.write_text("\n".join(lines).replace(f'ssh = "{machine.address}"', 'ssh = "it"'))
-        launch = desk._launched(mark, "--hosts", str(file), *arguments)
-        assert launch.finish() == 0, launch.errors
-        assert launch.errors.count("connects by the program ssh") == 1, launch.errors
-        return launch
-
-    first = launched(**{"*": "ends", **dict.fromkeys(("central/worker:0", "A/worker:0", "A/worker:1"), "saves")})
-    fetched = desk.geomx("fetch", first.id, "--to", "here")
-    assert (desk.folder / "here" / first.id / "outputs" / "A-worker-1" / "model.bin").exists(), fetched.stderr
-    second = launched("--detach", **{"*": "forever"})
-    assert "A/worker:0" in desk.geomx("logs", second.id).stdout
-    stopped = desk.geomx("stop", second.id)
-    assert stopped.returncode == 0 and not second.pids(), stopped.stderr
+    mark, story = uuid.uuid4().hex, {"*": "forever", "A/worker:1": "saves"}
+    lines = desk.inventory(mark, story, [machine, machine]).read_text().splitlines()
+    only = ("ssh_port", "user", "key", "fingerprint", "[ssh]", "client")
+    lines = [line for line in lines if not line.startswith(only)]
+    (file := desk.folder / "it.toml").write_text("\n".join(lines).replace(f'ssh = "{machine.address}"', 'ssh = "it"'))
+    launch = desk._launched(mark, "--hosts", str(file), "--detach")
+    assert launch.finish() == 0, launch.errors
+    assert launch.errors.count("connects by the program ssh") == 1, launch.errors
+    until(lambda: "A/worker:1" in desk.geomx("logs").stdout)
+    until(lambda: list(Path(machine.state_dir).glob("jobs/*/outputs/A-worker-1/model.bin")))
+    fetched = desk.geomx("fetch", "--to", "here")
+    assert (desk.folder / "here" / launch.id / "outputs" / "A-worker-1" / "model.bin").exists(), fetched.stderr
+    stopped = desk.geomx("stop")
+    assert stopped.returncode == 0 and not launch.pids(), stopped.stderr
 
 
 def test_what_no_ssh_may_be_given(world: World) -> None:
