@@ -168,7 +168,7 @@ class Sshd:
             "KbdInteractiveAuthentication no",
             "PermitRootLogin prohibit-password",
             *([] if "sftp" in str(self.settings) else ["Subsystem sftp internal-sftp"]),
-            "MaxStartups 200",
+            *([] if "MaxStartups" in str(self.settings) else ["MaxStartups 200"]),  # sshd uses the last
             "LogLevel VERBOSE",
         ]
 

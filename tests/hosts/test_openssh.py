@@ -19,6 +19,8 @@ from sshd import Person
 
 from geomx_cli.agent import processes
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
+from geomx_cli.hosts import closing as closing_all
+from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.ssh.connector import SshConnector
 
 pytestmark = pytest.mark.processes
@@ -187,6 +189,17 @@ def test_a_host_that_opens_no_more_sessions(world: World) -> None:
         with closing(host.open(["cat"])), pytest.raises(HostUnreachable, match="host A opens no session: Session open"):
             host.run(["true"], limit=60)
         until(lambda: host.run(["true"], limit=60).status == 0)
+
+
+@pytest.mark.parametrize("client", ["paramiko", "openssh"])
+def test_many_hosts_at_once_behind_a_gate_that_turns_some_away(world: World, client: str) -> None:
+    gate = world.entry("gate", world.machine("gate", settings=("MaxStartups 2:100:2",)))
+    world.person.config.write_text(gate + world.entry("it", world.machine(), "ProxyJump gate"))
+    hosts = [connected(world, client) for _ in range(8)]
+    with closing_all({str(number): host for number, host in enumerate(hosts)}):
+        done = everywhere(lambda host: host.run(["echo", "in"], limit=60), hosts)
+    assert [each.output for each in done] == [b"in\n"] * 8
+    assert "past MaxStartups" in world.machines["gate"].log.read_text()
 
 
 def test_waits_have_a_limit_and_a_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,9 +127,9 @@ class OpensshConnection:
                 master = [*self._logging, *trusted, "-M", "-S", place, *_ALIVE, *settings.arguments]
                 lifeline = self._live(settings, self._shared if users else master)
                 break
-            except TurnedAway:
+            except TurnedAway as away:
                 if time.monotonic() > end:
-                    raise remedies.at(self._host, remedies.closed_at_once(hop)) from None
+                    raise remedies.at(self._host, away.error) from None
                 time.sleep(random.uniform(0.1, 1.0))
         for text in accepted_keys([*self._heard(), *self._logged()], settings):
             options.notify(text)

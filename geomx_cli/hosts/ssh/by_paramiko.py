@@ -27,6 +27,7 @@ _SILENT = 40  # consecutive receive timeouts of 0.1 s each
 _DEAD = 3500  # milliseconds that sent data may stay unacknowledged
 _PROHIBITED = 1  # RFC 4254, 5.1: administratively prohibited
 _END = 2.0
+_FIRST = 64  # bytes
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are reported as exceptions
 
@@ -58,8 +59,8 @@ class _Stream:
             data = b""
         self._silent = 0
         self.ended = not data
-        if len(self.first) < 4:
-            self.first += data[:4]
+        if len(self.first) < _FIRST:
+            self.first += data[:_FIRST]
         return data
 
     def __getattr__(self, name: str) -> Any:
@@ -242,9 +243,10 @@ def _negotiate(transport: paramiko.Transport, hop: Hop, stream: _Stream) -> None
     except (paramiko.SSHException, EOFError, OSError) as error:
         if transport.remote_version:
             raise remedies.no_key_exchange(hop, str(error)) from None
-        if stream.first:
+        away = stream.first.decode(errors="replace").startswith(remedies.AWAY)
+        if stream.first and not away:
             raise remedies.not_ssh(hop) from None
-        if stream.ended:
+        if stream.ended or away:
             raise EOFError from None
         raise remedies.no_banner(hop) from None
 

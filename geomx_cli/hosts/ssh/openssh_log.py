@@ -17,18 +17,25 @@ _OFFERED = re.compile(r"debug1: Offering public key: (.*) (\S+ SHA256:\S+)")
 _ATTEMPTED = re.compile(r"debug1: Will attempt key: .* SHA256:")
 _ACCEPTED = re.compile(r"debug1: Server accepts key: (.*?) (?:\S+ )?SHA256:")
 _CONTINUE = re.compile(r"debug1: Authentications that can continue: (\S+)")
-_HOST_KEY = re.compile(r"debug1: Server host (?:key|certificate): (\S+ SHA256:\S+)")
+_HOST_KEY = re.compile(r"debug1: Server host (?:key|certificate): (\S+ SHA256:[^\s,]+)")
 _ADDED = re.compile(r"Warning: Permanently added .* to the list of known hosts")
 _NOT_ADDED = re.compile(r"Failed to add the host to the list of known hosts \((.*)\)")
 _PROGRESS = (
     "debug1:", "debug2:", "OpenSSH_", "Authenticated to ", "Transferred: ", "Bytes per second: ", "kex_exchange_",
-    "Connection closed by UNKNOWN",
+    "Connection closed by ", "Connection reset by ",
 )  # fmt: skip
 _PARTIAL = "partial success"
 
 
 class TurnedAway(Exception):
-    """The host closed the connection before it sent its banner, as an sshd with too many pending connections does."""
+    """A host closed the connection before it sent its banner, as an sshd with too many pending connections does.
+
+    error: to be raised if it does so again and again.
+    """
+
+    def __init__(self, error: HostUnreachable) -> None:
+        super().__init__()
+        self.error = error
 
 
 class _Log:
@@ -36,7 +43,7 @@ class _Log:
 
     def __init__(self, lines: Iterable[str], settings: Settings) -> None:
         self.target = settings.hop
-        self.lines = [line.rstrip() for line in lines]
+        self.lines = [plain(line).rstrip() for line in lines]
         self.hop, self.indirect = settings.hop, settings.indirect
         self.authenticating = False
         for number, line in enumerate(self.lines):
@@ -65,7 +72,7 @@ class _Log:
     @property
     def said(self) -> str:
         """The first of them."""
-        return plain(next(iter(self.own()), "it says nothing"))
+        return next(iter(self.own()), "it says nothing")
 
     @property
     def shown(self) -> str:
@@ -99,7 +106,7 @@ def refusal(
     log = _Log([*said, *logged], settings)
     if shared or any(line.startswith("Authenticated to ") for line in logged):
         if found := log.find(r"session request failed: (.*)|channel \d+: open failed: (.*)"):
-            return remedies.no_session(host, plain(found[1] or found[2]))
+            return remedies.no_session(host, found[1] or found[2])
         if log.find(r"closed by remote host|Connection reset|Broken pipe|server not responding"):
             return remedies.broken(host)
         if late:
@@ -151,6 +158,8 @@ def _unreachable(log: _Log) -> HostUnreachable | None:
 def _greeting(log: _Log) -> HostUnreachable | None:
     if log.find(r"during banner exchange|Connection to \S+ port \d+ timed out"):
         return remedies.no_banner(log.hop)
+    if log.find(rf"banner line \d+: ({'|'.join(remedies.AWAY)})"):
+        raise TurnedAway(remedies.closed_at_once(log.hop))
     if log.find(r"banner line 0:|banner line contains invalid|[Bb]ad remote protocol"):
         return remedies.not_ssh(log.hop)
     if found := log.find(r"Unable to negotiate with .*?: (.*)"):
@@ -158,10 +167,13 @@ def _greeting(log: _Log) -> HostUnreachable | None:
     if log.authenticating:
         return None
     if log.find(r"kex_exchange_identification|ssh_exchange_identification"):
-        if log.indirect:
-            what = f"{log.hop} cannot be reached through the ProxyCommand or the jump host of your ssh_config"
-            return HostUnreachable(f"{what}: {log.said}", "try it with ssh -v")
-        raise TurnedAway
+        if not log.indirect:
+            raise TurnedAway(remedies.closed_at_once(log.hop))
+        what = f"{log.hop} cannot be reached through the ProxyCommand or the jump host of your ssh_config"
+        error = HostUnreachable(f"{what}: {log.said}", "try it with ssh -v")
+        if log.own():
+            return error
+        raise TurnedAway(error)
     return None
 
 

@@ -8,7 +8,7 @@ from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts.ssh.credentials import Hop
 
 __all__ = [
-    "AUTH", "BANNER", "TCP", "TURNED_AWAY", "at", "broken", "changed_host_key", "closed_at_once",
+    "AUTH", "AWAY", "BANNER", "TCP", "TURNED_AWAY", "at", "broken", "changed_host_key", "closed_at_once",
     "forwarding_failed", "no_algorithm",
     "no_banner", "no_command", "no_key_exchange", "no_route", "no_session", "no_start", "no_such_name", "not_added",
     "not_let_in", "not_ssh", "opening_a_master", "refused", "revoked_host_key", "second_factor", "silent",
@@ -20,6 +20,8 @@ TCP = 8.0  # seconds
 BANNER = 8.0
 AUTH = 20.0
 TURNED_AWAY = 6.0  # seconds to retry if sshd closes connections at once because of too many pending ones
+AWAY = ("Exceeded MaxStartups", "Not allowed at this time")
+"""What an sshd says then, in place of its banner; older ones say nothing."""
 
 
 def no_such_name(address: str, why: str) -> HostUnreachable:
