@@ -1,6 +1,6 @@
 """Measures the steps of a job on many hosts, emulated by N sshd processes on this machine.
 
-    python benchmarks/sites.py [--hosts 4,16,64]
+    python benchmarks/sites.py [--hosts 4,16,64] [--client openssh]
 
 One host is the central party; the others form parties of three, each host with one worker that only waits. Prints the
 seconds of each command: `geomx launch --detach` until all agents run, and until it returns; `geomx status`;
@@ -19,10 +19,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from geomx_cli.hosts.ports import free_ports
 from geomx_cli.inventory import Ssh
+from geomx_cli.inventory.access import SshClient
 
 COLUMNS = ("hosts", "agents", "launch", "status", "collect", "stop")
 PARTY = 3
@@ -34,21 +35,22 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="4,16,64", help="numbers of hosts, separated by commas")
+    parser.add_argument("--client", choices=get_args(SshClient), default="auto", help="what connects to the hosts")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args(arguments)
     found, out = [], sys.stderr if options.json else sys.stdout
     print("  ".join(f"{name:>8}" for name in COLUMNS), file=out)
     for number in (int(text) for text in options.hosts.split(",")):
         with tempfile.TemporaryDirectory(prefix="gx-", dir="/tmp") as folder, _sshds(Path(folder), number) as ssh:
-            times = _measure(Path(folder), ssh)
+            times = _measure(Path(folder), ssh, options.client)
         found.append(dict(zip(COLUMNS, (number, *times), strict=True)))
         print("  ".join([f"{number:>8}", *(f"{seconds:>7.2f}s" for seconds in times)]), file=out, flush=True)
     if options.json:
         print(json.dumps({"schema_version": 1, "results": found}))
 
 
-def _measure(folder: Path, sites: Sequence[Ssh]) -> list[float]:
-    (folder / "hosts.toml").write_text(_inventory(folder, sites))
+def _measure(folder: Path, sites: Sequence[Ssh], client: str) -> list[float]:
+    (folder / "hosts.toml").write_text(f'{_inventory(folder, sites)}\n[ssh]\nclient = "{client}"\n')
     (folder / "wait.py").write_text(WAIT)
     agents, launched = _geomx(folder, "launch", "--detach", "--accept-new-host-keys", "--", "python", "wait.py")
     try:

@@ -110,6 +110,13 @@ def person(tmp_path: Path) -> Person:
     return Person(tmp_path / "home")
 
 
+@pytest.fixture(params=["paramiko", "openssh"])
+def client(request: pytest.FixtureRequest, person: Person) -> str:
+    """Has the user connect with each of the clients."""
+    person.client = request.param
+    return str(request.param)
+
+
 @pytest.fixture
 def machines(tmp_path: Path, person: Person) -> Iterator[Callable[..., Sshd]]:
     """Starts an sshd that represents a machine, by name; `machines()` is the one called "alpha"."""

@@ -330,8 +330,10 @@ def _inventory(
     """The lines of an inventory file."""
     ports = free_ports(6)
     variables = ", ".join(f"{name} = '{text}'" for name, text in env.items())
-    lines = ['central = "central"', "[defaults]", f'python = "{python}"', f"env = {{ {variables} }}"]
-    lines += [f'allocator = "{allocator}"']
+    lines = ['central = "central"']
+    if sites:
+        lines += ["[ssh]", f'client = "{sites[0].person.client}"']
+    lines += ["[defaults]", f'python = "{python}"', f"env = {{ {variables} }}", f'allocator = "{allocator}"']
     for index, name in enumerate(("central", "A")):
         own = ports[3 * index : 3 * index + 3]
         lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f"ports = {own}"]

@@ -15,6 +15,7 @@ from geomx_cli.agent import processes
 from geomx_cli.hosts.ssh.connector import SshConnector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
+from geomx_cli.inventory.access import SshClient
 
 SSHD = "/usr/sbin/sshd"
 
@@ -31,6 +32,7 @@ class Person:
     """A user who logs in: a home with .ssh/id_ed25519, and contents for ssh_config and known_hosts."""
 
     home: Path
+    client: SshClient = "paramiko"
 
     def __post_init__(self) -> None:
         self.key = make_key(self.home / ".ssh" / "id_ed25519")
@@ -44,6 +46,10 @@ class Person:
         """Options that use only files in this home."""
         places = {"config": str(self.config), "known_hosts": str(self.known_hosts), "notify": self.told.append}
         return SshOptions(**{**places, **changes})
+
+    def ssh(self, **fields: Any) -> Ssh:
+        """Access settings, as in an inventory."""
+        return Ssh(**{"client": self.client, **fields})
 
     def knows(self, *machines: "Sshd") -> None:
         """Add the machines' host keys to known_hosts, and their names to ssh_config."""
@@ -91,7 +97,7 @@ class Sshd:
     def ssh(self, **changes: Any) -> Ssh:
         """Its access settings, as in an inventory."""
         usual = {"address": self.address, "port": self.port, "user": getpass.getuser(), "key": str(self.person.key)}
-        return Ssh(**{**usual, **changes})
+        return self.person.ssh(**{**usual, **changes})
 
     def host(self, *, options: SshOptions | None = None, python: str = "python3", **changes: Any) -> SshConnector:
         """The machine as a host; `changes` apply to its access settings."""
@@ -110,6 +116,15 @@ class Sshd:
             assert self.process.poll() is None and time.monotonic() < end, self.log.read_text()
             time.sleep(0.02)
         return self
+
+    def change(self, *settings: str) -> None:
+        """Give it other settings; connections that are open keep theirs."""
+        assert self.process is not None
+        self.settings, before = settings, self.log.read_text().count("Server listening")
+        (self.folder / "config").write_text("\n".join(self._config()) + "\n")
+        self.process.send_signal(signal.SIGHUP)
+        while self.log.read_text().count("Server listening") == before:
+            time.sleep(0.02)
 
     def sessions(self) -> list[int]:
         """The pids of the processes that serve connections."""
@@ -153,7 +168,7 @@ class Sshd:
             "KbdInteractiveAuthentication no",
             "PermitRootLogin prohibit-password",
             *([] if "sftp" in str(self.settings) else ["Subsystem sftp internal-sftp"]),
-            "MaxStartups 200",
+            *([] if "MaxStartups" in str(self.settings) else ["MaxStartups 200"]),  # sshd uses the last
             "LogLevel VERBOSE",
         ]
 

@@ -62,6 +62,7 @@ _.rescale_grad
 _.auth_timeout
 _.banner_timeout
 _.handshake_timeout
+_.recv_ready
 _.__array_interface__
 _.with_colors
 _.x_label

@@ -275,7 +275,7 @@ def ssh_options(accept_new_host_keys: bool = False) -> "SshOptions":
     """Return the SSH options for all connections of a command."""
     from geomx_cli.hosts.ssh.options import SshOptions
 
-    return SshOptions(accept_new_host_keys=accept_new_host_keys)
+    return SshOptions(accept_new_host_keys=accept_new_host_keys, notify=lambda text: click.echo(text, err=True))
 
 
 def _from_command_line(name: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from geomx_cli.core.starter import FOLDER
-from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Group, Key
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, SSH_KEYS, TOP_KEYS, Group, Key
 
 __all__ = ["page"]
 
@@ -53,6 +53,11 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
         "With `allocator` a `[[host]]` stands for machines that geomx requests at launch. The hosts of several"
         " machines have numbers: `beijing-1`, `beijing-2`. [Slurm](../how-to/slurm.md) has examples. `user`, `key`,"
         " `jump`, `ssh_port` and `fingerprint` then apply to `login`.",
+    ),
+    "client": (
+        "How geomx connects: `[ssh]`",
+        "This table is for all hosts. [SSH configuration](../how-to/sites.md#ssh-configuration) says what each client"
+        " supports.",
     ),
     "network": (
         "How the others reach it",
@@ -131,4 +136,4 @@ def _section(group: Group, keys: Iterable[Key]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS)), end="")
+    print(page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS, *SSH_KEYS)), end="")

@@ -3,12 +3,14 @@
 Their class attributes `shares_files` and `is_here` are Host's, geomx itself dials `address`, and str() is for messages.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Local", "Requested", "Slurm", "Ssh"]
+__all__ = ["Local", "Requested", "Slurm", "Ssh", "SshClient"]
+
+SshClient = Literal["auto", "paramiko", "openssh"]
 
 
 class Local(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="local"):
@@ -30,6 +32,7 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     key: path of a private key; empty: the agent's and the usual ones.
     jump: user@host:port of the machines between, separated by commas.
     fingerprint: SHA256:... of the host key; empty: known_hosts.
+    client: the program that connects; auto: paramiko, or OpenSSH's ssh for what paramiko cannot do.
     """
 
     address: Annotated[str, Meta(min_length=1)]
@@ -38,6 +41,7 @@ class Ssh(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     key: str = ""
     jump: str = ""
     fingerprint: str = ""
+    client: SshClient = "auto"
     shares_files: ClassVar[bool] = False
     is_here: ClassVar[bool] = False
 

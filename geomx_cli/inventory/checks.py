@@ -7,13 +7,13 @@ from geomx_cli.contract.addresses import is_loopback
 from geomx_cli.core import plugins
 from geomx_cli.core.option import nearest
 from geomx_cli.inventory import HostError, Inventory, topology_fields, validated, values
-from geomx_cli.inventory.keys import DEFAULT_PORTS, HOST_KEYS, Mistakes
+from geomx_cli.inventory.keys import DEFAULT_PORTS, HOST_KEYS, SSH_KEYS, Mistakes
 
 __all__ = ["Check", "build", "cross_check"]
 
 Check = Callable[[Inventory], Iterable[HostError]]
 Table = Mapping[str, Any]
-_SSH = {key.name: key.name.removeprefix("ssh_") for key in HOST_KEYS if key.group == "ssh"}
+_SSH = {key.name: key.name.removeprefix("ssh_") for key in (*HOST_KEYS, *SSH_KEYS) if key.group in ("ssh", "client")}
 _LINK = {"from": "source", "to": "target"}
 _PLAIN = [key.name for key in HOST_KEYS if key.group not in ("ssh", "batch") and key.name not in ("party", "ports")]
 _REQUEST = {"partition", "account", "constraint", "gres", "time", "container", "python"}

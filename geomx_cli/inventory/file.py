@@ -14,12 +14,12 @@ from geomx_cli.core.option import KINDS, nearest
 from geomx_cli.core.options import Option, Value, check, decode
 from geomx_cli.inventory import Inventory
 from geomx_cli.inventory.checks import Check, build, cross_check
-from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Key, Lines, Mistakes, shortened
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, SSH_KEYS, TOP_KEYS, Key, Lines, Mistakes, shortened
 from geomx_cli.inventory.values import kind_of
 
 __all__ = ["InventoryFile", "of_tables", "read", "read_text"]
 
-_TABLES = ("host", "link", "defaults", "job")
+_TABLES = ("host", "link", "defaults", "job", "ssh")
 _LARGEST = 4 << 20  # bytes: maximum size of an inventory
 _DIGITS = re.compile(r"[0-9_]{4300}")  # a number with more digits than Python parses
 
@@ -52,7 +52,8 @@ def read(path: Path, check: Check) -> InventoryFile:
 def of_tables(path: Path, data: Mapping[str, Any], mistakes: Mistakes, check: Check) -> InventoryFile:
     """The inventory of a file that has been parsed; `mistakes` knows its lines. Raises as `read`."""
     top = _entries(data, TOP_KEYS, (), mistakes, beside=_TABLES)
-    hosts = _hosts(data, path.parent, mistakes)
+    ssh = _entries(_table(data, "ssh", mistakes), SSH_KEYS, ("ssh",), mistakes)
+    hosts = [{**host, **ssh} for host in _hosts(data, path.parent, mistakes)]
     job = _job(data, mistakes)
     links = [_entries(entry, LINK_KEYS, ("link", index), mistakes) for index, entry in _tables(data, "link", mistakes)]
     cross_check(top, hosts, links, mistakes)

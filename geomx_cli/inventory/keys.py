@@ -13,7 +13,9 @@ from geomx_cli.core.options import OPTIONS, check
 from geomx_cli.core.plugins import allocators
 from geomx_cli.inventory import values
 
-__all__ = ["DEFAULT_PORTS", "HOST_KEYS", "Key", "LINK_KEYS", "Lines", "Mistakes", "Path", "TOP_KEYS", "shortened"]
+__all__ = [
+    "DEFAULT_PORTS", "HOST_KEYS", "Key", "LINK_KEYS", "Lines", "Mistakes", "Path", "SSH_KEYS", "TOP_KEYS", "shortened",
+]  # fmt: skip
 
 # Collects the errors of a user's file, to report them together.
 
@@ -152,7 +154,7 @@ def shortened(text: str) -> str:
 
 
 DEFAULT_PORTS = "9100-9163"
-Group = Literal["file", "who", "ssh", "batch", "network", "work", "place", "link"]
+Group = Literal["file", "client", "who", "ssh", "batch", "network", "work", "place", "link"]
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,15 @@ TOP_KEYS: tuple[Key, ...] = (
     Key(
         "local_servers", "file", _option("local_servers"), "1", "1",
         "Local servers of each party, among which the model is divided.", shared=False,
+    ),
+)  # fmt: skip
+
+SSH_KEYS: tuple[Key, ...] = (
+    Key(
+        "client", "client", values.ssh_client, '"openssh"', "auto",
+        "What connects to the hosts. paramiko: the SSH client within geomx. openssh: the program `ssh` of the control"
+        " machine. auto: paramiko, but openssh for a host whose ssh_config asks for what paramiko cannot do.",
+        shared=False,
     ),
 )  # fmt: skip
 

@@ -14,10 +14,12 @@ from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.option import nearest
 from geomx_cli.inventory import DEVICE, NAME
+from geomx_cli.inventory.access import SshClient
 
 __all__ = [
     "Parse", "absolute", "address", "delay", "devices", "duration", "env", "fingerprint", "flag", "interface", "jump",
-    "kind_of", "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "text", "user", "words",
+    "kind_of", "listen", "name", "number", "ports", "python", "rate", "roles", "ssh_address", "ssh_client", "text",
+    "user", "words",
 ]  # fmt: skip
 
 Parse = Callable[[Any, str], Any]
@@ -115,6 +117,14 @@ def name(value: Any, example: str) -> str:
 def ssh_address(value: Any, example: str) -> str:
     """As `address`; a hint says where the user and port go that ssh takes with it."""
     return address(value, example, of_ssh=True)
+
+
+def ssh_client(value: Any, example: str) -> str:
+    """The name of an SSH client."""
+    found = text(value, example)
+    if found not in get_args(SshClient):
+        raise InvalidSettings(f"there is no client {found!r}", nearest(found, get_args(SshClient)))
+    return found
 
 
 def address(value: Any, example: str, *, of_ssh: bool = False) -> str:

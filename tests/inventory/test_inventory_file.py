@@ -16,7 +16,7 @@ from geomx_cli.core import starter
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Local, Request, Ssh
 from geomx_cli.inventory.file import InventoryFile
-from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, TOP_KEYS, Lines
+from geomx_cli.inventory.keys import HOST_KEYS, LINK_KEYS, SSH_KEYS, TOP_KEYS, Lines
 from geomx_cli.inventory.keys import Path as KeyPath
 
 TEMPLATE = ROOT / "templates" / "hosts.toml"
@@ -329,6 +329,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "unknown algorithm": (GOOD + '[job]\nalgo = "fas"\n', 11, "algo: there is no 'fas'", "did you mean fsa?"),
     "workers in the job": (GOOD + "[job]\nworkers = 2\n", 11, "workers follows from the hosts", "leave it out"),
     "topology in the job": (GOOD + '[job]\ntopology = "flat"\n', 11, "no option of a job", "top of the file"),
+    "unknown client": (GOOD + '[ssh]\nclient = "opnssh"\n', 11, "client: there is no client 'opnssh'", "did you mean"),
     "job not a table": ("job = 1\n" + GOOD, 1, "job is a number and must be a table", "write [job]"),
 }  # fmt: skip
 
@@ -349,7 +350,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(tmp_path: Path)
     assert message.splitlines() == [
         "hosts.toml has 4 mistakes:",
         "  hosts.toml:1: there is no key 'colour' here",
-        "    choose one of central, topology, global_servers, local_servers, host, link, defaults, job",
+        "    choose one of central, topology, global_servers, local_servers, host, link, defaults, job, ssh",
         "  hosts.toml:11: ports: 0 is no port",
         "    a port lies between 1 and 65535",
         "  hosts.toml:13: lr: it is true or false and must be a number",
@@ -483,13 +484,19 @@ def test_the_example_of_each_key_is_right(tmp_path: Path, home: Path, key: Any) 
     assert isinstance(found.inventory, Inventory)
 
 
+def test_the_client_of_ssh_is_for_all_hosts(tmp_path: Path) -> None:
+    hosts = read(tmp_path, GOOD + '[ssh]\nclient = "openssh"\n').inventory.hosts
+    assert {host.access.client for host in hosts if isinstance(host.access, Ssh)} == {"openssh"}
+
+
 def test_links_have_a_direction(tmp_path: Path) -> None:
     links = read(tmp_path, GOOD + LINK + '[[link]]\nfrom = "hub"\nto = "A"\ndelay = "5ms"\n').inventory.links
     assert [link.text for link in links] == ["A>hub=50000000bit,0.040000s", "hub>A=0.005000s"]
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "reference" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS, *LINK_KEYS))
+    keys = (*TOP_KEYS, *HOST_KEYS, *LINK_KEYS, *SSH_KEYS)
+    assert (ROOT / "docs" / "reference" / "inventory.md").read_text() == page(keys)
 
 
 @pytest.mark.processes

@@ -483,6 +483,7 @@ def test_attach_takes_over_from_a_launch_that_was_killed(desk: Desk) -> None:
     assert in_jobs(desk) == [(launch.id, "interrupted", 130)]
 
 
+@pytest.mark.usefixtures("client")
 def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Person) -> None:
     sites = [machines("alpha"), machines("beta")]
     launch = desk.launch("--detach", story=WAIT, sites=sites)

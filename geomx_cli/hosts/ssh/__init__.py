@@ -1,1 +1,1 @@
-"""Connector for hosts behind SSH, based on paramiko."""
+"""Connector for hosts behind SSH, by paramiko or by OpenSSH's client."""

@@ -21,9 +21,11 @@ from geomx_cli.hosts.ssh.credentials import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
-__all__ = ["hop", "hops"]
+__all__ = ["SYSTEM_CONFIG", "Unsupported", "UnsupportedWay", "hop", "hops", "usual_master", "words"]
 
-_SYSTEM_CONFIG = "/etc/ssh/ssh_config"
+SYSTEM_CONFIG = "/etc/ssh/ssh_config"
+_MASTER = "~/.ssh/geomx-%C"
+_LONGEST_MASTER = 104 - 1 - 17 - 38  # bytes of a socket's path, of its end, of what ssh adds, of %C
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 _USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _DEEPEST_INCLUDE = 16
@@ -32,13 +34,28 @@ _EXEC = 30.0  # seconds for a command of Match exec
 _KILL = 2.0  # seconds for SIGKILL to end it
 _MARK = "GEOMX_MATCH_EXEC"
 _CERTIFICATE = "certificate: "
+_BEYOND = {
+    "addressfamily": "any", "bindaddress": "", "bindinterface": "", "canonicalizehostname": "no",
+    "globalknownhostsfile": _SYSTEM_KNOWN_HOSTS, "gssapiauthentication": "no", "hostbasedauthentication": "no",
+    "knownhostscommand": "none", "pkcs11provider": "none", "revokedhostkeys": "none", "securitykeyprovider": "internal",
+}  # fmt: skip
+"""Keywords that paramiko does not follow, and the value that asks for nothing."""
+_OF_DISTRIBUTIONS = ("gssapiauthentication",)  # set for all hosts in their ssh_config, whether anybody uses it or not
+_SECURITY_KEY = "sk-"
+
+
+class Unsupported(InvalidSettings):
+    """An ssh_config that OpenSSH's client may understand, and paramiko does not."""
+
+
+class UnsupportedWay(HostUnreachable):
+    """A host that ssh_config reaches by what paramiko cannot do."""
 
 
 def hops(ssh: Ssh, options: SshOptions) -> list[Hop]:
     """Return the machines to connect through, in order; the last is the target of `ssh`.
 
-    Raises InvalidSettings for an ssh_config that is unreadable, HostUnreachable for a host that it reaches by what is
-    not supported.
+    Raises InvalidSettings for an ssh_config that is unreadable; Unsupported and UnsupportedWay.
     """
     return [*_through(ssh, options, 0), hop(ssh, options)]
 
@@ -51,11 +68,10 @@ def _through(ssh: Ssh, options: SshOptions, depth: int) -> list[Hop]:
     if jump == "none" or (not jump and (found.get("proxycommand") or "none") == "none"):
         return []
     if not jump:
-        raise HostUnreachable(
-            f"{options.config} has a ProxyCommand for {ssh.address}, which is not supported",
-            "use ProxyJump there, or jump in the inventory; if no sshd stands in between, forward a port yourself"
-            f" (ssh -fNL 2222:localhost:22 {shlex.quote(ssh.address)}) and write ssh = \"127.0.0.1\", ssh_port = 2222"
-            " and the address that the other hosts dial",
+        raise UnsupportedWay(
+            f"{options.config} has a ProxyCommand for {ssh.address}, which is not supported by paramiko",
+            "install OpenSSH's client, and let client in [ssh] of the inventory be auto, or use ProxyJump there, or"
+            " jump of the inventory",
         )
     first, *others = [_parse(part) for part in jump.split(",")]
     # The ssh_config entries for reaching the first jump host apply too.
@@ -97,7 +113,7 @@ def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
         "l": socket.gethostname(), "L": socket.gethostname().partition(".")[0], "n": ssh.address, "p": str(port),
         "r": user, "u": getpass.getuser(), "j": "" if jump == "none" else jump,
     }  # fmt: skip
-    tokens["C"] = hashlib.sha1("".join(tokens[name] for name in "lhprj").encode(), usedforsecurity=False).hexdigest()
+    tokens["C"] = _hash(tokens, "lhprj")
 
     def expanded(keyword: str, texts: Sequence[str]) -> list[str]:
         where = f"{keyword} for {ssh.address} in {options.config}"
@@ -112,8 +128,11 @@ def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
     there = [path for path in files if os.path.exists(path) or os.path.exists(f"{path}.pub")]  # noqa: PTH110
     marked = [one.removeprefix(_CERTIFICATE) for one in listed if one.startswith(_CERTIFICATE)]
     certificates = expanded("certificatefile", marked)
-    known = _words(found.get("userknownhostsfile", ""), options.config) or [options.known_hosts]
+    known = words(found.get("userknownhostsfile", ""), options.config) or [options.known_hosts]
     named = [os.path.expanduser(path) for path in (ssh.key, "" if files else key) if path][:1] or there  # noqa: PTH111
+    beyond = [name for name, harmless in _BEYOND.items() if str(found.get(name, harmless)).lower() != harmless]
+    if any(_public_type(path).startswith(_SECURITY_KEY) for path in there):
+        beyond.append("identityfile of a security key")
     usual = [] if files else [str(path) for name in _USUAL_KEYS if (path := Path("~/.ssh", name).expanduser()).exists()]
     return Hop(
         address=address,
@@ -128,10 +147,43 @@ def hop(ssh: Ssh, options: SshOptions, key: str = "") -> Hop:
         agent=agent,
         certificates=tuple(path for path in certificates if os.path.exists(path)),  # noqa: PTH110
         absent=tuple(path for path in (*files, *certificates) if path not in there and not os.path.exists(path)),  # noqa: PTH110
+        master=_master(found.get("controlpath", usual_master()), tokens),
+        beyond=tuple(beyond),
     )
 
 
-def _words(text: str, path: str) -> list[str]:
+def usual_master() -> str:
+    """Return the ControlPath of a connection that a user opens for geomx, if ssh_config names none.
+
+    It is "none" if the path of the home is too long.
+    """
+    path = os.path.expanduser(_MASTER)  # noqa: PTH111 - stays text
+    return path if len(os.fsencode(path)) <= _LONGEST_MASTER else "none"
+
+
+def _master(text: str, tokens: Mapping[str, str]) -> str:
+    """Return the path of ControlPath; "" if there is none. Of two, that which exists."""
+    paths: list[str] = []
+    for parts in ("lhprj", "lhpr"):  # without the jumps before OpenSSH 9.6
+        with suppress(InvalidSettings):  # its tokens are not needed otherwise
+            paths.append(_expanded(text, {**tokens, "C": _hash(tokens, parts)}, "controlpath"))
+    if text.lower() == "none" or not paths:
+        return ""
+    return next(filter(os.path.exists, paths), paths[-1])
+
+
+def _hash(tokens: Mapping[str, str], parts: str) -> str:
+    return hashlib.sha1("".join(tokens[name] for name in parts).encode(), usedforsecurity=False).hexdigest()
+
+
+def _public_type(path: str) -> str:
+    """The type of a key by the public part beside it; "" if that is not there."""
+    with suppress(OSError, ValueError):
+        return Path(path if path.endswith(".pub") else f"{path}.pub").read_text()[:64]
+    return ""
+
+
+def words(text: str, path: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -150,7 +202,7 @@ def _expanded(text: str, tokens: Mapping[str, str], where: str) -> str:
 
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise InvalidSettings(f"{where} has the token %{match[1]}, which is not supported", "write it out there")
+            raise Unsupported(f"{where} has the token %{match[1]}, which is not supported", "write it out there")
         return tokens[match[1]]
 
     text = re.sub(r"\$\{(\w+)\}|^\$(\w+)$", variable, text)
@@ -163,8 +215,10 @@ def _lookup(options: SshOptions, name: str) -> dict[str, Any]:
             config = _read_config(options.config)
             try:
                 options.lookups[name] = dict(config.lookup(name))
-            except Exception as error:  # paramiko raises various exceptions for failed expansions
+            except TimeoutError as error:
                 raise InvalidSettings(f"ssh_config cannot be used for {name}: {error}", "correct it there") from None
+            except Exception as error:  # paramiko raises various exceptions for failed expansions
+                raise Unsupported(f"ssh_config cannot be used for {name}: {error}", "correct it there") from None
         return options.lookups[name]
 
 
@@ -173,7 +227,9 @@ class _Config(paramiko.SSHConfig):  # type: ignore[misc]
 
     # Tokens of paths are ours: paramiko replaces each ~ and %%h, too.
     TOKENS_BY_CONFIG_KEY: ClassVar = {
-        key: tokens for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items() if key != "identityfile"
+        key: tokens
+        for key, tokens in paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY.items()
+        if key not in ("identityfile", "controlpath")
     }
 
     def __init__(self) -> None:
@@ -208,7 +264,7 @@ def _succeeds(command: str) -> bool:
     try:
         return shell.wait(_EXEC) == 0
     except subprocess.TimeoutExpired:
-        raise ValueError(f"the command {command!r} of Match exec does not end within {_EXEC:g} s") from None
+        raise TimeoutError(f"the command {command!r} of Match exec does not end within {_EXEC:g} s") from None
     finally:
         if shell.returncode is None:
             processes.kill_all(lambda: processes.marked(mark), _KILL)
@@ -217,14 +273,14 @@ def _succeeds(command: str) -> bool:
 
 
 def _read_config(path: str) -> paramiko.SSHConfig:
-    lines = [*_lines(Path(path).expanduser()), "Host *", *_lines(Path(_SYSTEM_CONFIG))]
+    lines = [*_lines(Path(path).expanduser()), "Host *", *_lines(Path(SYSTEM_CONFIG), of_system=True)]
     try:
         return _Config.from_text("\n".join(lines))
     except paramiko.ConfigParseError as error:
-        raise InvalidSettings(f"{path} cannot be read: {error}", "correct it") from None
+        raise Unsupported(f"{path} cannot be read: {error}", "correct it") from None
 
 
-def _lines(path: Path, scope: str = "Host *", depth: int = 0) -> Iterator[str]:
+def _lines(path: Path, scope: str = "Host *", depth: int = 0, *, of_system: bool = False) -> Iterator[str]:
     """Yield the lines of a file and of its includes; none if the file is missing.
 
     `scope` is the Host or Match line in effect at the include; it is restored after each Include.
@@ -240,8 +296,10 @@ def _lines(path: Path, scope: str = "Host *", depth: int = 0) -> Iterator[str]:
         word, rest = (match[1].lower(), match[2]) if match is not None else ("", "")
         if word == "include" and depth < _DEEPEST_INCLUDE:
             for found in _included(path, rest.split()):
-                yield from _lines(found, scope, depth + 1)
+                yield from _lines(found, scope, depth + 1, of_system=of_system)
             yield scope
+            continue
+        if of_system and word in _OF_DISTRIBUTIONS:
             continue
         if word in ("host", "match"):
             scope = line

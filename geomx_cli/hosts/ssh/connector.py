@@ -1,7 +1,6 @@
 """Connector for a host behind SSH."""
 
 import errno
-import shlex
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +11,22 @@ from typing import TypeVar
 import paramiko
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
-from geomx_cli.core.untrusted import first_line, last_line
+from geomx_cli.core.untrusted import first_line, plain
 from geomx_cli.hosts.interface import Channel, Completed
-from geomx_cli.hosts.ssh.config import hop, hops
-from geomx_cli.hosts.ssh.connection import Connection
+from geomx_cli.hosts.ssh import remedies
+from geomx_cli.hosts.ssh.client import address, connect
+from geomx_cli.hosts.ssh.connection import Connection, Session
 from geomx_cli.hosts.ssh.options import SshOptions
-from geomx_cli.hosts.ssh.streams import LARGEST, MARK, Kept, OwnOutput, SshChannel, drain, in_thread, send_input
+from geomx_cli.hosts.ssh.streams import (
+    LARGEST,
+    Kept,
+    OwnOutput,
+    SshChannel,
+    drain,
+    in_thread,
+    remote_command,
+    send_input,
+)
 from geomx_cli.inventory import Ssh
 
 __all__ = ["SshConnector"]
@@ -52,13 +61,13 @@ class SshConnector:
     @property
     def address(self) -> str:
         """See Connector.address."""
-        return hop(self._ssh, self._options).address
+        return address(self._ssh, self._options)
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
         """See Connector.run."""
         what = f"{argv[0]} on {self.name} did not end within {limit:g} s"
         with self._session(limit) as session, self._limit(limit, session.close, what):
-            session.exec_command(self._command(argv))
+            session.exec_command(remote_command(argv))
             sender = in_thread(lambda: send_input(session, data))
             output, errors, own = Kept(session.close), Kept(session.close), OwnOutput()
             listener = in_thread(lambda: drain(session.recv_stderr, errors.write))
@@ -70,19 +79,16 @@ class SshConnector:
                 what = f"{argv[0]} on {self.name} wrote more than {LARGEST >> 20} MiB"
                 raise CheckFailed(what, "see what runs there")
             if not session.exit_status_ready() or (status == -1 and not self._active()):
-                raise HostUnreachable(f"host {self.name}: the connection broke", "launch again")
+                raise remedies.broken(self.name)
             if not own.begun:
-                printed = own.before + errors.getvalue().decode(errors="replace")
-                hint = "it needs a login shell, and no ForceCommand in sshd_config nor command= in authorized_keys"
-                printed = repr(last_line(printed, "")) if printed.strip() else "nothing"
-                raise HostUnreachable(f"host {self.name}: its account runs no commands; it printed {printed}", hint)
+                raise remedies.no_command(self.name, own.before + errors.getvalue().decode(errors="replace"))
         return Completed(status, output.getvalue(), errors.getvalue())
 
     def open(self, argv: Sequence[str]) -> Channel:
         """See Connector.open."""
         session = self._open_session(_BEGIN)
         with self._limit(_BEGIN, session.close, f"{argv[0]} on {self.name} was not started within {_BEGIN:g} s"):
-            session.exec_command(self._command(argv))
+            session.exec_command(remote_command(argv))
         return SshChannel(session)
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
@@ -135,13 +141,6 @@ class SshConnector:
         if connection is not None:
             connection.close()
 
-    def _command(self, argv: Sequence[str]) -> str:
-        program, *arguments = argv
-        # A leading ~ is left unquoted, for the login shell to expand.
-        home = "~/" * program.startswith("~/")
-        words = [home + shlex.quote(program.removeprefix(home)), *map(shlex.quote, arguments)]
-        return " ".join(["sh", "-c", shlex.quote('echo "$0" && exec "$@"'), MARK, *words])
-
     def _connected(self) -> tuple[Connection, bool]:
         """Return the connection, and whether it is new."""
         with self._connecting:
@@ -151,7 +150,7 @@ class SshConnector:
                 if before.active:
                     return before, False
                 before.close()
-            made = Connection(self.name, hops(self._ssh, self._options), self._options)
+            made = connect(self.name, self._ssh, self._options)
             with self._lock:
                 if closings == self._closings:
                     self._connection, self._files = made, None
@@ -163,29 +162,25 @@ class SshConnector:
         with self._lock:
             return self._connection is not None and self._connection.active
 
-    def _open_session(self, limit: float) -> paramiko.Channel:
+    def _open_session(self, limit: float) -> Session:
         connection, fresh = self._connected()
         try:
-            return connection.transport.open_session(timeout=min(limit, _BEGIN))
+            return connection.open_session(min(limit, _BEGIN))
         except paramiko.ChannelException as error:
-            hint = "MaxSessions in its sshd_config may be too small: 10, the default, is enough"
-            raise HostUnreachable(f"host {self.name} opens no session: {first_line(error)}", hint) from None
+            raise remedies.no_session(self.name, plain(error.text)) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             if not fresh and "Timeout" not in str(error):  # it broke since its last use
                 connection.close()
                 return self._open_session(limit)
             raise HostUnreachable(f"host {self.name} opens no session: {first_line(error)}", "launch again") from None
 
-    def _open_files(self, transport: paramiko.Transport) -> paramiko.SFTPClient:
+    def _open_files(self, connection: Connection) -> paramiko.SFTPClient:
         try:
-            files = paramiko.SFTPClient.from_transport(transport)
-        except paramiko.ChannelException as error:
-            hint = "MaxSessions in its sshd_config may be too small: 10, the default, is enough"
-            raise HostUnreachable(f"host {self.name} opens no session: {first_line(error)}", hint) from None
-        except TimeoutError:
+            return connection.open_files()
+        except (paramiko.ChannelException, TimeoutError):
             raise
         except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:  # OSError: it is closed already
-            if not transport.is_active():
+            if not connection.active:
                 raise
             self.run(["true"], limit=_BEGIN)  # an account that runs no commands says so
             if isinstance(error, paramiko.SFTPError):  # sftp-server, unlike internal-sftp, runs below the login shell
@@ -194,11 +189,9 @@ class SshConnector:
                 raise HostUnreachable(f"host {self.name} takes no files: {what}", hint) from None
             hint = "its sshd_config needs the line: Subsystem sftp internal-sftp"
             raise HostUnreachable(f"host {self.name} takes no files: its sshd has no SFTP", hint) from None
-        assert files is not None
-        return files
 
     @contextmanager
-    def _session(self, limit: float) -> Iterator[paramiko.Channel]:
+    def _session(self, limit: float) -> Iterator[Session]:
         session = self._open_session(limit)
         try:
             yield session
@@ -227,11 +220,12 @@ class SshConnector:
         except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError, HostUnreachable) as error:
             if expired.is_set():
                 raise TimedOut(what, _SLOW) from None
+            if isinstance(error, paramiko.ChannelException):
+                raise remedies.no_session(self.name, plain(error.text)) from None
             if isinstance(error, HostUnreachable) or (isinstance(error, OSError) and self._active()):
                 raise
             words = str(error).rstrip(": ")  # paramiko appends the cause after a colon; it may be empty
-            message = f"the connection broke: {words}" if words else "the connection broke"
-            raise HostUnreachable(f"host {self.name}: {message}", "launch again") from None
+            raise remedies.broken(self.name, words) from None
         finally:
             timer.cancel()
         if expired.is_set():
@@ -240,10 +234,10 @@ class SshConnector:
     def _with_files(self, do: Callable[[paramiko.SFTPClient], _Result], what: str, size: int) -> _Result:
         limit = _FILES + size / _SLOWEST
         with self._files_lock:
-            transport = self._connected()[0].transport
-            with self._limit(limit, transport.close, f"{what} within {limit:g} s"):
+            connection = self._connected()[0]
+            with self._limit(limit, connection.close, f"{what} within {limit:g} s"):
                 if self._files is None:
-                    self._files = self._open_files(transport)
+                    self._files = self._open_files(connection)
                 return do(self._files)
 
 

@@ -29,6 +29,8 @@ class Hop:
     agent: the socket of the ssh-agent to use; "" for the environment's agent, "none" for none.
     certificates: files for any of the keys.
     absent: files that ssh_config names and that do not exist.
+    master: the socket of a connection of the user's own that geomx would share; "" if its path is not known.
+    beyond: keywords of ssh_config for this machine that only OpenSSH's client follows.
     """
 
     address: str
@@ -43,6 +45,8 @@ class Hop:
     agent: str = ""
     certificates: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    master: str = ""
+    beyond: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.user}@{self.address} port {self.port}"

@@ -8,18 +8,19 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
-from geomx_cli.core.errors import HostUnreachable, WrongHostKey
 from geomx_cli.core.files import make_folders
+from geomx_cli.hosts.ssh import remedies
 from geomx_cli.hosts.ssh.credentials import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 
-__all__ = ["CERTIFICATE_TYPES", "HostCertificate", "check_host_key", "known_types"]
+__all__ = ["CERTIFICATE_TYPES", "HostCertificate", "check_host_key", "key_at", "known_types", "make_ready"]
 
 # Certificates of host keys, signed by an authority that known_hosts names (PROTOCOL.certkeys of OpenSSH).
 
@@ -107,6 +108,16 @@ class _Known:
     key_type: str
     key: bytes
 
+    def __str__(self) -> str:
+        digest = base64.b64encode(hashlib.sha256(self.key).digest()).decode().rstrip("=")
+        return f"{self.key_type} SHA256:{digest}"
+
+
+def key_at(place: str) -> str:
+    """Return type and fingerprint of the key at a file's line, as "/path:3"; "" if there is none."""
+    found = (str(entry) for entry in _read(Path(place.rpartition(":")[0])) if entry.place == place)
+    return next(found, "")
+
 
 def known_types(hop: Hop) -> list[str]:
     """Return the types of the host keys known for `hop`, to request them. If a certificate authority is known for
@@ -128,33 +139,26 @@ def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
     shown = f"{key.get_name()} {key.fingerprint}"
     if hop.fingerprint:
         if not hmac.compare_digest(hop.fingerprint.rstrip("="), key.fingerprint):
-            what = f"{hop} presents the host key {shown}, but the inventory has {hop.fingerprint}"
-            raise WrongHostKey(what, "find out why before you correct the fingerprint in the inventory")
+            raise remedies.wrong_fingerprint(hop, shown)
         return
     own, portless = _entries(hop)
     certificate = HostCertificate.of(key)
     signed_by = certificate.authority if certificate is not None else b""
     for entry in (*own, *portless):
         if entry.marker == "@revoked" and entry.key in (key.asbytes(), signed_by):
-            raise WrongHostKey(f"{hop} shows a host key that was revoked: {shown}", f"see {entry.place}")
+            raise remedies.revoked_host_key(hop, shown, entry.place)
     authority = next((one for one in (*own, *portless) if (one.marker, one.key) == (_AUTHORITY, signed_by)), None)
     if certificate is not None and authority is not None:
         if problem := certificate.problem(_name_of(hop)):
-            what = f"the certificate of the host key of {hop}, signed by the authority in {authority.place}, {problem}"
-            raise WrongHostKey(what, "have its host key signed anew, for the name by which it is dialled")
+            raise remedies.wrong_certificate(hop, authority.place, problem)
         return
     if any(entry.key == key.asbytes() for entry in (*own, *portless) if not entry.marker):
         return
     known = [entry for entry in own if not entry.marker]
     if known:
-        _refuse_changed(hop, shown, known[0])
+        raise remedies.changed_host_key(hop, shown, known[0].place, str(known[0]))
     if not options.accept_new_host_keys:
-        where = f"-p {hop.port} {hop.user}@{hop.address}"
-        raise HostUnreachable(
-            f"the host key of {hop} is not known: {shown}",
-            f"compare it with the machine's own (ssh-keygen -lf) and accept it by `ssh {where}`, or give "
-            f'fingerprint = "{key.fingerprint}" in the inventory, or accept new keys with --accept-new-host-keys',
-        )
+        raise remedies.unknown_host_key(hop, shown)
     _append(hop, f"{hop.trusted_as} {key.get_name()} {key.get_base64()}")
     options.notify(f"accepted the new host key of {hop}: {shown}; it is in {hop.known_hosts[0]} now")
 
@@ -165,14 +169,15 @@ def _name_of(hop: Hop) -> str:
     return hop.trusted_as[1 : -len(port)] if hop.trusted_as.endswith(port) else hop.trusted_as
 
 
-def _refuse_changed(hop: Hop, shown: str, known: _Known) -> None:
-    digest = base64.b64encode(hashlib.sha256(known.key).digest()).decode().rstrip("=")
-    file = known.place.rpartition(":")[0]
-    raise WrongHostKey(
-        f"THE HOST KEY OF {hop} HAS CHANGED: it shows {shown}, and {known.place} has "
-        f"{known.key_type} SHA256:{digest}. This may be a man-in-the-middle attack",
-        f"only if you know why it changed: ssh-keygen -R '{hop.trusted_as}' -f {file}",
-    )
+def make_ready(path: Path) -> None:
+    """Make the folder of a file that OpenSSH's client is to append keys to, and end its last line: ssh does neither.
+    """
+    with _appending, suppress(OSError):  # ssh says what is wrong with it
+        make_folders(path.parent)
+        text = path.read_bytes()
+        if text and not text.endswith(b"\n"):
+            with path.open("ab") as file:
+                file.write(b"\n")
 
 
 def _append(hop: Hop, line: str) -> None:
@@ -186,7 +191,7 @@ def _append(hop: Hop, line: str) -> None:
                 if line not in before.splitlines():
                     file.write(("" if before.endswith("\n") or not before else "\n") + line + "\n")
     except (OSError, ValueError) as error:
-        raise HostUnreachable(f"the host key of {hop} cannot be added to {path}: {error}", "correct it") from None
+        raise remedies.not_added(hop, path, error) from None
 
 
 def _entries(hop: Hop) -> tuple[list[_Known], list[_Known]]:

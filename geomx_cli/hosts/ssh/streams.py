@@ -1,17 +1,20 @@
 """Streams of a command over SSH: output is always drained, with bounded memory."""
 
 import io
+import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import paramiko
 
-__all__ = ["LARGEST", "MARK", "Kept", "OwnOutput", "SshChannel", "drain", "in_thread", "send_input"]
+from geomx_cli.hosts.ssh.connection import Session
+
+__all__ = ["LARGEST", "Kept", "OwnOutput", "SshChannel", "drain", "in_thread", "remote_command", "send_input"]
 
 LARGEST = 16 << 20  # maximum response size in bytes
-MARK = "geomx-command-output-begins"
+_MARK = "geomx-command-output-begins"
 _CHUNK = 1 << 16
 _ERRORS = 4096
 _ENDING = 2.0
@@ -20,7 +23,7 @@ _ENDING = 2.0
 class SshChannel:
     """A session's streams as a channel. A thread drains the command's stderr."""
 
-    def __init__(self, session: paramiko.Channel) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._closed = False
         self._own = OwnOutput()
@@ -70,6 +73,15 @@ class Kept(io.BytesIO):
         return super().write(data)
 
 
+def remote_command(argv: Sequence[str]) -> str:
+    """Return the text for the login shell that runs a command, in a way that `OwnOutput` knows where it begins."""
+    program, *arguments = argv
+    # A leading ~ is left unquoted, for the login shell to expand.
+    home = "~/" * program.startswith("~/")
+    words = [home + shlex.quote(program.removeprefix(home)), *map(shlex.quote, arguments)]
+    return " ".join(["sh", "-c", shlex.quote('echo "$0" && exec "$@"'), _MARK, *words])
+
+
 class OwnOutput:
     """Separates a command's output from what the account's start-up files printed before it."""
 
@@ -90,7 +102,7 @@ class OwnOutput:
         """Return the part of `data` that belongs to the command; b"" if none yet."""
         if self._before is None:
             return data
-        _, mark, own = (self._before + data).partition(MARK.encode() + b"\n")
+        _, mark, own = (self._before + data).partition(_MARK.encode() + b"\n")
         self._before = None if mark else (self._before + data)[-_ERRORS:]
         return own
 
@@ -102,7 +114,7 @@ def in_thread(do: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def _send_all(session: paramiko.Channel, data: bytes) -> None:
+def _send_all(session: Session, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         sent = session.send(rest)
@@ -111,7 +123,7 @@ def _send_all(session: paramiko.Channel, data: bytes) -> None:
         rest = rest[sent:]
 
 
-def send_input(session: paramiko.Channel, data: bytes) -> None:
+def send_input(session: Session, data: bytes) -> None:
     """Send all of a command's input, then EOF."""
     with suppress(OSError, EOFError, paramiko.SSHException):  # a command may ignore its input
         _send_all(session, data)

@@ -37,7 +37,8 @@ def checkpoint_before_stop(
         return None
     with ExitStack() as stack:
         try:
-            visits = _Visits({name: HostStream(hosts[name], "checkpoint", job.directory_on(name)) for name in hosts})
+            streams = everywhere(lambda name: HostStream(hosts[name], "checkpoint", job.directory_on(name)), hosts)
+            visits = _Visits(dict(zip(hosts, streams, strict=True)))
             stack.callback(visits.close)
             return _checkpoint(visits, job.plan.hosts[0], str(options.get("checkpoint_to", "")), note)
         except (_Absent, GeomxError, OSError):  # `geomx stop` itself reports hosts that cannot be reached
