@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.agent.checkpoints import ABOUT, FETCHED, KEPT, Checkpoint, folder_of
+from geomx_cli.agent.checkpoint import ABOUT, FETCHED, KEPT, Checkpoint, about, checked_lives, folder_of
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import CheckFailed, GeomxError
@@ -46,8 +46,11 @@ class Part:
     def of(cls, fields: Any) -> "Part":
         """Check the fields of a part. Raises Unusable."""
         try:
-            lives = {str(name): int(life) for name, life in fields["incarnations"].items()}
-            files = {str(name): (int(size), str(digest)) for name, (size, digest) in fields["files"].items()}
+            lives, files = checked_lives(fields["incarnations"]), dict[str, tuple[int, str]]()
+            for name, (size, digest) in fields["files"].items():
+                if type(size) is not int or size < 0:
+                    raise ValueError(f"the size of {name} is {size!r}")
+                files[name] = size, str(digest)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unusable(f"its record is damaged: {error!r}") from None
         for name in files:
@@ -190,7 +193,7 @@ def _fetch(store: Store, job: str, number: int, names: Collection[str], folder: 
                 if target.stat().st_size != size or _digest(target) != digest:
                     raise Unusable(f"{source} is damaged: its digest is another")
     lives = {name: record.hosts[where[name]].incarnations[name] for name in names}
-    (folder / ABOUT).write_text(json.dumps({"incarnations": lives}))
+    (folder / ABOUT).write_text(about(lives))
 
 
 def _answer(directory: Path, arguments: Sequence[str], do: Any) -> int:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
+from geomx_cli.agent.control import Message
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.jsonlines import decode
 from geomx_cli.core.units import format_duration
 
-__all__ = ["LIMIT", "Uploads"]
+__all__ = ["Uploads"]
 
 _WORDS = 300  # characters of an unexpected message
-LIMIT = 3600.0
-"""Seconds for an upload, unless who asks for it says another number."""
+_LIMIT = 3600.0  # seconds for an upload, unless who asks for it says another number
 _ENDING = 2.0  # seconds for a killed one to disappear; from a hanging file system it never does
 _AT_END = 600.0  # seconds that the end of the job waits for an upload
 
@@ -29,37 +29,53 @@ class Uploads:
     and hang in their own ways. It dies with this one. Not thread-safe.
 
     directory: the agent's. environment: of processes, in which fsspec finds credentials.
+    answer: sends a message to the visitor that has asked; 0: the control machine.
     """
 
-    def __init__(self, directory: Path, environment: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(
+        self, directory: Path, environment: Callable[[], Mapping[str, str]],
+        answer: Callable[[int, Message], object],
+    ) -> None:  # fmt: skip
         self._directory = directory
         self._environment = environment
+        self._answer = answer
         self._running: _Process | None = None
         self._kind = ""
+        self._visitor = self._number = 0
         self._over_at = 0.0  # of this host's part of the job
         self._awaits_record = False
-        self.number = 0
 
-    def begin(
-        self, kind: str, number: int, hosts: Sequence[str] = (), *, publishes: bool = False, limit: float = LIMIT
-    ) -> None:
-        """Begin an "upload", or "publish" a checkpoint, unless that goes on already. publishes: it follows here.
-        limit: seconds, after which it is ended.
+    @property
+    def number(self) -> int:
+        """Of the checkpoint that is being uploaded; 0 for none."""
+        return self._number if self._running is not None else 0
+
+    def obey(self, message: Message) -> None:
+        """Begin an "upload", or "publish" a checkpoint, unless that goes on already; or "drop" what goes on.
+
+        In the message: number; limit: seconds, after which it is ended; publishes: the record follows here.
         """
-        if self._running is not None and (kind, number) == (self._kind, self.number):
+        visitor, number, kind = int(message.get("visitor", 0)), int(message.get("number", 0)), str(message["type"])
+        if kind == "drop":
+            if visitor == self._visitor:
+                self.abandon()
             return
-        self.abandon()
-        self._kind, self.number, self._awaits_record = kind, number, publishes
+        if self._running is not None and (visitor, kind, number) == (self._visitor, self._kind, self._number):
+            return
+        self._give_way(number)
+        self._visitor, self._kind, self._number = visitor, kind, number
+        self._awaits_record = bool(message.get("publishes")) and not visitor
+        hosts = [str(host) for host in message.get("hosts", ())]
         words = module_command(sys.executable, "geomx_cli.agent", kind, str(self._directory), str(number), *hosts)
-        self._running = _Process(words, dict(self._environment()), limit)
+        self._running = _Process(words, dict(self._environment()), float(message.get("limit", _LIMIT)))
 
-    def check(self) -> dict[str, Any] | None:
-        """Call regularly. Return the message about what has ended; None if nothing has."""
+    def check(self) -> None:
+        """Call regularly."""
         if self._running is None or self._running.answer is None:
-            return None
+            return
         ended, self._running = self._running.answer, None
         self._awaits_record &= ended["done"]
-        return {"type": "uploaded" if self._kind == "upload" else "published", "number": self.number, **ended}
+        self._tell(ended)
 
     def delays_end(self, *, connected: bool) -> bool:
         """Whether the end of this host's part of the job waits for an upload, or for the order to write the record.
@@ -75,6 +91,18 @@ class Uploads:
         if self._running is not None:
             self._running.end()
             self._running = None
+
+    def _give_way(self, number: int) -> None:
+        """End the present upload, as that of another checkpoint begins; who has asked for it is told."""
+        self.check()
+        is_cut = self._running is not None
+        self.abandon()
+        if is_cut:
+            self._tell({"done": False, "problem": f"the upload of checkpoint {number} has taken its place"})
+
+    def _tell(self, ended: Mapping[str, Any]) -> None:
+        kind = "uploaded" if self._kind == "upload" else "published"
+        self._answer(self._visitor, {"type": kind, "number": self._number, **ended})
 
 
 class _Process:

@@ -14,6 +14,7 @@ from cluster import until
 from s3_server import BUCKET, s3_server, silent_s3
 
 from geomx_cli.agent import processes, stored
+from geomx_cli.agent.checkpoint import about
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.conventions import file_name
@@ -54,8 +55,7 @@ class Job:
             for process in self.plan.on_host(host):
                 (folder / file_name(process.name)).mkdir(parents=True)
                 (folder / file_name(process.name) / "state").write_text(f"{process.name} {number}")
-            about = {"incarnations": dict.fromkeys(self.processes(host), 2)}
-            (folder / "about.json").write_text(json.dumps(about))
+            (folder / "about.json").write_text(about(dict.fromkeys(self.processes(host), 2)))
 
     def upload(self, number: int) -> None:
         self.keep(number)
@@ -129,10 +129,21 @@ def test_two_jobs_share_a_folder(job: Job, tmp_path: Path, capsys: pytest.Captur
         assert not each.fetch("A", 20, capsys)["damaged"]
 
 
-def await_end(uploads: Uploads) -> dict[str, Any]:
-    while (ended := uploads.check()) is None:
-        time.sleep(0.01)
-    return ended
+class Requester:
+    """Orders uploads as a control machine does, whose visitor number is 0; others have others."""
+
+    def __init__(self, directory: Path) -> None:
+        self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.uploads = Uploads(directory, lambda: os.environ, lambda *answer: self.answers.append(answer))
+
+    def begin(self, kind: str, number: int, **more: Any) -> None:
+        self.uploads.obey({"type": kind, "number": number, **more})
+
+    def ended(self) -> dict[str, Any]:
+        while not self.answers:
+            self.uploads.check()
+            time.sleep(0.01)
+        return self.answers.pop(0)[1]
 
 
 @pytest.mark.processes
@@ -142,27 +153,52 @@ def test_an_upload_that_is_killed_leaves_the_one_before(job: Job) -> None:
     last = job.directory("A") / "checkpoints" / "20" / "A-worker-0" / "state"
     last.unlink()
     os.mkfifo(last)  # the upload waits there
-    uploads = Uploads(job.directory("A"), lambda: os.environ)
-    uploads.begin("upload", 20)
+    requester = Requester(job.directory("A"))
+    requester.begin("upload", 20)
     until((job.place / "job-1" / "20" / "A" / "A-scheduler-0" / "state").exists, 30, lambda: "")
     processes.send_signal(processes.with_arguments("upload", str(job.directory("A")), "20"), signal.SIGKILL)
-    ended = await_end(uploads)
+    ended = requester.ended()
     assert (ended["type"], ended["number"], ended["done"]) == ("uploaded", 20, False) and ended["problem"]
     found, notes = find(job.place)
     assert [record.number for record in found.records] == [10] and "20: skipped: it is half written" in notes
 
-    uploads.begin("upload", 20, limit=1.0)
-    ended = await_end(uploads)
+    requester.begin("upload", 20, limit=1.0)
+    ended = requester.ended()
     assert not ended["done"] and "took longer than 1.0 s" in ended["problem"]
 
     last.unlink()
     last.write_text("again")
-    uploads.begin("upload", 20)
-    ended = await_end(uploads)
+    requester.begin("upload", 20)
+    ended = requester.ended()
     assert ended["done"] and not ended["problem"]
-    uploads.begin("publish", 20, HOSTS)  # the other hosts have not uploaded theirs
-    ended = await_end(uploads)
+    requester.begin("publish", 20, hosts=HOSTS)  # the other hosts have not uploaded theirs
+    ended = requester.ended()
     assert not ended["done"] and "lacks what host B has written" in ended["problem"]
+
+
+@pytest.mark.processes
+def test_who_asks_for_another_upload_takes_the_place_of_the_first(job: Job) -> None:
+    for number in (10, 20):
+        job.keep(number)
+    last = job.directory("A") / "checkpoints" / "10" / "A-worker-0" / "state"
+    last.unlink()
+    os.mkfifo(last)  # the upload waits there
+    requester = Requester(job.directory("A"))
+    requester.begin("upload", 10)
+    assert requester.uploads.number == 10
+    requester.begin("drop", 0, visitor=3)  # that is not its own
+    assert requester.uploads.number == 10
+    requester.begin("upload", 20, visitor=3)
+    assert requester.uploads.number == 20
+    while len(requester.answers) < 2:
+        requester.uploads.check()
+        time.sleep(0.01)
+    problem = "the upload of checkpoint 20 has taken its place"
+    assert requester.answers == [
+        (0, {"type": "uploaded", "number": 10, "done": False, "problem": problem}),
+        (3, {"type": "uploaded", "number": 20, "done": True, "problem": ""}),
+    ]
+    assert requester.uploads.number == 0  # so the next checkpoints may remove it
 
 
 @pytest.mark.parametrize(
@@ -218,10 +254,10 @@ def test_a_store_that_never_answers_has_a_limit(job: Job, monkeypatch: pytest.Mo
         job.keep(10)
         spec = HostSpec.read(job.directory("A"))
         (job.directory("A") / "agent.json").write_bytes(replace(spec, checkpoint_to=place, timeout=1.0).encode())
-        uploads = Uploads(job.directory("A"), lambda: os.environ)
+        requester = Requester(job.directory("A"))
         for kind in ("upload", "publish"):
-            uploads.begin(kind, 10, HOSTS if kind == "publish" else ())
-            ended = await_end(uploads)
+            requester.begin(kind, 10, hosts=HOSTS)
+            ended = requester.ended()
             assert not ended["done"] and silent in ended["problem"]
 
 

@@ -48,7 +48,7 @@ from geomx_cli.jobs.actions.agent_connection import (
     Suspend,
 )
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.checkpoint_round import CheckpointRound
+from geomx_cli.jobs.actions.checkpoint_schedule import CheckpointSchedule
 from geomx_cli.jobs.actions.checkpoint_upload import CheckpointUpload
 from geomx_cli.jobs.actions.group_restarts import GroupRestarts
 from geomx_cli.jobs.actions.restart_all import RestartAll
@@ -70,6 +70,9 @@ _ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting 
 _NAMED = 4
 _HEARD = 4096  # newest events of a process
 _PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
+_BEFORE_STOP = 140.0  # seconds for a checkpoint; agents let their processes go on a little earlier
+_BEFORE_KILL = 20.0  # the same if SIGKILL may follow, as from Slurm after 30 s
+_BY_BATCH_SYSTEM = ("SIGTERM", "SIGUSR1")
 _BY_USER = ("Ctrl-C", "SIGTERM", "SIGHUP", "geomx stop")  # after which the same again kills
 
 
@@ -126,11 +129,14 @@ class Watch:
         every = float(plan.spec.options["checkpoint_every"]) if plan.spec.options["restarts"] else 0.0
         place = str(plan.spec.options.get("checkpoint_to", ""))  # absent in jobs of an earlier version
 
-        def tell(text: str) -> None:
-            view.warn(f"warning: {text}")
+        def tell(problem: str) -> None:
+            view.warn(f"warning: {problem}")
 
-        self._upload = CheckpointUpload(pool, plan.hosts[0], place, tell)
-        self._checkpoint = CheckpointRound(pool, every, tell, self._upload.begin)
+        def tell_of_upload(problem: str, is_there: bool) -> None:
+            tell(f"{'' if is_there else f'no checkpoint in {place}: '}{problem}; the next one tries again")
+
+        self._upload = CheckpointUpload(pool.send, plan.hosts[0], place, tell_of_upload)
+        self._checkpoint = CheckpointSchedule(plan.hosts, pool.send, every, tell, self._upload.begin)
         self._outcome = Outcome()
 
     def run_until_started(self) -> Outcome | None:
@@ -209,6 +215,7 @@ class Watch:
                     self._pool.connections[host].send(self._stop_message)
                 if status["stage"] == "emptied":
                     self._on_emptied(host)
+                self._checkpoint.on_lost(host, "its connection broke")  # if it had been asked for anything before
                 self._upload.on_hello(host)
             case Started(process):
                 self._started.add(process)
@@ -275,6 +282,7 @@ class Watch:
             case Gone(how, reachable) if host in self._running:
                 self._give_up(lost(host, how) if reachable else self._monitor.unreachable(host))
             case Broken(why, limit):
+                self._checkpoint.on_lost(host, "its connection broke")
                 how = f"{f': {why}' if why else ''}; trying again{f', for {limit:g} s at most' if limit else ''}"
                 self._view.warn(f"the connection to host {host} broke{how}")
             case Mended():
@@ -364,6 +372,7 @@ class Watch:
     def _finish_host(self, host: str, why: str, left: Sequence[str]) -> None:
         """Record the end of an agent's part."""
         self._running.discard(host)
+        self._checkpoint.on_lost(host, "its agent has ended")
         self._upload.on_end(host, is_done=not why and self._stopping_since is None)
         self._outcome.problems += [f"{what} on {host} could not be ended" for what in left]
         if why and self._stopping_since is None:
@@ -400,6 +409,7 @@ class Watch:
     def _give_up(self, failure: Failure) -> None:
         """Give up a lost agent: end its processes on its behalf, as far as its host can be reached."""
         self._running.discard(failure.host)
+        self._checkpoint.on_lost(failure.host, "its agent is lost")
         self._upload.on_end(failure.host)
         self._fail(failure)
         self._pool.give_up(failure.host)
@@ -453,7 +463,8 @@ class Watch:
             self._outcome.stopped_by, self._outcome.interrupted, self._progress.interrupted = by, True, True
             self._had_begun = not self._progress.all_worked
             self._view.warn("stopping (press Ctrl-C again to kill at once)")
-            self._checkpoint.before(lambda: self._stop(0, by, hold=True), self._running)
+            limit = _BEFORE_KILL if by in _BY_BATCH_SYSTEM else _BEFORE_STOP
+            self._checkpoint.before(lambda: self._stop(0, by, hold=True), self._running, limit)
         elif by == "Ctrl-C" or (by != "SIGUSR1" and self._outcome.stopped_by in _BY_USER):
             self._stop_message = {"type": "kill"}
             self._pool.broadcast(self._stop_message)
