@@ -7,7 +7,6 @@
 Without complete.json a checkpoint is none, however its writers have ended.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +20,7 @@ from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import CheckFailed, GeomxError
 from geomx_cli.core.files import make_folders
 from geomx_cli.core.jsonlines import encode
-from geomx_cli.core.stores import Store
+from geomx_cli.core.stores import Store, TooLarge
 
 __all__ = ["DESCRIPTION", "FORMAT", "Part", "Record", "Unusable", "fetch", "publish", "upload"]
 
@@ -29,6 +28,7 @@ FORMAT = 1
 DESCRIPTION = "job.json"
 """The job's description, in the directory of the host that writes the record."""
 _RECORD, _PART = "complete.json", "part.json"
+_LARGEST = 64 << 20  # bytes of either
 
 
 class Unusable(Exception):
@@ -73,10 +73,9 @@ class Record:
     def read(cls, store: Store, job: str, number: int) -> "Record":
         """Read the record of JOB/NUMBER, whose files are there in full length. Raises Unusable, and the store's errors.
         """
-        content = store.read(f"{job}/{number}/{_RECORD}")
-        if content is None:
+        fields = _read(store, f"{job}/{number}/{_RECORD}")
+        if fields is None:
             raise Unusable(f"it is half written: there is no {_RECORD}")
-        fields = _decoded(content)
         if fields.get("format") != FORMAT:
             raise Unusable(f"its format is {fields.get('format')!r}, not {FORMAT}")
         if fields.get("job") != job or fields.get("number") != number:
@@ -111,8 +110,7 @@ def upload(directory: Path, arguments: Sequence[str]) -> int:
         files = {}
         for path in sorted(found.path.glob("*/*")):
             name = path.relative_to(found.path).as_posix()
-            store.put(path, f"{spec.job}/{number}/{spec.host}/{name}")
-            files[name] = (path.stat().st_size, _digest(path))
+            files[name] = tuple(store.put(path, f"{spec.job}/{number}/{spec.host}/{name}"))
         part = asdict(Part(dict(found.incarnations), files))
         store.write(f"{spec.job}/{number}/{spec.host}/{_PART}", json.dumps(part).encode())
         return ""
@@ -126,11 +124,11 @@ def publish(directory: Path, arguments: Sequence[str]) -> int:
     def do(spec: HostSpec, store: Store, number: int) -> str:
         parts = {}
         for host in arguments[1:]:
-            content = store.read(f"{spec.job}/{number}/{host}/{_PART}")
-            if content is None:
+            fields = _read(store, f"{spec.job}/{number}/{host}/{_PART}")
+            if fields is None:
                 hint = "all hosts must share that file system, or give a URL"
                 raise CheckFailed(f"{spec.checkpoint_to} on host {spec.host} lacks what host {host} has written", hint)
-            parts[host] = Part.of(_decoded(content))
+            parts[host] = Part.of(fields)
         description = json.loads((directory / DESCRIPTION).read_bytes())
         record = Record(spec.job, number, parts, description)
         record.check_sizes(store)
@@ -188,9 +186,13 @@ def _fetch(store: Store, job: str, number: int, names: Collection[str], folder: 
         for file, (size, digest) in record.hosts[where[name]].files.items():
             if file.startswith(f"{own}/"):
                 source, target = f"{where[name]}/{file}", folder / file
-                if not store.get(f"{job}/{number}/{source}", target):
+                try:
+                    copied = store.get(f"{job}/{number}/{source}", target, size)
+                except TooLarge as error:
+                    raise Unusable(f"{source} is damaged: {error}") from None
+                if copied is None:
                     raise Unusable(f"{source} is missing")
-                if target.stat().st_size != size or _digest(target) != digest:
+                if copied != (size, digest):
                     raise Unusable(f"{source} is damaged: its digest is another")
     lives = {name: record.hosts[where[name]].incarnations[name] for name in names}
     (folder / ABOUT).write_text(about(lives))
@@ -211,9 +213,15 @@ def _answer(directory: Path, arguments: Sequence[str], do: Any) -> int:
     return 0
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _read(store: Store, name: str) -> dict[str, Any] | None:
+    """Return the fields of a record; None if it is not there. Raises Unusable."""
     try:
+        content = store.read(name, _LARGEST)
+        if content is None:
+            return None
         found = json.loads(content)
+    except TooLarge as error:
+        raise Unusable(f"its record is damaged: {error}") from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -224,8 +232,3 @@ def _decoded(content: bytes) -> dict[str, Any]:
 def _is_name(word: str) -> bool:
     """Whether a word of a record may be the name of a file or folder."""
     return word not in ("", ".", "..") and "/" not in word and "\0" not in word
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,6 @@
 """Checkpoints of hosts in a store: what is half written, damaged or somebody else's is skipped and named."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,11 +17,12 @@ from s3_server import BUCKET, s3_server, silent_s3
 from geomx_cli.agent import processes, stored
 from geomx_cli.agent.checkpoint import about
 from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.agent.stored import Record
 from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings
 from geomx_cli.core.options import OPTIONS, defaults
-from geomx_cli.core.stores import Store, normal_place
+from geomx_cli.core.stores import Store, TooLarge, normal_place
 from geomx_cli.jobs.store.stored_job import StoredJob, description, find_stored
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.this_machine import this_machine
@@ -114,6 +116,53 @@ def test_what_is_not_whole_is_skipped_and_named(job: Job, capsys: pytest.Capture
     (folder / "20" / "complete.json").write_text("[]")
     with pytest.raises(InvalidSettings, match="has no whole checkpoint"):
         find(folder)
+
+
+def changed(place: Path, name: str, value: str) -> None:
+    """Give a size, a life or a digest in a record another JSON value."""
+    fields = json.loads(place.read_text())
+    part = fields["hosts"]["A"]
+    file, worker = "A-worker-0/state", "A/worker:0"
+    match name:
+        case "size":
+            part["files"][file][0] = "VALUE"
+        case "life":
+            part["incarnations"][worker] = "VALUE"
+        case "files":
+            part["files"] = "VALUE"
+    place.write_text(json.dumps(fields).replace('"VALUE"', value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("size", "life") for value in ("Infinity", "1e999", "NaN", "-1", "1.5", "null")),
+        ("life", f"1{300 * '0'}"), ("files", "[[1]]"), ("files", '{"a": 3}'), ("files", "[" * 50_000 + "]" * 50_000),
+    ],
+)  # fmt: skip
+def test_a_record_with_other_values_is_skipped(job: Job, name: str, value: str) -> None:
+    job.upload(10)
+    job.upload(20)
+    changed(job.place / "job-1" / "20" / "complete.json", name, value)
+    found, notes = find(job.place)
+    assert [record.number for record in found.records] == [10]
+    assert "20: skipped: its record is damaged" in notes
+
+
+def test_larger_files_than_there_may_be_are_not_fetched(
+    job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.upload(10)
+    job.upload(20)
+    monkeypatch.setattr(Record, "check_sizes", lambda *_: None)  # of a store whose listing is wrong
+    with (job.place / "job-1" / "20" / "B" / "B-worker-0" / "state").open("ab") as file:
+        file.truncate(1 << 40)
+    assert "B-worker-0/state is damaged: it has more than" in job.fetch("B", 20, capsys)["damaged"]
+    with (job.place / "job-1" / "20" / "complete.json").open("ab") as file:
+        file.truncate(1 << 40)
+    found, notes = find(job.place)
+    assert [record.number for record in found.records] == [10]
+    assert "20: skipped: its record is damaged: it has more than 67.1 MB" in notes
 
 
 def test_two_jobs_share_a_folder(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,11 +276,15 @@ def test_files_come_back_from_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for source in (small, large):
             store.put(source, f"b/c/{source.name}")
             assert s3.files.cat_file(f"{BUCKET}/a/b/c/{source.name}") == source.read_bytes()
-            assert store.get(f"b/c/{source.name}", tmp_path / "back")
+            size = source.stat().st_size
+            copied = store.get(f"b/c/{source.name}", tmp_path / "back", size)
+            assert copied == (size, hashlib.sha256(source.read_bytes()).hexdigest())
             assert (tmp_path / "back").read_bytes() == source.read_bytes()
         store.write("b/record", b"{}")
-        assert store.read("b/record") == b"{}" and store.read("b/other") is None
-        assert not store.get("b/other", tmp_path / "back")
+        assert store.read("b/record", 2) == b"{}" and store.read("b/other", 9) is None
+        assert store.get("b/other", tmp_path / "back", 9) is None
+        with pytest.raises(TooLarge, match="more than 9 bytes"):
+            store.get("b/c/large", tmp_path / "back", 9)
         assert (store.names(), store.names("b"), store.names("d")) == (["b"], ["c", "record"], [])
         assert store.sizes("b") == {"c/small": 0, "c/large": 20_000_001, "record": 2}
         store.remove("b/c")
