@@ -283,7 +283,7 @@ def test_files_come_back_from_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         store.write("b/record", b"{}")
         assert store.read("b/record", 2) == b"{}" and store.read("b/other", 9) is None
         assert store.get("b/other", tmp_path / "back", 9) is None
-        with pytest.raises(TooLarge, match="more than 9 bytes"):
+        with pytest.raises(TooLarge, match="more than 9 B"):
             store.get("b/c/large", tmp_path / "back", 9)
         assert (store.names(), store.names("b"), store.names("d")) == (["b"], ["c", "record"], [])
         assert store.sizes("b") == {"c/small": 0, "c/large": 20_000_001, "record": 2}
