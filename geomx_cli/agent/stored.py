@@ -107,10 +107,10 @@ def upload(directory: Path, arguments: Sequence[str]) -> int:
 
     def do(spec: HostSpec, store: Store, number: int) -> str:
         found = Checkpoint.read(folder_of(directory) / str(number))
-        files = {}
+        files: dict[str, tuple[int, str]] = {}
         for path in sorted(found.path.glob("*/*")):
             name = path.relative_to(found.path).as_posix()
-            files[name] = tuple(store.put(path, f"{spec.job}/{number}/{spec.host}/{name}"))
+            files[name] = store.put(path, f"{spec.job}/{number}/{spec.host}/{name}")
         part = asdict(Part(dict(found.incarnations), files))
         store.write(f"{spec.job}/{number}/{spec.host}/{_PART}", json.dumps(part).encode())
         return ""

@@ -29,7 +29,11 @@ class CheckpointRound:
         self.number = number
         self.outcome: str | None = None
         self._send = send
-        self._tries = 0
+        self._tries = self._newest = 0
+        self._copies = False  # all processes are suspended
+        self._awaited: set[str] = set()  # hosts of which an answer is awaited
+        self._problems: list[str] = []
+        self._deadline = 0.0
         self._freeze()
 
     def check(self) -> None:
@@ -75,7 +79,7 @@ class CheckpointRound:
     def _freeze(self) -> None:
         self._tries += 1
         self._copies, self._newest = False, 0
-        self._awaited, self._problems = set(self.hosts), list[str]()  # hosts of which an answer is awaited
+        self._awaited, self._problems = set(self.hosts), []
         self._deadline = time.monotonic() + _FREEZING
         self._tell("freeze")
 
