@@ -28,6 +28,9 @@ class Uploads:
     """One upload, or record, at a time (stored.py), each in a process, as clients of clouds take a second to import,
     and hang in their own ways. It dies with this one. Not thread-safe.
 
+    A new one takes the place of the present one, whose requester is told. But one for a visitor, which is about to stop
+    the job, is not ended by the control machine, whose next checkpoint would end it again and again.
+
     directory: the agent's. environment: of processes, in which fsspec finds credentials.
     answer: sends a message to the visitor that has asked; 0: the control machine.
     """
@@ -62,7 +65,13 @@ class Uploads:
             return
         if self._running is not None and (visitor, kind, number) == (self._visitor, self._kind, self._number):
             return
-        self._give_way(number)
+        self.check()
+        if self.number and self._visitor and not visitor:
+            self._tell(visitor, kind, number, f"checkpoint {self.number} is being uploaded for geomx stop")
+            return
+        if self.number:
+            self._tell(self._visitor, self._kind, self.number, f"the upload of checkpoint {number} has taken its place")
+        self.abandon()
         self._visitor, self._kind, self._number = visitor, kind, number
         self._awaits_record = bool(message.get("publishes")) and not visitor
         hosts = [str(host) for host in message.get("hosts", ())]
@@ -75,7 +84,7 @@ class Uploads:
             return
         ended, self._running = self._running.answer, None
         self._awaits_record &= ended["done"]
-        self._tell(ended)
+        self._tell(self._visitor, self._kind, self._number, ended["problem"], done=ended["done"])
 
     def delays_end(self, *, connected: bool) -> bool:
         """Whether the end of this host's part of the job waits for an upload, or for the order to write the record.
@@ -92,17 +101,9 @@ class Uploads:
             self._running.end()
             self._running = None
 
-    def _give_way(self, number: int) -> None:
-        """End the present upload, as that of another checkpoint begins; who has asked for it is told."""
-        self.check()
-        is_cut = self._running is not None
-        self.abandon()
-        if is_cut:
-            self._tell({"done": False, "problem": f"the upload of checkpoint {number} has taken its place"})
-
-    def _tell(self, ended: Mapping[str, Any]) -> None:
-        kind = "uploaded" if self._kind == "upload" else "published"
-        self._answer(self._visitor, {"type": kind, "number": self._number, **ended})
+    def _tell(self, visitor: int, kind: str, number: int, problem: str, *, done: bool = False) -> None:
+        kind = "uploaded" if kind == "upload" else "published"
+        self._answer(visitor, {"type": kind, "number": number, "done": done, "problem": problem})
 
 
 class _Process:

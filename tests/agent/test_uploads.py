@@ -239,12 +239,15 @@ def test_who_asks_for_another_upload_takes_the_place_of_the_first(job: Job) -> N
     assert requester.uploads.number == 10
     requester.begin("upload", 20, visitor=3)
     assert requester.uploads.number == 20
-    while len(requester.answers) < 2:
+    requester.begin("upload", 30)  # the job's next checkpoint
+    while len(requester.answers) < 3:
         requester.uploads.check()
         time.sleep(0.01)
     problem = "the upload of checkpoint 20 has taken its place"
+    refused = "checkpoint 20 is being uploaded for geomx stop"
     assert requester.answers == [
         (0, {"type": "uploaded", "number": 10, "done": False, "problem": problem}),
+        (0, {"type": "uploaded", "number": 30, "done": False, "problem": refused}),
         (3, {"type": "uploaded", "number": 20, "done": True, "problem": ""}),
     ]
     assert requester.uploads.number == 0  # so the next checkpoints may remove it
