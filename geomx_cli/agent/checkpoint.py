@@ -18,8 +18,8 @@ from geomx_cli.core.files import make_private
 from geomx_cli.core.jsonlines import encode
 
 __all__ = [
-    "ABOUT", "FETCHED", "KEPT", "Checkpoint", "about", "checked_lives", "folder_of", "main", "newest",
-    "remove_all", "whole",
+    "ABOUT", "FETCHED", "KEPT", "Checkpoint", "about", "check_format", "checked_lives", "folder_of", "main",
+    "newest", "remove_all", "stamped", "whole",
 ]  # fmt: skip
 
 ABOUT = "about.json"
@@ -27,8 +27,8 @@ KEPT = 2
 """Newest ones, as of several hosts one may lack the newest."""
 FETCHED = "resumed"
 """Folder of a host's part of the checkpoint, fetched from elsewhere, from which its job goes on."""
-_FORMAT = 1
-"""Of the folder and of the state in it. Other versions of geomx may have another."""
+_FORMAT: Mapping[str, Any] = {"format": 1, "geomx": __version__}
+"""Of a checkpoint and of the state in it, with the version that writes it. Other versions may have other formats."""
 _FOLDER, _PART = "checkpoints", ".part"
 _LIVES = 1 << 20  # more than a process can have had
 
@@ -53,12 +53,12 @@ class Checkpoint:
         """
         try:
             fields = json.loads((path / ABOUT).read_bytes())
-            found = {name: fields.get(name) for name in ("format", "geomx", "incarnations")}
-        except (AttributeError, RecursionError) as error:
-            raise ValueError(f"{path / ABOUT} is damaged: {error!r}") from None
-        if found["format"] != _FORMAT:
-            raise ValueError(f"its format is {found['format']!r}, of geomx {found['geomx']!r}, not {_FORMAT}")
-        return cls(int(path.name), path, checked_lives(found["incarnations"]))
+        except RecursionError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise ValueError(f"its {ABOUT} is damaged")
+        check_format(fields)
+        return cls(int(path.name), path, checked_lives(fields.get("incarnations")))
 
     @staticmethod
     def write(
@@ -101,7 +101,19 @@ class Checkpoint:
 
 def about(incarnations: Mapping[str, int]) -> str:
     """Return the content of about.json."""
-    return json.dumps({"format": _FORMAT, "geomx": __version__, "incarnations": dict(incarnations)})
+    return json.dumps(stamped({"incarnations": dict(incarnations)}))
+
+
+def stamped(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record with the format."""
+    return {**_FORMAT, **fields}
+
+
+def check_format(fields: Mapping[str, Any]) -> None:
+    """Raise ValueError for a record of another format than this version of geomx writes."""
+    found, wanted = fields.get("format"), _FORMAT["format"]
+    if type(found) is not int or found != wanted:
+        raise ValueError(f"its format is {found!r}, of geomx {fields.get('geomx')!r}, not {wanted}")
 
 
 def checked_lives(found: Any) -> dict[str, int]:

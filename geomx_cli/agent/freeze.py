@@ -10,7 +10,8 @@ from geomx_cli.core.units import format_duration
 
 __all__ = ["Freeze"]
 
-_STOPPING = 2.0  # seconds for all threads to stop
+_STOPPING = 5.0  # seconds for all threads to stop
+_ATTEMPT, _PAUSE = 0.1, 0.01  # seconds of the first attempt, each further one is twice as long; and between them
 
 
 class Freeze:
@@ -42,18 +43,29 @@ class Freeze:
 
         why: of `void` at the limit.
         """
-        self._lasts = True
+        self._lasts, attempt = True, _ATTEMPT
         while time.monotonic() < self._began + _STOPPING:
+            if self._attempt(min(time.monotonic() + attempt, self._began + _STOPPING)):
+                self._suspended = [who for who in self._suspended if processes.exists(who)]
+                self.limit(limit, why)
+                return ""
+            # A process in vfork does not stop before its child's exec, which a suspended child does not reach.
+            processes.send_signal(self._suspended, signal.SIGCONT)
+            time.sleep(_PAUSE)
+            attempt *= 2
+        self.end(f"processes did not stop within {_STOPPING:g} s")
+        return self.void
+
+    def _attempt(self, until: float) -> bool:
+        """Suspend the processes, and return whether all of them stand still."""
+        while time.monotonic() < until:
             self._suspended = processes.session_members(self._sessions)
             processes.send_signal(self._suspended, signal.SIGSTOP)
             is_complete = {*processes.session_members(self._sessions)} <= {*self._suspended}
             if is_complete and all(map(processes.is_stopped, self._suspended)):
-                self._suspended = [who for who in self._suspended if processes.exists(who)]
-                self.limit(limit, why)
-                return ""
+                return True
             time.sleep(0.002)
-        self.end(f"processes did not stop within {_STOPPING:g} s")
-        return self.void
+        return False
 
     def limit(self, limit: float, why: str) -> None:
         """Change the limit: seconds since `begin`."""

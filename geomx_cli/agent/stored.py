@@ -14,7 +14,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.agent.checkpoint import ABOUT, FETCHED, KEPT, Checkpoint, about, checked_lives, folder_of
+from geomx_cli.agent.checkpoint import (
+    ABOUT,
+    FETCHED,
+    KEPT,
+    Checkpoint,
+    about,
+    check_format,
+    checked_lives,
+    folder_of,
+    stamped,
+)
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import CheckFailed, GeomxError
@@ -22,9 +32,8 @@ from geomx_cli.core.files import make_folders
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.stores import Store, TooLarge
 
-__all__ = ["DESCRIPTION", "FORMAT", "Part", "Record", "Unusable", "fetch", "publish", "upload"]
+__all__ = ["DESCRIPTION", "Part", "Record", "Unusable", "fetch", "publish", "upload"]
 
-FORMAT = 1
 DESCRIPTION = "job.json"
 """The job's description, in the directory of the host that writes the record."""
 _RECORD, _PART = "complete.json", "part.json"
@@ -76,8 +85,10 @@ class Record:
         fields = _read(store, f"{job}/{number}/{_RECORD}")
         if fields is None:
             raise Unusable(f"it is half written: there is no {_RECORD}")
-        if fields.get("format") != FORMAT:
-            raise Unusable(f"its format is {fields.get('format')!r}, not {FORMAT}")
+        try:
+            check_format(fields)
+        except ValueError as error:
+            raise Unusable(str(error)) from None
         if fields.get("job") != job or fields.get("number") != number:
             raise Unusable(f"it is a copy of checkpoint {fields.get('number')} of job {fields.get('job')!r}")
         hosts, description = fields.get("hosts"), fields.get("description")
@@ -132,7 +143,7 @@ def publish(directory: Path, arguments: Sequence[str]) -> int:
         description = json.loads((directory / DESCRIPTION).read_bytes())
         record = Record(spec.job, number, parts, description)
         record.check_sizes(store)
-        store.write(f"{spec.job}/{number}/{_RECORD}", json.dumps({"format": FORMAT, **asdict(record)}).encode())
+        store.write(f"{spec.job}/{number}/{_RECORD}", json.dumps(stamped(asdict(record))).encode())
         try:
             _remove_older(store, spec.job, number)
         except GeomxError as error:

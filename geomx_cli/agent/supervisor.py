@@ -429,7 +429,8 @@ class Supervisor:
         if not child.life.check_end():
             return
         self._selector.unregister(child.life.pidfd)
-        self._checkpoints.void(f"{child.name} has died")  # before its next life begins in the folder that is copied
+        if child.life.status:  # its next life may begin in the folder that is copied
+            self._checkpoints.void(f"{child.name} has died")
         child.log.drain_rest()
         unwritten = child.life.events.unwritten(child.log.recent)
         self._report(child, [*child.life.events.read(), *unwritten])

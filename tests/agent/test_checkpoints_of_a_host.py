@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import until
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.checkpoint import Checkpoint, about, main, whole
 from geomx_cli.agent.checkpoints import BUSY, Checkpoints
+from geomx_cli.agent.freeze import Freeze
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.conventions import STATE_ENDED, JobClock
@@ -108,6 +110,11 @@ class SlowDisk:
 
     def go_on(self) -> None:
         self._waits.set()
+
+
+def state(pid: int) -> str:
+    found = processes.identify(pid)
+    return processes.state(found) if found is not None else ""
 
 
 def wait_for_all(children: list[Child]) -> None:
@@ -248,6 +255,24 @@ def test_processes_go_on_while_the_disk_hangs(
     requester.order("thaw", 3)
     assert not whole(requester.directory)
     assert requester.freeze(4) == requester.keep(4) == ""
+
+
+def test_a_process_that_starts_another_one_can_be_suspended(tmp_path: Path) -> None:
+    """It is in vfork until the other's exec: there it does not stop, and a suspended one does not come to exec."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    opens = f"file_actions=[(os.POSIX_SPAWN_OPEN, 0, {str(pipe)!r}, os.O_RDONLY, 0)]"  # waits for us, before exec
+    program = f"import os, time; os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ, {opens}); time.sleep(60)"
+    starter = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        until(lambda: state(starter.pid) == "D", 60, lambda: "")
+        threading.Timer(0.05, lambda: os.open(pipe, os.O_RDWR)).start()
+        freeze = Freeze([starter.pid])
+        assert freeze.begin(60.0, "") == ""
+        assert freeze.end()
+    finally:
+        os.killpg(starter.pid, signal.SIGKILL)
+        starter.wait()
 
 
 def test_only_who_has_suspended_processes_orders_the_rest(children: list[Child], tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def changed(place: Path, name: str, value: str) -> None:
             part["incarnations"][worker] = "VALUE"
         case "files":
             part["files"] = "VALUE"
+        case "format":
+            fields["format"] = "VALUE"
     place.write_text(json.dumps(fields).replace('"VALUE"', value))
 
 
@@ -137,7 +139,8 @@ def changed(place: Path, name: str, value: str) -> None:
     ("name", "value"),
     [
         *((name, value) for name in ("size", "life") for value in ("Infinity", "1e999", "NaN", "-1", "1.5", "null")),
-        ("life", f"1{300 * '0'}"), ("files", "[[1]]"), ("files", '{"a": 3}'), ("files", "[" * 50_000 + "]" * 50_000),
+        ("life", f"1{300 * '0'}"), ("format", "2"), ("format", "true"),
+        ("files", "[[1]]"), ("files", '{"a": 3}'), ("files", "[" * 50_000 + "]" * 50_000),
     ],
 )  # fmt: skip
 def test_a_record_with_other_values_is_skipped(job: Job, name: str, value: str) -> None:
@@ -146,7 +149,7 @@ def test_a_record_with_other_values_is_skipped(job: Job, name: str, value: str) 
     changed(job.place / "job-1" / "20" / "complete.json", name, value)
     found, notes = find(job.place)
     assert [record.number for record in found.records] == [10]
-    assert "20: skipped: its record is damaged" in notes
+    assert f"20: skipped: its {'format is' if name == 'format' else 'record is damaged'}" in notes
 
 
 def test_larger_files_than_there_may_be_are_not_fetched(
