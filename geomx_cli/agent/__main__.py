@@ -19,7 +19,7 @@ _VERBS = {
     "tail": ("tail", "main"),
     "files": ("streams", "main"),
     "prune": ("prune", "main"),
-    "checkpoints": ("checkpoints", "main"),
+    "checkpoints": ("checkpoint", "main"),
     "checkpoint": ("relay", "checkpoint"),
     "upload": ("stored", "upload"),
     "publish": ("stored", "publish"),

@@ -1,137 +1,105 @@
-"""Checkpoints of a host's part of a job: copies of what its processes keep, from which another job goes on.
+"""An agent's part in checkpoints, which the control machine or a visitor requests.
 
 What survives a process (state_folder.py) is at every moment a point from which it goes on as if it was killed then. So
 a checkpoint needs no help of the processes: they are stopped by SIGSTOP, on all hosts of the job, their folders are
 copied, and they go on. What they say between the stop of the first and of the last changes nothing: the same would be
-on its way if they were killed at these moments.
-
-A checkpoint is the folder NUMBER in `checkpoints`, with a folder for each process and about.json. It gets this name
-once it is whole and on disk; until then it ends in ".part".
+on its way if they were killed at these moments. A process that goes on during the copy makes it worthless.
 """
 
-import json
-import os
-import shutil
-import signal
+import errno
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from geomx_cli.agent import processes
+from geomx_cli.agent.checkpoint import Checkpoint, folder_of, newest, remove_all
+from geomx_cli.agent.control import Message
+from geomx_cli.agent.freeze import Freeze
 from geomx_cli.agent.incarnation import Child
-from geomx_cli.core.files import make_private
-from geomx_cli.core.jsonlines import encode
 
-__all__ = ["ABOUT", "BUSY", "FETCHED", "KEPT", "NO_STATE", "Checkpoint", "Checkpoints", "folder_of", "main", "whole"]
+__all__ = ["BUSY", "NO_STATE", "Checkpoints"]
 
-ABOUT = "about.json"
-KEPT = 2
-"""Newest ones, as of several hosts one may lack the newest."""
 BUSY = "another checkpoint is being taken"
 NO_STATE = "keeps no state (a script does with geomx.state)"
-FETCHED = "resumed"
-"""Folder of a host's part of the checkpoint, fetched from elsewhere, from which its job goes on."""
-_FOLDER, _PART = "checkpoints", ".part"
-_STOPPING = 2.0  # seconds for all threads to stop
-_FROZEN = 15.0  # seconds until processes continue, if no order arrives
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A whole checkpoint of a host's part.
-
-    number: equal on all hosts.
-    path: its folder.
-    incarnations: of each process, by name.
-    """
-
-    number: int
-    path: Path
-    incarnations: Mapping[str, int]
-
-    @classmethod
-    def read(cls, path: Path) -> "Checkpoint":
-        """Read the one in a folder. Raises OSError if it is not there, and ValueError if it is not whole."""
-        try:
-            incarnations = json.loads((path / ABOUT).read_bytes())["incarnations"]
-            return cls(int(path.name), path, {name: int(life) for name, life in incarnations.items()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path / ABOUT} is damaged: {error!r}") from None
-
-    def restore(self, child: Child) -> None:
-        """Give a process what it had, before its start, and the number of its next life. Raises OSError."""
-        assert child.state_dir is not None
-        if child.task.role.endswith("scheduler"):  # all join anew, from other addresses
-            return
-        _copy(self.path / child.task.file_name, child.state_dir)
-        child.begin_after(self.incarnations[child.name])
-
-
-def folder_of(directory: Path) -> Path:
-    """Return the folder of the checkpoints of the host whose agent has `directory`."""
-    return directory / _FOLDER
-
-
-def whole(directory: Path) -> list[Checkpoint]:
-    """Return the whole checkpoints of the host whose agent had `directory`, the newest first."""
-    found = []
-    for path in (directory / _FOLDER).glob("*"):
-        with suppress(OSError, ValueError):  # incomplete, or of another program
-            found.append(Checkpoint.read(path))
-    return sorted(found, key=lambda each: each.number, reverse=True)
-
-
-def main(directory: Path, arguments: Sequence[str]) -> int:
-    """Print the whole checkpoints of a host, by number the names of the processes; and what else is in the folder."""
-    found = {str(each.number): sorted(each.incarnations) for each in whole(directory)}
-    others = sorted(path.name for path in (directory / _FOLDER).glob("*") if path.name not in found)
-    print(encode({"folder": str(directory / _FOLDER), "whole": found, "others": others}).decode(), end="")
-    return 0
+_ORDER = 15.0  # seconds until processes go on, if no order to copy arrives
+_COPYING = 120.0  # seconds until processes go on, if the copy is not done
 
 
 class Checkpoints:
-    """Takes checkpoints. Not thread-safe; copies are made by a thread, during which all processes are stopped.
+    """Takes one checkpoint at a time: suspends all processes ("freeze"), copies what they keep ("keep"), and lets them
+    go on, also without an order. Used by the agent's loop only; a thread copies.
 
-    directory: the agent's. uploading: the number of the one that is not to be removed, as it is being uploaded.
+    A request has a number, that of its checkpoint. Who asked to freeze, with which number, orders the rest.
+
+    directory: the agent's.
+    answer: sends a message to a visitor; 0: the control machine.
+    silence: seconds for which others wait for a process that does not answer.
+    uploading: returns the number of the one that is not to be removed, as it is being uploaded; 0 for none.
     """
 
     def __init__(
-        self, directory: Path, children: Sequence[Child], uploading: Callable[[], int] = lambda: 0
-    ) -> None:
+        self, directory: Path, children: Sequence[Child], answer: Callable[[int, Message], object],
+        silence: float = 2 * _COPYING, uploading: Callable[[], int] = lambda: 0,
+    ) -> None:  # fmt: skip
         self._directory = directory
-        self._folder = folder_of(directory)
-        self._uploading = uploading
         self._children = children
-        self._frozen_at: float | None = None
-        self._stopped: list[processes.ProcessId] = []
-        self._thread: threading.Thread | None = None
-        self._copied = threading.Event()
-        self._problem = ""
+        self._answer = answer
+        self._limit = min(_COPYING, silence / 2)
+        self._uploading = uploading
+        self._freeze: Freeze | None = None
+        self._copy: _Copy | None = None
+        self._visitor = self._number = 0
 
     @property
     def frozen(self) -> bool:
-        """Whether processes are stopped."""
-        return self._frozen_at is not None
+        """Whether the processes are suspended."""
+        return self._freeze is not None and self._freeze.lasts
 
-    @property
-    def busy(self) -> bool:
-        """Whether a checkpoint is being taken."""
-        return self.frozen or self._thread is not None
+    def obey(self, message: Message, *, running: bool) -> None:
+        """Do a part of a checkpoint, and answer. running: all processes are."""
+        visitor, number = int(message.get("visitor", 0)), int(message.get("number", 0))
+        match message.get("type"):
+            case "freeze":
+                problem = "" if running else "its processes begin or end"
+                problem = problem or self._begin(visitor, number)
+                about = {"number": number, "newest": newest(self._directory)}
+                self._answer(visitor, {"type": "frozen", "problem": problem, **about})
+            case "keep":
+                if problem := self._keep(visitor, number):
+                    self._answer(visitor, {"type": "kept", "number": number, "problem": problem})
+            case "thaw" if (visitor, number) == (self._visitor, self._number):
+                self.void("the checkpoint was given up")
 
-    @property
-    def newest(self) -> int:
-        """The highest number that a checkpoint here has had, so that no number is used twice; 0 for none."""
-        names = [path.stem for path in self._folder.glob("*")]
-        return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=0)
+    def void(self, why: str) -> None:
+        """Let the processes go on, if they are suspended. There is no checkpoint then."""
+        if self._freeze is not None:
+            self._freeze.end(why)
 
-    def obstacle(self) -> str:
-        """Return why no checkpoint can be taken now; "" if one can."""
-        if self.busy:
+    def check(self) -> None:
+        """Call regularly."""
+        if self._copy is None or self._freeze is None:
+            return
+        problem = self._freeze.void or self._copy.problem
+        if problem is not None and not self._copy.is_answered:
+            self._copy.is_answered = True
+            self._answer(self._visitor, {"type": "kept", "number": self._number, "problem": problem})
+        if not self._copy.is_alive():
+            self._copy = None
+
+    def remove(self) -> None:
+        """Remove all checkpoints: the job is done."""
+        remove_all(self._directory)
+
+    def _obstacle(self) -> str:
+        """Why the processes cannot be suspended now; "" if they can."""
+        if self._copy is not None and self._copy.is_answered:
+            return f"the copy before has not ended yet, in {folder_of(self._directory)}"
+        if self.frozen or self._copy is not None:
             return BUSY
+        return self._lack()
+
+    def _lack(self) -> str:
+        """Why the processes cannot have a checkpoint now; "" if they can."""
         for child in self._children:
             if child.life.status not in (None, 0):
                 return f"{child.name} has just died"
@@ -139,106 +107,73 @@ class Checkpoints:
                 return f"{child.name} {NO_STATE}"
         return ""
 
-    def freeze(self) -> str:
-        """Stop all processes. Return why that is impossible; "" if they are."""
-        if problem := self.obstacle():
+    def _begin(self, visitor: int, number: int) -> str:
+        """Suspend the processes. Return why that is impossible; "" if they are."""
+        if problem := self._obstacle():
             return problem
-        self._copied.clear()
-        self._frozen_at = time.monotonic()
-        sessions = [child.life.identity.pid for child in self._children if child.life.running and child.life.identity]
-        until = self._frozen_at + _STOPPING
-        while time.monotonic() < until:
-            self._stopped = processes.session_members(sessions)
-            processes.send_signal(self._stopped, signal.SIGSTOP)
-            is_complete = {*processes.session_members(sessions)} <= {*self._stopped}
-            if is_complete and all(map(processes.is_stopped, self._stopped)):
-                return self._late_obstacle()
-            time.sleep(0.002)
-        self.thaw()
-        return f"processes did not stop within {_STOPPING:g} s"
-
-    def _late_obstacle(self) -> str:
-        """Why there can be no checkpoint, if a process has died or stopped saving its state before it was suspended."""
+        if (last := newest(self._directory)) >= number:
+            return f"its newest checkpoint has the number {last}"
+        lives = [child.life for child in self._children]
+        self._freeze = Freeze([life.identity.pid for life in lives if life.running and life.identity])
+        if problem := self._freeze.begin(min(_ORDER, self._limit), "no order to copy came"):
+            return problem
         for child in self._children:
             child.life.check_end()
-        frozen_at, self._frozen_at = self._frozen_at, None
-        problem = self.obstacle()
-        self._frozen_at = frozen_at
-        if problem:
-            self.thaw()
-        return problem
+        if problem := self._lack():  # it has died, or stopped saving its state, before it was suspended
+            self._freeze.end(problem)
+            return problem
+        self._visitor, self._number = visitor, number
+        return ""
 
-    def keep(self, number: int) -> None:
-        """Begin to copy the state of the stopped processes, which continue when it is copied. `check` returns the
-        outcome.
-        """
-        sources = [child.state_dir for child in self._children if child.state_dir is not None]
-        incarnations = {child.name: child.incarnation for child in self._children}
-        self._problem = ""
-        self._thread = threading.Thread(target=self._write, args=(number, sources, incarnations), daemon=True)
-        self._thread.start()
+    def _keep(self, visitor: int, number: int) -> str:
+        """Begin to copy the state of the suspended processes. Return why that is impossible; "" if it is not."""
+        freeze = self._freeze
+        if freeze is None or (visitor, number) != (self._visitor, self._number):
+            return f"its processes are not suspended for checkpoint {number}"
+        if not freeze.lasts or self._copy is not None:
+            return freeze.void or BUSY
+        freeze.limit(self._limit, "its state could not be copied")
+        self._copy = _Copy(self._directory, number, self._children, freeze, lambda: {self._uploading()})
+        self._copy.start()
+        return ""
 
-    def thaw(self) -> None:
-        """Let the processes go on."""
-        processes.send_signal(self._stopped, signal.SIGCONT)
-        self._stopped, self._frozen_at = [], None
 
-    def check(self, now: float) -> str | None:
-        """Call regularly. Return the problem of a checkpoint that has ended, "" for none; None if none has."""
-        waits_in_vain = self._thread is None and now - (self._frozen_at or now) > _FROZEN
-        if self.frozen and (self._copied.is_set() or waits_in_vain):
-            self.thaw()
-        if self._thread is None or self._thread.is_alive():
-            return None
-        self._thread = None
-        if self.frozen:
-            self.thaw()
-        return self._problem
+class _Copy(threading.Thread):
+    """Copies the state of suspended processes, and lets these go on. With a disk it may hang for ever.
 
-    def remove(self) -> None:
-        """Remove all checkpoints: the job is done."""
-        self._remove([self._folder, self._directory / FETCHED])
+    problem: why there is no checkpoint, "" if there is one; None before the end.
+    is_answered: who has asked for it has been told.
+    """
 
-    def _write(self, number: int, sources: Sequence[Path], incarnations: Mapping[str, int]) -> None:
-        part = self._folder / f"{number}{_PART}"
+    def __init__(
+        self, directory: Path, number: int, children: Sequence[Child], freeze: Freeze,
+        kept: Callable[[], Collection[int]],
+    ) -> None:  # fmt: skip
+        super().__init__(name="checkpoint", daemon=True)
+        self.problem: str | None = None
+        self.is_answered = False
+        self._directory = directory
+        self._number = number
+        self._sources = [child.state_dir for child in children if child.state_dir is not None]
+        self._incarnations = {child.name: child.incarnation for child in children}
+        self._freeze = freeze
+        self._kept = kept
+
+    def run(self) -> None:
         try:
-            self._folder.mkdir(0o700, exist_ok=True, parents=True)
-            make_private(self._folder)
-            self._remove(path for path in self._folder.glob(f"*{_PART}"))
-            part.mkdir(0o700)
-            for source in sources:
-                _copy(source, part / source.name)
-            self._copied.set()
-            (part / ABOUT).write_text(json.dumps({"incarnations": dict(incarnations)}))
-            for path in (*part.rglob("*"), part):
-                _sync(path)
-            part.rename(self._folder / str(number))
-            _sync(self._folder)
-            old = whole(self._folder.parent)[KEPT:]
-            self._remove(each.path for each in old if each.number != self._uploading())
+            Checkpoint.write(
+                self._directory, self._number, self._sources, self._incarnations, self._end_freeze, self._kept
+            )
+            self.problem = ""
         except OSError as error:
-            self._problem = f"{part} cannot be written: {error.strerror}"
-            self._remove([part])
+            self.problem = f"checkpoint {self._number} cannot be written: {error.strerror}"
         except Exception as error:  # otherwise the thread would hide it
-            self._problem = f"{part} cannot be written: {error!r}"
-            print(self._problem, file=sys.stderr, flush=True)
+            self.problem = f"checkpoint {self._number} cannot be written: {error!r}"
+            print(self.problem, file=sys.stderr, flush=True)
+        finally:
+            self._freeze.end(self.problem or "its copy ended")
 
-    @staticmethod
-    def _remove(folders: Iterable[Path]) -> None:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy the files of a folder, which has no others; there may be none yet."""
-    target.mkdir(0o700, parents=True)
-    for path in source.glob("*"):
-        shutil.copyfile(path, target / path.name)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _end_freeze(self) -> None:
+        """Let the processes go on. Raises OSError if they have not stood still: the copy may mix two moments."""
+        if not self._freeze.end():
+            raise OSError(errno.ECANCELED, self._freeze.void)

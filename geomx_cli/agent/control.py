@@ -14,7 +14,7 @@ from geomx_cli.core.conventions import number_before
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import LineBuffer, decode, encode
 
-__all__ = ["Control", "Outbox"]
+__all__ = ["Control", "Message", "Outbox"]
 
 # Messages to the control machine that must survive a broken connection.
 
@@ -62,7 +62,8 @@ _CHUNK = 1 << 16
 _LINE_LIMIT = 1 << 20
 _BACKLOG_LIMIT = 16 << 20
 _CONNECTIONS = 16
-_VISITORS = ("stop", "kill", "freeze", "keep", "thaw", "upload", "publish")  # allowed to any program of this account
+_VISITORS = ("stop", "kill", "freeze", "keep", "thaw", "upload", "publish", "drop")
+"""Requests that any program of this account may send."""
 
 Message = dict[str, Any]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from geomx_cli.agent import processes, succession
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.jsonlines import decode, encode
+from geomx_cli.core.jsonlines import encode
 
 __all__ = ["attach", "checkpoint", "run"]
 
@@ -20,8 +20,6 @@ _CHUNK = 1 << 16
 _ENDING = 1.0
 _LIMIT = 5.0  # seconds for an agent that is about to end
 _PAUSE = 0.1
-_ANSWERS = {"freeze": 8.0, "keep": 600.0, "upload": 5.0, "publish": 5.0}
-"""Seconds for an agent to answer what a checkpoint needs of it, beyond the "limit" of a message."""
 
 
 def run(directory: Path, arguments: Sequence[str]) -> int:
@@ -75,8 +73,8 @@ def attach(directory: Path, arguments: Sequence[str]) -> int:
 
 
 def checkpoint(directory: Path, arguments: Sequence[str]) -> int:
-    """Pass the requests on stdin for a checkpoint to the running agent of `directory`, and print its answer to each.
-    Without one in time, or with one that is suspended, return 1 with a message on stderr.
+    """Relay to the running agent of `directory`, which takes this program for a visitor. Without one, or with one that
+    is suspended, return 1 with a message on stderr.
     """
     state = AgentState.read(directory)
     if state is None or processes.state(state.agent) in ("", "T"):
@@ -86,20 +84,11 @@ def checkpoint(directory: Path, arguments: Sequence[str]) -> int:
         try:
             stream.settimeout(_LIMIT)
             stream.connect(HostSpec.read(directory).socket)
-            answers = stream.makefile("rb")
-            for line in sys.stdin.buffer:
-                message = decode(line)
-                limit = _ANSWERS.get(str(message.get("type")))
-                limit = None if limit is None else limit + float(message.get("limit", 0))
-                stream.settimeout(limit)
-                stream.sendall(line)
-                if limit is not None:
-                    if not (answer := answers.readline()):  # the agent has ended
-                        raise BrokenPipeError
-                    _write(answer)
-        except (OSError, ValueError):
+        except OSError:
             print(f"the agent does not answer for {directory}", file=sys.stderr)
             return 1
+        stream.settimeout(None)
+        _relay(stream, bytearray())
     return 0
 
 

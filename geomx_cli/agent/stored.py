@@ -7,7 +7,6 @@
 Without complete.json a checkpoint is none, however its writers have ended.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -15,20 +14,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.agent.checkpoints import ABOUT, FETCHED, KEPT, Checkpoint, folder_of
+from geomx_cli.agent.checkpoint import (
+    ABOUT,
+    FETCHED,
+    KEPT,
+    Checkpoint,
+    about,
+    check_format,
+    checked_lives,
+    folder_of,
+    stamped,
+)
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import CheckFailed, GeomxError
 from geomx_cli.core.files import make_folders
 from geomx_cli.core.jsonlines import encode
-from geomx_cli.core.stores import Store
+from geomx_cli.core.stores import Store, TooLarge
 
-__all__ = ["DESCRIPTION", "FORMAT", "Part", "Record", "Unusable", "fetch", "publish", "upload"]
+__all__ = ["DESCRIPTION", "Part", "Record", "Unusable", "fetch", "publish", "upload"]
 
-FORMAT = 1
 DESCRIPTION = "job.json"
 """The job's description, in the directory of the host that writes the record."""
 _RECORD, _PART = "complete.json", "part.json"
+_LARGEST = 64 << 20  # bytes of either
 
 
 class Unusable(Exception):
@@ -46,8 +55,11 @@ class Part:
     def of(cls, fields: Any) -> "Part":
         """Check the fields of a part. Raises Unusable."""
         try:
-            lives = {str(name): int(life) for name, life in fields["incarnations"].items()}
-            files = {str(name): (int(size), str(digest)) for name, (size, digest) in fields["files"].items()}
+            lives, files = checked_lives(fields["incarnations"]), dict[str, tuple[int, str]]()
+            for name, (size, digest) in fields["files"].items():
+                if type(size) is not int or size < 0:
+                    raise ValueError(f"the size of {name} is {size!r}")
+                files[name] = size, str(digest)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unusable(f"its record is damaged: {error!r}") from None
         for name in files:
@@ -70,12 +82,13 @@ class Record:
     def read(cls, store: Store, job: str, number: int) -> "Record":
         """Read the record of JOB/NUMBER, whose files are there in full length. Raises Unusable, and the store's errors.
         """
-        content = store.read(f"{job}/{number}/{_RECORD}")
-        if content is None:
+        fields = _read(store, f"{job}/{number}/{_RECORD}")
+        if fields is None:
             raise Unusable(f"it is half written: there is no {_RECORD}")
-        fields = _decoded(content)
-        if fields.get("format") != FORMAT:
-            raise Unusable(f"its format is {fields.get('format')!r}, not {FORMAT}")
+        try:
+            check_format(fields)
+        except ValueError as error:
+            raise Unusable(str(error)) from None
         if fields.get("job") != job or fields.get("number") != number:
             raise Unusable(f"it is a copy of checkpoint {fields.get('number')} of job {fields.get('job')!r}")
         hosts, description = fields.get("hosts"), fields.get("description")
@@ -105,11 +118,10 @@ def upload(directory: Path, arguments: Sequence[str]) -> int:
 
     def do(spec: HostSpec, store: Store, number: int) -> str:
         found = Checkpoint.read(folder_of(directory) / str(number))
-        files = {}
+        files: dict[str, tuple[int, str]] = {}
         for path in sorted(found.path.glob("*/*")):
             name = path.relative_to(found.path).as_posix()
-            store.put(path, f"{spec.job}/{number}/{spec.host}/{name}")
-            files[name] = (path.stat().st_size, _digest(path))
+            files[name] = store.put(path, f"{spec.job}/{number}/{spec.host}/{name}")
         part = asdict(Part(dict(found.incarnations), files))
         store.write(f"{spec.job}/{number}/{spec.host}/{_PART}", json.dumps(part).encode())
         return ""
@@ -123,15 +135,15 @@ def publish(directory: Path, arguments: Sequence[str]) -> int:
     def do(spec: HostSpec, store: Store, number: int) -> str:
         parts = {}
         for host in arguments[1:]:
-            content = store.read(f"{spec.job}/{number}/{host}/{_PART}")
-            if content is None:
+            fields = _read(store, f"{spec.job}/{number}/{host}/{_PART}")
+            if fields is None:
                 hint = "all hosts must share that file system, or give a URL"
                 raise CheckFailed(f"{spec.checkpoint_to} on host {spec.host} lacks what host {host} has written", hint)
-            parts[host] = Part.of(_decoded(content))
+            parts[host] = Part.of(fields)
         description = json.loads((directory / DESCRIPTION).read_bytes())
         record = Record(spec.job, number, parts, description)
         record.check_sizes(store)
-        store.write(f"{spec.job}/{number}/{_RECORD}", json.dumps({"format": FORMAT, **asdict(record)}).encode())
+        store.write(f"{spec.job}/{number}/{_RECORD}", json.dumps(stamped(asdict(record))).encode())
         try:
             _remove_older(store, spec.job, number)
         except GeomxError as error:
@@ -185,12 +197,16 @@ def _fetch(store: Store, job: str, number: int, names: Collection[str], folder: 
         for file, (size, digest) in record.hosts[where[name]].files.items():
             if file.startswith(f"{own}/"):
                 source, target = f"{where[name]}/{file}", folder / file
-                if not store.get(f"{job}/{number}/{source}", target):
+                try:
+                    copied = store.get(f"{job}/{number}/{source}", target, size)
+                except TooLarge as error:
+                    raise Unusable(f"{source} is damaged: {error}") from None
+                if copied is None:
                     raise Unusable(f"{source} is missing")
-                if target.stat().st_size != size or _digest(target) != digest:
+                if copied != (size, digest):
                     raise Unusable(f"{source} is damaged: its digest is another")
     lives = {name: record.hosts[where[name]].incarnations[name] for name in names}
-    (folder / ABOUT).write_text(json.dumps({"incarnations": lives}))
+    (folder / ABOUT).write_text(about(lives))
 
 
 def _answer(directory: Path, arguments: Sequence[str], do: Any) -> int:
@@ -208,9 +224,15 @@ def _answer(directory: Path, arguments: Sequence[str], do: Any) -> int:
     return 0
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def _read(store: Store, name: str) -> dict[str, Any] | None:
+    """Return the fields of a record; None if it is not there. Raises Unusable."""
     try:
+        content = store.read(name, _LARGEST)
+        if content is None:
+            return None
         found = json.loads(content)
+    except TooLarge as error:
+        raise Unusable(f"its record is damaged: {error}") from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
@@ -221,8 +243,3 @@ def _decoded(content: bytes) -> dict[str, Any]:
 def _is_name(word: str) -> bool:
     """Whether a word of a record may be the name of a file or folder."""
     return word not in ("", ".", "..") and "/" not in word and "\0" not in word
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

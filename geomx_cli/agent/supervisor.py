@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import outputs, processes, state_folder
 from geomx_cli.agent.agent_state import AgentState
-from geomx_cli.agent.checkpoint_service import CheckpointService
-from geomx_cli.agent.checkpoints import Checkpoint
+from geomx_cli.agent.checkpoint import Checkpoint
+from geomx_cli.agent.checkpoints import Checkpoints
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.groups import WorkerGroup, WorkerGroups
@@ -28,6 +29,7 @@ from geomx_cli.agent.recall import Recall
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.agent.stop import DISAPPEAR, remains
+from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock, party_of
 from geomx_cli.core.errors import CheckFailed
@@ -72,7 +74,10 @@ class Supervisor:
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
         self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, host_spec.grace)
         self._partial_stop = PartialStop()
-        self._checkpoints = CheckpointService(directory, self._children, self._control, lambda: self._inherited)
+        self._uploads = Uploads(directory, lambda: self._inherited, partial(self._control.answer, durable=True))
+        self._checkpoints = Checkpoints(
+            directory, self._children, self._control.answer, host_spec.silence, lambda: self._uploads.number
+        )
         self._policy = RestartPolicy(host_spec.restarts, on_worker_loss=host_spec.on_worker_loss)
         self._groups = WorkerGroups(self._children)
         self._memory = OomWatcher()
@@ -100,7 +105,7 @@ class Supervisor:
         finally:
             self._status.usage.close()
             self._presence.close()
-            self._checkpoints.abandon()
+            self._uploads.abandon()
             left = self._sweep()
             if self._is_done:
                 self._checkpoints.remove()
@@ -122,11 +127,15 @@ class Supervisor:
             return False
         running = any(child.life.running for child in self._children)  # those that could not be killed
         if not self._lifecycle.over or running or not self._recall.awaited(self._control):
-            return self._lifecycle.over and (self._is_done or not self._checkpoints.delays_end())
+            return self._lifecycle.over and (self._is_done or not self._awaits_upload)
         if self._recall.tell():
             self._control.send_durable({"type": "emptied"})
             self._status.write_soon()
         return False
+
+    @property
+    def _awaits_upload(self) -> bool:
+        return self._uploads.delays_end(connected=self._control.connected)
 
     def _catch_signals(self) -> None:
         for end in (self._wakeup, self._signals):
@@ -179,11 +188,13 @@ class Supervisor:
                 self._lifecycle.holding = False
             case "failing":
                 self._lifecycle.postpone()
-            case "freeze" | "keep" | "thaw" | "upload" | "publish" | "drop":
+            case "freeze" | "keep" | "thaw":
                 self._checkpoints.obey(message, running=self._lifecycle.stage is Stage.RUNNING)
+            case "upload" | "publish" | "drop":
+                self._uploads.obey(message)
             case "kill":
                 self._recall.forbid()
-                self._checkpoints.abandon()
+                self._uploads.abandon()
                 self._lifecycle.stop("was asked to stop at once", 0)
                 self._lifecycle.kill()
 
@@ -196,6 +207,7 @@ class Supervisor:
         who, grace = str(message.get("who", "")), float(message.get("grace", self._host_spec.grace))
         names = message.get("processes")
         if names is not None:
+            self._checkpoints.void("a part of the job is stopped")
             self._partial_stop.terminate((child for child in self._children if child.name in names), grace)
             self._update_state()
             self._status.write_soon()
@@ -342,7 +354,8 @@ class Supervisor:
                 self._report(child, child.life.events.read())
             if child.log.problem:
                 self._drain(child.log)
-        self._checkpoints.check(now)
+        self._checkpoints.check()
+        self._uploads.check()
         if now >= self._next_look and not self._checkpoints.frozen:
             self._next_look = now + _LOOK
             for child in self._children:
@@ -416,6 +429,8 @@ class Supervisor:
         if not child.life.check_end():
             return
         self._selector.unregister(child.life.pidfd)
+        if child.life.status:  # its next life may begin in the folder that is copied
+            self._checkpoints.void(f"{child.name} has died")
         child.log.drain_rest()
         unwritten = child.life.events.unwritten(child.log.recent)
         self._report(child, [*child.life.events.read(), *unwritten])
@@ -593,6 +608,7 @@ class Supervisor:
     def _on_stage(self) -> None:
         self._status.write_soon()
         if self._lifecycle.stage is Stage.FAILING:
+            self._checkpoints.void("the job ends")
             state_folder.forbid(self._directory)
             for group in self._groups:
                 for member in group.give_up() if group.is_pending else ():

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
+from geomx_cli.agent.control import Message
 from geomx_cli.core.conventions import module_command
 from geomx_cli.core.jsonlines import decode
 from geomx_cli.core.units import format_duration
 
-__all__ = ["LIMIT", "Uploads"]
+__all__ = ["Uploads"]
 
 _WORDS = 300  # characters of an unexpected message
-LIMIT = 3600.0
-"""Seconds for an upload, unless who asks for it says another number."""
+_LIMIT = 3600.0  # seconds for an upload, unless who asks for it says another number
 _ENDING = 2.0  # seconds for a killed one to disappear; from a hanging file system it never does
 _AT_END = 600.0  # seconds that the end of the job waits for an upload
 
@@ -28,38 +28,63 @@ class Uploads:
     """One upload, or record, at a time (stored.py), each in a process, as clients of clouds take a second to import,
     and hang in their own ways. It dies with this one. Not thread-safe.
 
+    A new one takes the place of the present one, whose requester is told. But one for a visitor, which is about to stop
+    the job, is not ended by the control machine, whose next checkpoint would end it again and again.
+
     directory: the agent's. environment: of processes, in which fsspec finds credentials.
+    answer: sends a message to the visitor that has asked; 0: the control machine.
     """
 
-    def __init__(self, directory: Path, environment: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(
+        self, directory: Path, environment: Callable[[], Mapping[str, str]],
+        answer: Callable[[int, Message], object],
+    ) -> None:  # fmt: skip
         self._directory = directory
         self._environment = environment
+        self._answer = answer
         self._running: _Process | None = None
         self._kind = ""
+        self._visitor = self._number = 0
         self._over_at = 0.0  # of this host's part of the job
         self._awaits_record = False
-        self.number = 0
 
-    def begin(
-        self, kind: str, number: int, hosts: Sequence[str] = (), *, publishes: bool = False, limit: float = LIMIT
-    ) -> None:
-        """Begin an "upload", or "publish" a checkpoint, unless that goes on already. publishes: it follows here.
-        limit: seconds, after which it is ended.
+    @property
+    def number(self) -> int:
+        """Of the checkpoint that is being uploaded; 0 for none."""
+        return self._number if self._running is not None else 0
+
+    def obey(self, message: Message) -> None:
+        """Begin an "upload", or "publish" a checkpoint, unless that goes on already; or "drop" what goes on.
+
+        In the message: number; limit: seconds, after which it is ended; publishes: the record follows here.
         """
-        if self._running is not None and (kind, number) == (self._kind, self.number):
+        visitor, number, kind = int(message.get("visitor", 0)), int(message.get("number", 0)), str(message["type"])
+        if kind == "drop":
+            if visitor == self._visitor:
+                self.abandon()
             return
+        if self._running is not None and (visitor, kind, number) == (self._visitor, self._kind, self._number):
+            return
+        self.check()
+        if self.number and self._visitor and not visitor:
+            self._tell(visitor, kind, number, f"checkpoint {self.number} is being uploaded for geomx stop")
+            return
+        if self.number:
+            self._tell(self._visitor, self._kind, self.number, f"the upload of checkpoint {number} has taken its place")
         self.abandon()
-        self._kind, self.number, self._awaits_record = kind, number, publishes
+        self._visitor, self._kind, self._number = visitor, kind, number
+        self._awaits_record = bool(message.get("publishes")) and not visitor
+        hosts = [str(host) for host in message.get("hosts", ())]
         words = module_command(sys.executable, "geomx_cli.agent", kind, str(self._directory), str(number), *hosts)
-        self._running = _Process(words, dict(self._environment()), limit)
+        self._running = _Process(words, dict(self._environment()), float(message.get("limit", _LIMIT)))
 
-    def check(self) -> dict[str, Any] | None:
-        """Call regularly. Return the message about what has ended; None if nothing has."""
+    def check(self) -> None:
+        """Call regularly."""
         if self._running is None or self._running.answer is None:
-            return None
+            return
         ended, self._running = self._running.answer, None
         self._awaits_record &= ended["done"]
-        return {"type": "uploaded" if self._kind == "upload" else "published", "number": self.number, **ended}
+        self._tell(self._visitor, self._kind, self._number, ended["problem"], done=ended["done"])
 
     def delays_end(self, *, connected: bool) -> bool:
         """Whether the end of this host's part of the job waits for an upload, or for the order to write the record.
@@ -75,6 +100,10 @@ class Uploads:
         if self._running is not None:
             self._running.end()
             self._running = None
+
+    def _tell(self, visitor: int, kind: str, number: int, problem: str, *, done: bool = False) -> None:
+        kind = "uploaded" if kind == "upload" else "published"
+        self._answer(visitor, {"type": kind, "number": number, "done": done, "problem": problem})
 
 
 class _Process:

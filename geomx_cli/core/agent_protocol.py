@@ -142,19 +142,21 @@ class Stopping(Message, tag="stopping", frozen=True):
 
 
 class Frozen(Message, tag="frozen", frozen=True):
-    """The host's processes are stopped for a checkpoint. problem: why they are not, "" if they are. newest: the
-    highest number of the host's checkpoints, whoever has taken them; 0 for none.
+    """The host's processes are suspended for the checkpoint of this number. problem: why they are not, "" if they are.
+    newest: the highest number of the host's checkpoints, whoever has taken them; 0 for none.
     """
 
+    number: Count
     problem: str
-    newest: int = 0
+    newest: Count = 0
 
 
 class Kept(Message, tag="kept", frozen=True):
-    """The host has finished its part of a checkpoint, and its processes continue. problem: why the part is not
-    complete; "" if it is.
+    """The host has finished its part of the checkpoint of this number, and its processes continue. problem: why the
+    part is not complete; "" if it is.
     """
 
+    number: Count
     problem: str
 
 

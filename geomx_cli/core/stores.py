@@ -5,7 +5,9 @@ the account on each machine, as other programs there do. All errors of fsspec an
 name the place, and so does a client, or a mounted file system, that hangs.
 """
 
+import hashlib
 import importlib
+import io
 import shutil
 import threading
 import time
@@ -13,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings
 from geomx_cli.core.files import make_folders, open_atomic, write_atomic
-from geomx_cli.core.units import format_duration
+from geomx_cli.core.units import format_bytes, format_duration
 
-__all__ = ["EXTRAS", "Store", "is_url", "normal_place"]
+__all__ = ["EXTRAS", "Copied", "Store", "TooLarge", "is_url", "normal_place"]
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Our extra that installs what a kind of URL needs, beside fsspec itself, which the extra "remote" has."""
@@ -33,6 +35,17 @@ _BLOCKS = 5000  # of a file at most, as S3 takes 10000
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 _Result = TypeVar("_Result")
+
+
+class Copied(NamedTuple):
+    """What was copied: bytes, and their SHA-256."""
+
+    size: int
+    digest: str
+
+
+class TooLarge(Exception):
+    """A file of a store is larger than it may be."""
 
 
 class Store:
@@ -49,21 +62,30 @@ class Store:
         kind = _UrlFiles if is_url(place) else _FolderFiles
         self._files: _Files = self._call(lambda: kind(place, self._hear))
 
-    def put(self, source: Path, name: str) -> None:
+    def put(self, source: Path, name: str) -> Copied:
         """Copy a file of this machine to the store."""
-        self._call(lambda: self._files.put(source, name))
+        return self._call(lambda: self._files.put(source, name))
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, of which readers see all or nothing where the store can do that."""
         self._call(lambda: self._files.write(name, content))
 
-    def read(self, name: str) -> bytes | None:
-        """Return a small file; None if there is none."""
-        return self._call(lambda: self._files.read(name), None)
+    def read(self, name: str, limit: int) -> bytes | None:
+        """Return a small file; None if there is none. Raises TooLarge for more than `limit` bytes."""
+        content = io.BytesIO()
+        found = self._call(lambda: self._files.get(name, content, limit), None)
+        return None if found is None else content.getvalue()
 
-    def get(self, name: str, target: Path) -> bool:
-        """Copy a file of the store to this machine; return False if there is none."""
-        return self._call(lambda: self._files.get(name, target), False)
+    def get(self, name: str, target: Path, limit: int) -> Copied | None:
+        """Copy a file of the store to this machine; return None if there is none. Raises TooLarge for more than `limit`
+        bytes, of which the target has the first then.
+        """
+
+        def do() -> Copied:
+            with target.open("wb") as file:
+                return self._files.get(name, file, limit)
+
+        return self._call(do, None)
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the files and folders directly in a folder, without any if it is not there."""
@@ -156,13 +178,11 @@ def normal_place(place: str) -> str:
 class _Files(Protocol):
     """What a Store needs of the files at a place; methods raise what their clients do."""
 
-    def put(self, source: Path, name: str) -> None: ...
+    def put(self, source: Path, name: str) -> Copied: ...
 
     def write(self, name: str, content: bytes) -> None: ...
 
-    def read(self, name: str) -> bytes: ...
-
-    def get(self, name: str, target: Path) -> bool: ...
+    def get(self, name: str, file: IO[bytes], limit: int) -> Copied: ...
 
     def names(self, folder: str) -> list[str]: ...
 
@@ -178,23 +198,19 @@ class _FolderFiles:
         self._folder = Path(place)
         self._on_progress = on_progress
 
-    def put(self, source: Path, name: str) -> None:
+    def put(self, source: Path, name: str) -> Copied:
         target = self._folder / name
         make_folders(target.parent)
         with source.open("rb") as found, open_atomic(target, 0o600) as file:
-            _copy(found, file, _BLOCK, self._on_progress)
+            return _copy(found, file, _BLOCK, self._on_progress)
 
     def write(self, name: str, content: bytes) -> None:
         make_folders((self._folder / name).parent)
         write_atomic(self._folder / name, content, 0o600)
 
-    def read(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
-
-    def get(self, name: str, target: Path) -> bool:
-        with (self._folder / name).open("rb") as found, target.open("wb") as file:
-            _copy(found, file, _BLOCK, self._on_progress)
-        return True
+    def get(self, name: str, file: IO[bytes], limit: int) -> Copied:
+        with (self._folder / name).open("rb") as found:
+            return _copy(found, file, _BLOCK, self._on_progress, limit)
 
     def names(self, folder: str) -> list[str]:
         return [path.name for path in (self._folder / folder).iterdir()]
@@ -232,24 +248,21 @@ class _UrlFiles:
         if self._has_folders:
             self._fs.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
 
-    def put(self, source: Path, name: str) -> None:
+    def put(self, source: Path, name: str) -> Copied:
         self._make_parent(name)
         # Not put_file, which tells nothing of its progress until it has sent up to 500 MB at once.
         block = max(1, -(-source.stat().st_size // (_BLOCK * _BLOCKS))) * _BLOCK
         with source.open("rb") as found, self._fs.open(self._path(name), "wb", block_size=block) as file:
-            _copy(found, file, block, self._on_progress)
+            return _copy(found, file, block, self._on_progress)
 
     def write(self, name: str, content: bytes) -> None:
         self._make_parent(name)
         self._fs.pipe_file(self._path(name), content)
 
-    def read(self, name: str) -> bytes:
-        return bytes(self._fs.cat_file(self._path(name)))
-
-    def get(self, name: str, target: Path) -> bool:
-        with self._fs.open(self._path(name), "rb", block_size=_BLOCK) as found, target.open("wb") as file:
-            _copy(found, file, _BLOCK, self._on_progress)
-        return True
+    def get(self, name: str, file: IO[bytes], limit: int) -> Copied:
+        self._fs.invalidate_cache()
+        with self._fs.open(self._path(name), "rb", block_size=_BLOCK) as found:
+            return _copy(found, file, _BLOCK, self._on_progress, limit)
 
     def names(self, folder: str) -> list[str]:
         self._fs.invalidate_cache()
@@ -268,11 +281,20 @@ class _UrlFiles:
         self._fs.rm(self._path(name), recursive=True)
 
 
-def _copy(found: BinaryIO, file: BinaryIO, block: int, on_progress: Callable[[], None]) -> None:
+def _copy(
+    found: IO[bytes], file: IO[bytes], block: int, on_progress: Callable[[], None], limit: int | None = None
+) -> Copied:
+    """Copy block by block. Raises TooLarge after `limit` bytes."""
+    size, digest = 0, hashlib.sha256()
     while data := found.read(block):
         on_progress()
+        if limit is not None and size + len(data) > limit:
+            raise TooLarge(f"it has more than {format_bytes(limit)}")
         file.write(data)
+        digest.update(data)
+        size += len(data)
         on_progress()
+    return Copied(size, digest.hexdigest())
 
 
 @contextmanager
@@ -280,7 +302,7 @@ def _explained(place: str) -> Iterator[None]:
     """Turn what the block raises into a GeomxError: clients of clouds have exceptions of their own, of any class."""
     try:
         yield
-    except GeomxError:
+    except (GeomxError, TooLarge):
         raise
     except ImportError as error:
         hint = f"pip install 'geomx-cli[{EXTRAS.get(place.partition('://')[0], 'remote')}]' there"

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from geomx_cli.core.conventions import CONTRIBUTED
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import Header, decode_header, encode_header
 from geomx_cli.ps.state_file import StateFile
@@ -44,6 +45,8 @@ class SentContributions:
             self._file = StateFile(directory / _FILE)
         except OSError as error:
             self._end(error)
+        except ValueError as error:
+            raise self._unreadable(error) from error
 
     def keep(self, messages: Sequence[Message]) -> None:
         """Keep the messages of one contribution, before the first one is sent."""
@@ -71,10 +74,17 @@ class SentContributions:
         os.pwrite(self._round, f"{round_:>{_DIGITS}}".encode(), 0)
 
     def load(self) -> Iterator[tuple[Header, Array | None]]:
-        """The messages that an earlier life has kept."""
-        for _, saved in self._file.load() if self._file is not None else ():
-            for index, raw in enumerate(saved.fields):
-                yield decode_header(raw, 0), saved.arrays.get(str(index))
+        """The messages that an earlier life has kept. Raises InvalidSettings if the file is damaged."""
+        try:
+            for _, saved in self._file.load() if self._file is not None else ():
+                for index, raw in enumerate(saved.fields):
+                    yield decode_header(raw, 0), saved.arrays.get(str(index))
+        except (ValueError, TypeError) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> InvalidSettings:
+        what = f"the contributions in {self._directory} cannot be read: {error!r}"
+        return InvalidSettings(what, "launch the job again")
 
     def close(self) -> None:
         """Nothing follows."""

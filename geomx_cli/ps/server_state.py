@@ -41,6 +41,7 @@ class ServerState:
 
     directory: of the process; None if recovery is off, and then every call does nothing.
     warn: gets a warning when recovery ends because there is no room.
+    Raises InvalidSettings for files that this version cannot read.
     """
 
     def __init__(self, directory: Path | None, warn: Callable[[str], None]) -> None:
@@ -54,6 +55,8 @@ class ServerState:
                 self._commands = Journal(directory / "commands")
             except OSError as error:
                 self._end(error.strerror or str(error))
+            except ValueError as error:
+                raise self._unreadable(error) from error
 
     def restore(self, members: ServerMembers, aggregator: Aggregator, apply: Apply) -> bool:
         """Bring back what an earlier life has saved. Returns whether there was anything.
@@ -79,10 +82,13 @@ class ServerState:
             for each in saved.values():
                 slice_records.read(each, aggregator.table, history.uses)
         except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
-            what = f"the state in {self._directory} cannot be read: {error!r}"
-            raise InvalidSettings(what, "was geomx installed anew while the job ran? launch it again") from error
+            raise self._unreadable(error) from error
         aggregator.table.changed()
         return known is not None or bool(saved)
+
+    def _unreadable(self, error: Exception) -> InvalidSettings:
+        what = f"the state in {self._directory} cannot be read: {error!r}"
+        return InvalidSettings(what, "was geomx installed anew while the job ran? launch it again")
 
     def commit(self, entry: SliceState, *, asynchronous: bool, optimizers: int) -> None:
         """Save a slice; see slice_records.record_of."""

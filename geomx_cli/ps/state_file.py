@@ -15,13 +15,14 @@ A record that outgrows its region gets a new one, and the old region becomes fre
 id, so another record can use a region without a write to its header. A torn header would hide all later regions.
 """
 
+import math
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,6 +41,8 @@ _HEADROOM = 1.25
 _MOST_PARTS = 1000  # of one pwritev; the kernel takes 1024
 
 _decoder = msgspec.msgpack.Decoder(tuple[str, Any, list[tuple[str, str, tuple[int, ...]]]])
+
+_Result = TypeVar("_Result")
 
 
 class Saved(NamedTuple):
@@ -86,6 +89,8 @@ class _Found:
 
 class StateFile:
     """Records by id, each replaced as a whole or not at all by `commit`. For one thread.
+
+    Opening it, `load` and `step_back` raise ValueError for an index that no `commit` has written.
 
     path: created with mode 0600 if it is not there. A file on tmpfs survives its processes, not the machine.
     keeps_two: each record's last commit but one stays in the file too, until the next commit; see `step_back`.
@@ -153,10 +158,14 @@ class StateFile:
 
     def _record(self, found: _Found) -> Saved:
         start = found.region.end(found.generation) - _TRAILER.size - found.index - found.arrays
-        _, fields, described = _decoder.decode(_read(self._file, found.index, start + found.arrays))
+        _, fields, described = _decoded(_decoder.decode, _read(self._file, found.index, start + found.arrays))
+        kinds = [_kind(dtype) for _, dtype, _ in described]
+        sizes = [kind.itemsize * _count(shape) for kind, (_, _, shape) in zip(kinds, described, strict=True)]
+        if sum(sizes) != found.arrays:  # before memory is taken for them
+            raise ValueError(f"the index tells of {sum(sizes)} bytes of arrays instead of {found.arrays}")
         arrays = {}
-        for what, dtype, shape in described:
-            array = arrays[what] = np.empty(shape, dtype)
+        for (what, _, shape), kind in zip(described, kinds, strict=True):
+            array = arrays[what] = np.empty(shape, kind)
             if array.nbytes:
                 _fill(self._file, array.reshape(-1).view(np.uint8).data, start)
             start += array.nbytes
@@ -237,7 +246,7 @@ class StateFile:
                 continue
             raw = _read(self._file, index, end - _TRAILER.size - index)
             if check == _check(sequence, arrays, raw):
-                yield _decoder.decode(raw)[0], _Found(sequence, region, generation, arrays, index)
+                yield _decoded(_decoder.decode, raw)[0], _Found(sequence, region, generation, arrays, index)
 
 
 @dataclass
@@ -256,7 +265,7 @@ class Journal:
         raw = _read(self._file, os.fstat(self._file).st_size, 0)
         self.replayed, self._end = [], 0
         while (entry := _entry(raw, self._end)) is not None:
-            self.replayed.append(msgspec.msgpack.decode(entry))
+            self.replayed.append(_decoded(msgspec.msgpack.decode, entry))
             self._end += _ENTRY.size + len(entry)
         os.ftruncate(self._file, self._end)
 
@@ -290,6 +299,32 @@ def _entry(raw: bytes, start: int) -> bytes | None:
     length, check = _ENTRY.unpack_from(raw, start)
     entry = raw[start + _ENTRY.size : start + _ENTRY.size + length]
     return entry if len(entry) == length and zlib.crc32(entry) == check and length else None
+
+
+def _decoded(decode: Callable[[bytes], _Result], raw: bytes) -> _Result:
+    """Decode, and raise only ValueError, as msgspec does except for what is nested too deeply."""
+    try:
+        return decode(raw)
+    except RecursionError:
+        raise ValueError("a record is nested too deeply") from None
+
+
+def _kind(dtype: str) -> "np.dtype[Any]":
+    """Return a dtype whose arrays may be read from a file. Raises ValueError."""
+    try:
+        kind = np.dtype(dtype)
+    except Exception as error:  # numpy parses some of them as programs, with any error
+        raise ValueError(f"the index tells of the dtype {dtype!r}: {error}") from None
+    if kind.hasobject or not kind.itemsize:
+        raise ValueError(f"the index tells of the dtype {dtype!r}")
+    return kind
+
+
+def _count(shape: Sequence[int]) -> int:
+    """Return the number of elements of an array. Raises ValueError."""
+    if not all(size >= 0 for size in shape):
+        raise ValueError(f"the index tells of the shape {shape}")
+    return math.prod(shape)
 
 
 def _header(room: int) -> bytes:

@@ -1,16 +1,24 @@
 """Checkpoints of a host: its processes stop all at once, and a copy is whole or is none."""
 
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cluster import until
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.checkpoints import Checkpoint, Checkpoints, whole
+from geomx_cli.agent.checkpoint import Checkpoint, about, main, whole
+from geomx_cli.agent.checkpoints import BUSY, Checkpoints
+from geomx_cli.agent.freeze import Freeze
 from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.conventions import STATE_ENDED, JobClock
@@ -56,30 +64,84 @@ def numbers(children: list[Child]) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for child in children for path in sorted(child.state_dir.iterdir())}  # type: ignore[union-attr]
 
 
-def ended(checkpoints: Checkpoints) -> str:
-    while (problem := checkpoints.check(time.monotonic())) is None:
-        time.sleep(0.01)
-    return problem
+class Requester:
+    """Orders checkpoints as a control machine does, whose visitor number is 0; others have others."""
+
+    def __init__(self, directory: Path, children: list[Child], silence: float = 240.0) -> None:
+        self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.directory = directory
+        self.checkpoints = Checkpoints(directory, children, lambda *answer: self.answers.append(answer), silence)
+
+    def order(self, kind: str, number: int, visitor: int = 0) -> None:
+        self.checkpoints.obey({"type": kind, "number": number, "visitor": visitor}, running=True)
+
+    def freeze(self, number: int, visitor: int = 0) -> str:
+        self.order("freeze", number, visitor)
+        who, answer = self.answers.pop()
+        assert (who, answer["type"], answer["number"]) == (visitor, "frozen", number)
+        return str(answer["problem"])
+
+    def ended(self, number: int, visitor: int = 0) -> str:
+        """Await the answer to the order to keep."""
+        while not self.answers:
+            self.checkpoints.check()
+            time.sleep(0.01)
+        who, answer = self.answers.pop()
+        assert (who, answer["type"], answer["number"]) == (visitor, "kept", number)
+        return str(answer["problem"])
+
+    def keep(self, number: int, visitor: int = 0) -> str:
+        self.order("keep", number, visitor)
+        return self.ended(number, visitor)
+
+
+class SlowDisk:
+    """Copies wait, as those to a disk that hangs, until `go_on`; of a file they have the first half then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._waits, self.begun = threading.Event(), threading.Event()
+        self.copies = shutil.copyfile
+        monkeypatch.setattr("geomx_cli.agent.checkpoint.shutil.copyfile", self._copy)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        self.begun.set()
+        assert self._waits.wait(60)
+        self.copies(source, target)
+
+    def go_on(self) -> None:
+        self._waits.set()
+
+
+def state(pid: int) -> str:
+    found = processes.identify(pid)
+    return processes.state(found) if found is not None else ""
+
+
+def wait_for_all(children: list[Child]) -> None:
+    while len(numbers(children)) < 3 * len(children) or not all(numbers(children).values()):
+        time.sleep(0.02)
+
+
+def wait_for_more(children: list[Child], before: dict[str, bytes]) -> None:
+    while any(numbers(children)[name] == number for name, number in before.items()):
+        time.sleep(0.02)
 
 
 def test_a_copy_is_of_the_moment_at_which_all_had_stopped(children: list[Child], tmp_path: Path) -> None:
-    while len(numbers(children)) < 6 or not all(numbers(children).values()):
-        time.sleep(0.02)
+    wait_for_all(children)
     directory = tmp_path / "hosts" / "A"
-    checkpoints = Checkpoints(directory, children)
-    assert checkpoints.freeze() == ""
+    requester = Requester(directory, children)
+    assert requester.freeze(17) == ""
     stopped = numbers(children)
     time.sleep(0.2)
     assert numbers(children) == stopped
-    checkpoints.keep(17)
-    assert ended(checkpoints) == ""
+    assert requester.keep(17) == ""
     (found,) = whole(directory)
     assert (found.number, found.incarnations) == (17, {"A/worker:0": 0, "A/server:0": 0})
     for child in children:
         copies = {path.name: path.read_bytes() for path in (found.path / child.task.file_name).iterdir()}
         assert copies == {path.name: stopped[str(path)] for path in child.state_dir.iterdir()}  # type: ignore[union-attr]
-    while any(numbers(children)[name] == before for name, before in stopped.items()):  # all go on
-        time.sleep(0.02)
+    wait_for_more(children, stopped)  # all go on
 
     again = Child(children[0].task, HostSpec("job", "A", "", "", "", "", (), ()), JobClock(0.0))
     again.state_dir = tmp_path / "again"
@@ -87,21 +149,32 @@ def test_a_copy_is_of_the_moment_at_which_all_had_stopped(children: list[Child],
     assert again.incarnation == 1 and (again.state_dir / "main").exists()
 
 
-def test_those_that_are_not_whole_do_not_count(children: list[Child], tmp_path: Path) -> None:
+def test_those_that_are_not_whole_do_not_count(
+    children: list[Child], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = tmp_path / "hosts" / "A"
-    checkpoints = Checkpoints(directory, children)
+    requester = Requester(directory, children)
     folder = directory / "checkpoints"
     for number in (1, 2, 3):
-        assert checkpoints.freeze() == ""
+        assert requester.freeze(number) == ""
         (folder / "9.part").mkdir(parents=True, exist_ok=True)  # of an agent that was killed
-        checkpoints.keep(number)
-        assert ended(checkpoints) == ""
+        assert requester.keep(number) == ""
+    assert "the number 3" in requester.freeze(3)
     assert [each.number for each in whole(directory)] == [3, 2]
+    fine = about({"A/worker:0": 0})
+    damaged = {4: "[]", 5: fine.replace(": 0}", ": Infinity}"), 6: "[" * 100_000, 8: "", 9: "{}"}
+    damaged[10] = fine.replace('"format": 1', '"format": 2')
+    for number, text in damaged.items():
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "about.json").write_text(text)
     (folder / "7").mkdir()
-    (folder / "8").mkdir()
-    (folder / "8" / "about.json").write_text('{"incarnations": 3}')
     assert [each.number for each in whole(directory)] == [3, 2]
-    assert sorted(path.name for path in folder.iterdir()) == ["2", "3", "7", "8"]
+    assert sorted(int(path.name) for path in folder.iterdir()) == [*range(2, 11)]
+    capsys.readouterr()
+    assert main(directory, ()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [*found["whole"]] == ["3", "2"] and len(found["others"]) == 7
+    assert "10 (its format is 2, of geomx '0.1.0', not 1)" in found["others"]
 
 
 def test_a_full_disk_leaves_the_last_whole_one(children: list[Child], tmp_path: Path) -> None:
@@ -111,30 +184,107 @@ def test_a_full_disk_leaves_the_last_whole_one(children: list[Child], tmp_path: 
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=False).returncode:
         pytest.skip("only root may mount a small disk")
     try:
-        checkpoints = Checkpoints(directory, children)
-        assert checkpoints.freeze() == ""
-        checkpoints.keep(1)
-        assert ended(checkpoints) == ""
+        requester = Requester(directory, children)
+        assert requester.freeze(1) == requester.keep(1) == ""
         assert children[0].state_dir is not None
         (children[0].state_dir / "large").write_bytes(bytes(2 << 20))
-        assert checkpoints.freeze() == ""
-        checkpoints.keep(2)
-        assert "No space left" in ended(checkpoints)
-        assert not checkpoints.frozen and [path.name for path in folder.iterdir()] == ["1"]
+        assert requester.freeze(2) == ""
+        assert "No space left" in requester.keep(2)
+        assert not requester.checkpoints.frozen and [path.name for path in folder.iterdir()] == ["1"]
     finally:
         subprocess.run(["umount", folder], check=True)
 
 
 def test_what_stands_in_the_way_is_said(children: list[Child], tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "hosts" / "A", children)
+    requester = Requester(tmp_path / "hosts" / "A", children)
     assert children[1].state_dir is not None
     (children[1].state_dir / STATE_ENDED).touch()
-    assert "A/server:0 keeps no state" in checkpoints.freeze()
+    assert "A/server:0 keeps no state" in requester.freeze(1)
     (children[1].state_dir / STATE_ENDED).unlink()
     identity = children[0].life.identity
     assert identity is not None
     os.kill(identity.pid, 9)
     while processes.state(identity) != "Z":
         time.sleep(0.01)
-    assert "A/worker:0 has just died" in checkpoints.freeze()
-    assert not checkpoints.frozen
+    assert "A/worker:0 has just died" in requester.freeze(2)
+    assert not requester.checkpoints.frozen
+
+
+@pytest.mark.parametrize("how", ["thaw", "SIGCONT", "the end of a party", "a death", "none"])
+def test_processes_that_go_on_during_the_copy_have_no_checkpoint(
+    how: str, children: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_all(children)
+    disk, requester = SlowDisk(monkeypatch), Requester(tmp_path / "hosts" / "A", children)
+    assert requester.freeze(1) == ""
+    requester.order("keep", 1)
+    assert disk.begun.wait(60)
+    life = children[1].life
+    assert life.identity is not None
+    match how:
+        case "thaw":
+            requester.order("thaw", 1)
+        case "SIGCONT":
+            os.kill(life.identity.pid, signal.SIGCONT)
+        case "the end of a party":
+            life.signal_group(signal.SIGCONT)  # as after SIGTERM
+        case "a death":
+            os.kill(life.identity.pid, signal.SIGKILL)
+            while processes.state(life.identity) != "Z":
+                time.sleep(0.01)
+    disk.go_on()
+    assert (requester.ended(1) == "") == (how == "none")
+    assert bool(whole(requester.directory)) == (how == "none")
+    assert not requester.checkpoints.frozen
+
+
+def test_processes_go_on_while_the_disk_hangs(
+    children: list[Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_all(children)
+    disk, requester = SlowDisk(monkeypatch), Requester(tmp_path / "hosts" / "A", children, silence=2.0)
+    assert requester.freeze(1) == ""
+    stopped = numbers(children)
+    requester.order("keep", 1)
+    wait_for_more(children, stopped)  # though nobody calls `check`: the agent's loop may hang too
+    assert requester.ended(1) == "its state could not be copied within 1.0 s"
+    assert "has not ended yet" in requester.freeze(2)
+    disk.go_on()
+    while "has not ended yet" in requester.freeze(3):
+        requester.checkpoints.check()
+    requester.order("thaw", 3)
+    assert not whole(requester.directory)
+    assert requester.freeze(4) == requester.keep(4) == ""
+
+
+def test_a_process_that_starts_another_one_can_be_suspended(tmp_path: Path) -> None:
+    """It is in vfork until the other's exec: there it does not stop, and a suspended one does not come to exec."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    opens = f"file_actions=[(os.POSIX_SPAWN_OPEN, 0, {str(pipe)!r}, os.O_RDONLY, 0)]"  # waits for us, before exec
+    program = f"import os, time; os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ, {opens}); time.sleep(60)"
+    starter = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        until(lambda: state(starter.pid) == "D", 60, lambda: "")
+        threading.Timer(0.05, lambda: os.open(pipe, os.O_RDWR)).start()
+        freeze = Freeze([starter.pid])
+        assert freeze.begin(60.0, "") == ""
+        assert freeze.end()
+    finally:
+        os.killpg(starter.pid, signal.SIGKILL)
+        starter.wait()
+
+
+def test_only_who_has_suspended_processes_orders_the_rest(children: list[Child], tmp_path: Path) -> None:
+    requester = Requester(tmp_path / "hosts" / "A", children, silence=2.0)
+    assert "not suspended for checkpoint 1" in requester.keep(1)
+    assert requester.freeze(2) == ""
+    assert requester.freeze(3, visitor=4) == BUSY
+    assert "not suspended" in requester.keep(1) and "not suspended" in requester.keep(2, visitor=4)
+    for number, visitor in ((1, 0), (2, 4)):
+        requester.order("thaw", number, visitor)
+    assert requester.checkpoints.frozen
+    while requester.checkpoints.frozen:  # no order comes
+        time.sleep(0.01)
+    assert requester.keep(2) == "no order to copy came within 1.0 s"
+    assert requester.freeze(3, visitor=4) == requester.keep(3, visitor=4) == ""

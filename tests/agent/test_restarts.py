@@ -58,6 +58,28 @@ def serving(agent: Agent, life: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.processes
+def test_processes_that_die_or_are_stopped_while_suspended_have_no_checkpoint(agents: Any) -> None:
+    agent = agents(lease=60, restarts=3, server=SERVES)
+    agent.until("hello")
+    agent.send(type="start")
+    serving(agent, 0)
+    agent.send(type="freeze", number=5)
+    assert agent.until("frozen")[-1]["problem"] == ""
+    os.kill(pid_of(agent), signal.SIGKILL)
+    serving(agent, 1)
+    agent.send(type="keep", number=5)
+    assert agent.until("kept")[-1] == {"type": "kept", "number": 5, "problem": "server has died"}
+    agent.send(type="freeze", number=6)
+    assert agent.until("frozen")[-1]["problem"] == ""
+    agent.send(type="stop")
+    agent.send(type="keep", number=6)
+    assert agent.until("kept")[-1]["problem"] == "the job ends"
+    agent.until("done")
+    agent.assert_clean()
+    assert not (agent.directory / "checkpoints").exists()
+
+
+@pytest.mark.processes
 def test_killed_server_starts_again_where_it_was(agents: Any, tmp_path: Path) -> None:
     agent = agents(lease=60, restarts=3, server=SERVES)
     agent.send(type="start")

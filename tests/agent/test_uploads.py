@@ -1,5 +1,6 @@
 """Checkpoints of hosts in a store: what is half written, damaged or somebody else's is skipped and named."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,12 +15,14 @@ from cluster import until
 from s3_server import BUCKET, s3_server, silent_s3
 
 from geomx_cli.agent import processes, stored
+from geomx_cli.agent.checkpoint import about
 from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.agent.stored import Record
 from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.conventions import file_name
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings
 from geomx_cli.core.options import OPTIONS, defaults
-from geomx_cli.core.stores import Store, normal_place
+from geomx_cli.core.stores import Store, TooLarge, normal_place
 from geomx_cli.jobs.store.stored_job import StoredJob, description, find_stored
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.this_machine import this_machine
@@ -54,8 +57,7 @@ class Job:
             for process in self.plan.on_host(host):
                 (folder / file_name(process.name)).mkdir(parents=True)
                 (folder / file_name(process.name) / "state").write_text(f"{process.name} {number}")
-            about = {"incarnations": dict.fromkeys(self.processes(host), 2)}
-            (folder / "about.json").write_text(json.dumps(about))
+            (folder / "about.json").write_text(about(dict.fromkeys(self.processes(host), 2)))
 
     def upload(self, number: int) -> None:
         self.keep(number)
@@ -116,6 +118,56 @@ def test_what_is_not_whole_is_skipped_and_named(job: Job, capsys: pytest.Capture
         find(folder)
 
 
+def changed(place: Path, name: str, value: str) -> None:
+    """Give a size, a life or a digest in a record another JSON value."""
+    fields = json.loads(place.read_text())
+    part = fields["hosts"]["A"]
+    file, worker = "A-worker-0/state", "A/worker:0"
+    match name:
+        case "size":
+            part["files"][file][0] = "VALUE"
+        case "life":
+            part["incarnations"][worker] = "VALUE"
+        case "files":
+            part["files"] = "VALUE"
+        case "format":
+            fields["format"] = "VALUE"
+    place.write_text(json.dumps(fields).replace('"VALUE"', value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("size", "life") for value in ("Infinity", "1e999", "NaN", "-1", "1.5", "null")),
+        ("life", f"1{300 * '0'}"), ("format", "2"), ("format", "true"),
+        ("files", "[[1]]"), ("files", '{"a": 3}'), ("files", "[" * 50_000 + "]" * 50_000),
+    ],
+)  # fmt: skip
+def test_a_record_with_other_values_is_skipped(job: Job, name: str, value: str) -> None:
+    job.upload(10)
+    job.upload(20)
+    changed(job.place / "job-1" / "20" / "complete.json", name, value)
+    found, notes = find(job.place)
+    assert [record.number for record in found.records] == [10]
+    assert f"20: skipped: its {'format is' if name == 'format' else 'record is damaged'}" in notes
+
+
+def test_larger_files_than_there_may_be_are_not_fetched(
+    job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.upload(10)
+    job.upload(20)
+    monkeypatch.setattr(Record, "check_sizes", lambda *_: None)  # of a store whose listing is wrong
+    with (job.place / "job-1" / "20" / "B" / "B-worker-0" / "state").open("ab") as file:
+        file.truncate(1 << 40)
+    assert "B-worker-0/state is damaged: it has more than" in job.fetch("B", 20, capsys)["damaged"]
+    with (job.place / "job-1" / "20" / "complete.json").open("ab") as file:
+        file.truncate(1 << 40)
+    found, notes = find(job.place)
+    assert [record.number for record in found.records] == [10]
+    assert "20: skipped: its record is damaged: it has more than 67.1 MB" in notes
+
+
 def test_two_jobs_share_a_folder(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = Job(tmp_path, "job-2", job.place)
     for number in (10, 20):
@@ -129,10 +181,21 @@ def test_two_jobs_share_a_folder(job: Job, tmp_path: Path, capsys: pytest.Captur
         assert not each.fetch("A", 20, capsys)["damaged"]
 
 
-def await_end(uploads: Uploads) -> dict[str, Any]:
-    while (ended := uploads.check()) is None:
-        time.sleep(0.01)
-    return ended
+class Requester:
+    """Orders uploads as a control machine does, whose visitor number is 0; others have others."""
+
+    def __init__(self, directory: Path) -> None:
+        self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.uploads = Uploads(directory, lambda: os.environ, lambda *answer: self.answers.append(answer))
+
+    def begin(self, kind: str, number: int, **more: Any) -> None:
+        self.uploads.obey({"type": kind, "number": number, **more})
+
+    def ended(self) -> dict[str, Any]:
+        while not self.answers:
+            self.uploads.check()
+            time.sleep(0.01)
+        return self.answers.pop(0)[1]
 
 
 @pytest.mark.processes
@@ -142,27 +205,55 @@ def test_an_upload_that_is_killed_leaves_the_one_before(job: Job) -> None:
     last = job.directory("A") / "checkpoints" / "20" / "A-worker-0" / "state"
     last.unlink()
     os.mkfifo(last)  # the upload waits there
-    uploads = Uploads(job.directory("A"), lambda: os.environ)
-    uploads.begin("upload", 20)
+    requester = Requester(job.directory("A"))
+    requester.begin("upload", 20)
     until((job.place / "job-1" / "20" / "A" / "A-scheduler-0" / "state").exists, 30, lambda: "")
     processes.send_signal(processes.with_arguments("upload", str(job.directory("A")), "20"), signal.SIGKILL)
-    ended = await_end(uploads)
+    ended = requester.ended()
     assert (ended["type"], ended["number"], ended["done"]) == ("uploaded", 20, False) and ended["problem"]
     found, notes = find(job.place)
     assert [record.number for record in found.records] == [10] and "20: skipped: it is half written" in notes
 
-    uploads.begin("upload", 20, limit=1.0)
-    ended = await_end(uploads)
+    requester.begin("upload", 20, limit=1.0)
+    ended = requester.ended()
     assert not ended["done"] and "took longer than 1.0 s" in ended["problem"]
 
     last.unlink()
     last.write_text("again")
-    uploads.begin("upload", 20)
-    ended = await_end(uploads)
+    requester.begin("upload", 20)
+    ended = requester.ended()
     assert ended["done"] and not ended["problem"]
-    uploads.begin("publish", 20, HOSTS)  # the other hosts have not uploaded theirs
-    ended = await_end(uploads)
+    requester.begin("publish", 20, hosts=HOSTS)  # the other hosts have not uploaded theirs
+    ended = requester.ended()
     assert not ended["done"] and "lacks what host B has written" in ended["problem"]
+
+
+@pytest.mark.processes
+def test_who_asks_for_another_upload_takes_the_place_of_the_first(job: Job) -> None:
+    for number in (10, 20):
+        job.keep(number)
+    last = job.directory("A") / "checkpoints" / "10" / "A-worker-0" / "state"
+    last.unlink()
+    os.mkfifo(last)  # the upload waits there
+    requester = Requester(job.directory("A"))
+    requester.begin("upload", 10)
+    assert requester.uploads.number == 10
+    requester.begin("drop", 0, visitor=3)  # that is not its own
+    assert requester.uploads.number == 10
+    requester.begin("upload", 20, visitor=3)
+    assert requester.uploads.number == 20
+    requester.begin("upload", 30)  # the job's next checkpoint
+    while len(requester.answers) < 3:
+        requester.uploads.check()
+        time.sleep(0.01)
+    problem = "the upload of checkpoint 20 has taken its place"
+    refused = "checkpoint 20 is being uploaded for geomx stop"
+    assert requester.answers == [
+        (0, {"type": "uploaded", "number": 10, "done": False, "problem": problem}),
+        (0, {"type": "uploaded", "number": 30, "done": False, "problem": refused}),
+        (3, {"type": "uploaded", "number": 20, "done": True, "problem": ""}),
+    ]
+    assert requester.uploads.number == 0  # so the next checkpoints may remove it
 
 
 @pytest.mark.parametrize(
@@ -191,11 +282,15 @@ def test_files_come_back_from_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for source in (small, large):
             store.put(source, f"b/c/{source.name}")
             assert s3.files.cat_file(f"{BUCKET}/a/b/c/{source.name}") == source.read_bytes()
-            assert store.get(f"b/c/{source.name}", tmp_path / "back")
+            size = source.stat().st_size
+            copied = store.get(f"b/c/{source.name}", tmp_path / "back", size)
+            assert copied == (size, hashlib.sha256(source.read_bytes()).hexdigest())
             assert (tmp_path / "back").read_bytes() == source.read_bytes()
         store.write("b/record", b"{}")
-        assert store.read("b/record") == b"{}" and store.read("b/other") is None
-        assert not store.get("b/other", tmp_path / "back")
+        assert store.read("b/record", 2) == b"{}" and store.read("b/other", 9) is None
+        assert store.get("b/other", tmp_path / "back", 9) is None
+        with pytest.raises(TooLarge, match="more than 9 B"):
+            store.get("b/c/large", tmp_path / "back", 9)
         assert (store.names(), store.names("b"), store.names("d")) == (["b"], ["c", "record"], [])
         assert store.sizes("b") == {"c/small": 0, "c/large": 20_000_001, "record": 2}
         store.remove("b/c")
@@ -218,10 +313,10 @@ def test_a_store_that_never_answers_has_a_limit(job: Job, monkeypatch: pytest.Mo
         job.keep(10)
         spec = HostSpec.read(job.directory("A"))
         (job.directory("A") / "agent.json").write_bytes(replace(spec, checkpoint_to=place, timeout=1.0).encode())
-        uploads = Uploads(job.directory("A"), lambda: os.environ)
+        requester = Requester(job.directory("A"))
         for kind in ("upload", "publish"):
-            uploads.begin(kind, 10, HOSTS if kind == "publish" else ())
-            ended = await_end(uploads)
+            requester.begin(kind, 10, hosts=HOSTS)
+            ended = requester.ended()
             assert not ended["done"] and silent in ended["problem"]
 
 

@@ -96,5 +96,5 @@ def test_a_worker_that_has_reported_its_end_handles_the_failure_no_more() -> Non
     for fields, postpones in (({"event": "state", "state": "failing"}, 1), ({"event": "failed", "message": "x"}, 0)):
         watch._handle_event(worker.host, worker.name, {**fields, "schema_version": 1, "time": time.time()}, 0.0)
         pool.reset_mock()
-        watch._check_workers(0.0)
+        watch._stop.check(plan.hosts, 0.0)
         assert [call.args[0]["type"] for call in pool.broadcast.call_args_list] == ["failing"] * postpones

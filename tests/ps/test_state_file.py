@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -265,6 +266,37 @@ def test_the_index_is_damaged(tmp_path: Path) -> None:
     raw[-60] ^= 1
     path.write_bytes(raw)
     assert same(read(path)["a"], "first", some(1, 20))
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        [("a", "<f4", (6,))],
+        [("a", "<f4", (1 << 62,))],
+        [("a", "<f4", (-5, -1))],
+        [("a", "<f4", (1 << 32, 1 << 32))],
+        [("a", "|O", (5,)), ("b", "<f4", (0, 1 << 62))],
+        [("a", "|S0", (1 << 40,)), ("b", "<f4", (5,))],
+        [("a", "<f4", (5, *[1] * 70))],
+        [("a", "no dtype", (5,))],
+        [("a", "i4,{(", (5,))],
+        [],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_index_that_tells_of_other_arrays_is_refused(
+    described: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checksum is right. No memory is taken for it."""
+    path = tmp_path / "state"
+    encode = msgspec.msgpack.encode
+    with monkeypatch.context() as patched:
+        patched.setattr("geomx_cli.ps.state_file.msgspec.msgpack.encode", lambda index: encode((*index[:2], described)))
+        file = StateFile(path)
+        file.commit("x", "fields", {"a": np.zeros(5, np.float32)})
+        file.close()
+    with pytest.raises(ValueError, match=r"index tells|array is too big|dimension"):
+        read(path)
 
 
 @pytest.mark.parametrize("sizes", [(1000, 1000, 1000), (1000, 1000, 3000), (1000, 3000, 9000), (900,)], ids=str)

@@ -3,7 +3,7 @@
 import itertools
 import json
 import random
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +146,9 @@ def test_what_state_dicts_hold_comes_back() -> None:
         "milestones": Counter({5: 1, 7: 2}), "order": OrderedDict(b=1, a=2), "set": {1, 2}, "name": "é",
         "many": 1 << 100, "bits": b"\x00\x01", "array": np.arange(4.0), "scalar": np.float32(2.5),
         "dtype": torch.float16, "none": torch.empty(0, 3), "infinite": float("-inf"),
-        "flag": torch.tensor([True, False]),
+        "flag": torch.tensor([True, False]), "recent": deque([1.5, (2, 3)], maxlen=3), "all": deque([1]),
+        "counts": defaultdict(int, a=1), "lists": defaultdict(list), "plain": defaultdict(None, {1: 2}),
+        "buffer": bytearray(b"\x02"),
     }  # fmt: skip
     found = unpack_state(State.from_bytes(pack_state(tree, "tree").to_bytes()))
     assert repr(found) == repr(tree) and type(found["milestones"]) is Counter and type(found["order"]) is OrderedDict
@@ -158,6 +160,8 @@ def test_what_cannot_be_saved_is_named() -> None:
         pack_state({"lambdas": [lambda epoch: epoch]}, "scheduler")
     with pytest.raises(InvalidSettings, match=r"layout torch\.sparse_coo"):
         pack_state([torch.eye(3).to_sparse()], "model")
+    with pytest.raises(InvalidSettings, match=r"counts\['x'\] is a defaultdict of <function"):
+        pack_state({"x": defaultdict(lambda: 3)}, "counts")
 
 
 @pytest.mark.processes

@@ -20,7 +20,7 @@ from geomx_cli.jobs.actions.streams import HostStream
 
 __all__ = [
     "ANSWER_LIMIT", "AgentConnection", "Broken", "Gone", "Inbox", "InboxMessage", "Interrupt", "JsonObject",
-    "Mended", "Notice", "Suspend", "interrupts_raised", "interrupts_to", "suspends_to",
+    "Mended", "Notice", "Send", "Suspend", "interrupts_raised", "interrupts_to", "suspends_to",
 ]  # fmt: skip
 
 # What reaches who follows a job: messages of agents, news of the connections to them, and signals of the user.
@@ -71,6 +71,8 @@ class Suspend(InboxMessage):
 
 
 JsonObject = dict[str, Any]
+Send = Callable[[str, JsonObject], object]
+"""Sends a message to the agent on a host, by its name."""
 Inbox = SimpleQueue[tuple[str, JsonObject | InboxMessage]]
 """Messages from hosts, by host name, and local events."""
 

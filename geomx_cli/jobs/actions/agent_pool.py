@@ -99,6 +99,10 @@ class AgentPool:
         self._heart.start()
         return all(connection.greeted or connection in killed for connection in connections)
 
+    def send(self, host: str, message: JsonObject) -> None:
+        """Send `message` to the agent on a host."""
+        self.connections[host].send(message)
+
     def broadcast(self, message: JsonObject) -> None:
         """Send `message` to every agent; an agent that cannot be reached is detected by its silence."""
         for connection in self.connections.values():

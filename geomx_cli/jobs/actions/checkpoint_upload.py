@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 
 from geomx_cli.core.agent_protocol import Published, Uploaded
-from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.agent_connection import Send
 
 __all__ = ["CheckpointUpload"]
 
@@ -16,16 +16,22 @@ class CheckpointUpload:
     All hosts upload their parts. Once all have, one of them writes the record, without which nothing counts. If one
     fails, there is none, and the next checkpoint is uploaded as if nothing had been.
 
+    send: to the agent on a host.
     writer: the host that writes the record: it has the job's description.
-    place: of --checkpoint-to; "" for none: then nothing is done. tell: gets a problem, once until an upload succeeds.
+    place: of --checkpoint-to; "" for none: then nothing is done.
+    tell: gets a problem, once until an upload succeeds, and whether the checkpoint is there nevertheless.
+    limit: seconds for the uploads, and for the record as many; 0: that of the agents.
     newest: the number of the last one that may be resumed from there; None before.
     """
 
-    def __init__(self, pool: AgentPool, writer: str, place: str, tell: Callable[[str], object]) -> None:
-        self._pool = pool
+    def __init__(
+        self, send: Send, writer: str, place: str, tell: Callable[[str, bool], object], limit: float = 0.0
+    ) -> None:
+        self._send = send
         self._writer = writer
         self._place = place
         self._tell = tell
+        self._limit = {"limit": limit} if limit else {}
         self._told = set[str]()
         self._hosts: tuple[str, ...] = ()
         self._uploading = set[str]()  # hosts of which an answer is awaited
@@ -37,7 +43,8 @@ class CheckpointUpload:
         self.newest: int | None = None
 
     @property
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether an upload goes on."""
         return bool(self._uploading or self._publishing)
 
     def begin(self, number: int, hosts: Collection[str]) -> None:
@@ -45,14 +52,14 @@ class CheckpointUpload:
         if not self._place:
             return
         self._next = (number, tuple(hosts))
-        if not self._is_running:
+        if not self.is_running:
             self._begin_next()
 
     def delays_end(self, now: float) -> bool:
         """Whether the job, which is being stopped, waits for an upload."""
         if self._ending_since is None:
             self._ending_since = now
-        return self._is_running and now - self._ending_since < _AT_END
+        return self.is_running and now - self._ending_since < _AT_END
 
     def on_message(self, host: str, message: Uploaded | Published) -> None:
         """An agent has answered."""
@@ -94,11 +101,11 @@ class CheckpointUpload:
     def _ask(self, host: str) -> None:
         kind = {"type": "publish", "hosts": list(self._hosts)} if self._publishing else {"type": "upload"}
         about = {"number": self._number, "publishes": host == self._writer}
-        self._pool.connections[host].send({**kind, **about})
+        self._send(host, {**kind, **about, **self._limit})
 
     def _on_uploaded(self) -> None:
         if self._problems:
-            self._pool.connections[self._writer].send({"type": "drop"})
+            self._send(self._writer, {"type": "drop"})
             self._warn(min(self._problems))
             self._begin_next()
         else:
@@ -117,6 +124,4 @@ class CheckpointUpload:
     def _warn(self, problem: str) -> None:
         if problem not in self._told:
             self._told.add(problem)
-            what = "" if self.newest == self._number else f"no checkpoint in {self._place}: "
-            self._tell(f"{what}{problem}; the next one tries again")
-
+            self._tell(problem, self.newest == self._number)

@@ -24,8 +24,7 @@ from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_connection import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import Tee, rank_zero
-from geomx_cli.jobs.actions.checkpoint_fetch import fetch_checkpoint
-from geomx_cli.jobs.actions.checkpoint_round import newest_checkpoint
+from geomx_cli.jobs.actions.checkpoint_source import fetch_checkpoint, newest_checkpoint
 from geomx_cli.jobs.actions.data import provide
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files

@@ -36,7 +36,7 @@ from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import party_of
 from geomx_cli.core.events import ProcessFailed, ProcessLeft, StateChanged, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
-from geomx_cli.core.units import format_duration, some_of
+from geomx_cli.core.units import format_duration
 from geomx_cli.jobs.actions.agent_connection import (
     Broken,
     Gone,
@@ -48,9 +48,10 @@ from geomx_cli.jobs.actions.agent_connection import (
     Suspend,
 )
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.checkpoint_round import CheckpointRound
+from geomx_cli.jobs.actions.checkpoint_schedule import CheckpointSchedule
 from geomx_cli.jobs.actions.checkpoint_upload import CheckpointUpload
 from geomx_cli.jobs.actions.group_restarts import GroupRestarts
+from geomx_cli.jobs.actions.job_stop import JobStop
 from geomx_cli.jobs.actions.restart_all import RestartAll
 from geomx_cli.jobs.actions.stop import STOP_LIMIT, AgentMonitor, Linger, lost
 from geomx_cli.jobs.view.follow import Observer, View
@@ -65,12 +66,8 @@ _TURN = 0.25
 _ASLEEP = 1.5  # seconds; a longer loop iteration means this machine was suspended (sleep, SIGSTOP)
 _LATE = 3.0  # seconds; the age of an older warning is told
 _FAILING = 2.0  # seconds for processes to end by themselves after a failure, before SIGTERM
-_SAVING = 3.0  # seconds until those that take longer to end are named
 _ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting for it
-_NAMED = 4
 _HEARD = 4096  # newest events of a process
-_PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
-_BY_USER = ("Ctrl-C", "SIGTERM", "SIGHUP", "geomx stop")  # after which the same again kills
 
 
 class Watch:
@@ -107,37 +104,33 @@ class Watch:
         self._monitor = AgentMonitor(plan, pool, view)
         self._warned = set(warned)
         self._failures: list[Failure] = []
-        self._stopping_since: float | None = None
-        self._had_begun = False  # to stop, while a worker ran
-        self._pass_on: JsonObject = {}  # stop request issued by another process
-        self._stop_message: JsonObject = {}  # the newest one, which all agents have got
         self._heard: dict[str, deque[int]] = {}  # numbers of events, by process
-        self._grace = float(plan.spec.options["grace"])
-        self._failing = set[str]()  # workers that handle the job's failure, until they report their end or end
-        self._holding = False  # schedulers and servers wait for the end of all workers
-        self._awaits_end = False  # the user knows of processes that have not ended yet
-        self._awaits_upload = False  # the user knows
         self._linger = Linger(float(plan.spec.options["silence"]))
         self._restart_all = RestartAll(plan)
         self._group_restarts = GroupRestarts(plan)
-        self._emptied = set[str]()  # hosts whose agents wait to be told whether all begin again
-        self._again_message: JsonObject = {}
         self._last_turn = self._awake_since = time.monotonic()
         every = float(plan.spec.options["checkpoint_every"]) if plan.spec.options["restarts"] else 0.0
         place = str(plan.spec.options.get("checkpoint_to", ""))  # absent in jobs of an earlier version
 
-        def tell(text: str) -> None:
-            view.warn(f"warning: {text}")
+        def tell(problem: str) -> None:
+            view.warn(f"warning: {problem}")
 
-        self._upload = CheckpointUpload(pool, plan.hosts[0], place, tell)
-        self._checkpoint = CheckpointRound(pool, every, tell, self._upload.begin)
+        def tell_of_upload(problem: str, is_there: bool) -> None:
+            tell(f"{'' if is_there else f'no checkpoint in {place}: '}{problem}; the next one tries again")
+
+        self._upload = CheckpointUpload(pool.send, plan.hosts[0], place, tell_of_upload)
+        self._checkpoint = CheckpointSchedule(plan.hosts, pool.send, every, tell, self._upload.begin)
         self._outcome = Outcome()
+        self._stop = JobStop(
+            plan, pool, progress, view, self._outcome,
+            restart_all=self._restart_all, checkpoint=self._checkpoint, upload=self._upload,
+        )  # fmt: skip
 
     def run_until_started(self) -> Outcome | None:
         """Return None once every process runs with its ports bound; the outcome if the job ended before."""
-        while self._running and (self._stopping_since is not None or not self._is_up()):
+        while self._running and (self._stop.since is not None or not self._is_up()):
             self._turn()
-        return self.run() if self._stopping_since is not None or not self._running else None
+        return self.run() if self._stop.since is not None or not self._running else None
 
     def _is_up(self) -> bool:
         return len(self._started) == len(self._hosts) and self._progress.listening
@@ -152,7 +145,7 @@ class Watch:
             self._outcome.interrupted, self._outcome.stopped_by = True, f"geomx stop --party {party}"
         self._outcome.failure = failure
         self._outcome.checkpoint, self._outcome.uploaded = self._checkpoint.newest, self._upload.newest is not None
-        self._outcome.saved = self._outcome.interrupted and self._had_begun and self._progress.all_worked
+        self._outcome.saved = self._outcome.interrupted and self._stop.had_begun and self._progress.all_worked
         return self._outcome
 
     def _first_cause(self) -> Failure | None:
@@ -205,16 +198,17 @@ class Watch:
                 self._view.warn(f"warning: host {host}: {text}")
             case Hello(status, late):
                 self._apply_snapshot(host, status, late)
-                if self._stop_message and status["stage"] in ("waiting", "running"):  # this agent follows a killed one
-                    self._pool.connections[host].send(self._stop_message)
+                if self._stop.message and status["stage"] in ("waiting", "running"):  # this agent follows a killed one
+                    self._pool.connections[host].send(self._stop.message)
                 if status["stage"] == "emptied":
                     self._on_emptied(host)
+                self._checkpoint.on_lost(host, "its connection broke")  # if it had been asked for anything before
                 self._upload.on_hello(host)
             case Started(process):
                 self._started.add(process)
             case Emptied():
                 self._on_emptied(host)
-            case Halted(process, died, how) if self._stopping_since is None:
+            case Halted(process, died, how) if self._stop.since is None:
                 for each, order in self._group_restarts.on_halted(host, party_of(process), died, how):
                     self._pool.connections[each].send(order)
             case Restarted(process, _, how, count, limit):
@@ -227,7 +221,7 @@ class Watch:
                 self._on_stopped_elsewhere(who, grace)
             case Done(why, asked, left):
                 if asked:
-                    self._on_stopped_elsewhere(asked, self._grace)
+                    self._on_stopped_elsewhere(asked, self._stop.grace)
                 self._finish_host(host, why, left)
             case Frozen() | Kept():
                 self._checkpoint.on_message(host, known)
@@ -248,10 +242,8 @@ class Watch:
         self._progress.apply(process, event, max(self._progress.began, when))
         if self._observer is not None:
             self._observer.on_event(process, event)
-        if isinstance(event, StateChanged) and event.state == "failing":
-            self._failing.add(process)
-        if isinstance(event, ProcessFailed):  # it is to end now, and its agent sees that it does
-            self._failing.discard(process)
+        if isinstance(event, ProcessFailed) or (isinstance(event, StateChanged) and event.state == "failing"):
+            self._stop.on_failing(process, is_failing=isinstance(event, StateChanged))
         if isinstance(event, ProcessLeft):
             how = f"{event.message}; it {left_at(event)}"
             self._warn(process, how, time.monotonic() - when, common=False)
@@ -275,6 +267,7 @@ class Watch:
             case Gone(how, reachable) if host in self._running:
                 self._give_up(lost(host, how) if reachable else self._monitor.unreachable(host))
             case Broken(why, limit):
+                self._checkpoint.on_lost(host, "its connection broke")
                 how = f"{f': {why}' if why else ''}; trying again{f', for {limit:g} s at most' if limit else ''}"
                 self._view.warn(f"the connection to host {host} broke{how}")
             case Mended():
@@ -282,7 +275,7 @@ class Watch:
             case Interrupt() if self._detaches:
                 self._release_job(f"detached; job {self._plan.job} keeps running; see geomx attach and geomx stop")
             case Interrupt(by):
-                self._interrupt(by)
+                self._stop.on_interrupt(by, self._running)
             case Suspend():
                 self._suspend()
 
@@ -290,26 +283,22 @@ class Watch:
         if now - self._last_turn > _ASLEEP:  # messages that arrived during the suspension are still unread
             self._awake_since = now
         self._last_turn, awake = now, now - self._awake_since
-        stopping = None if self._stopping_since is None else min(now - self._stopping_since, awake)
+        stopping = None if self._stop.since is None else min(now - self._stop.since, awake)
         limit = math.inf
         if stopping is not None and self._upload.delays_end(now):  # then an agent may be late, but answers
             limit = self._monitor.stop_limit
         for host in sorted(self._running):
-            asked = None if stopping is None or host in self._emptied else min(stopping, limit)
+            asked = None if stopping is None or host in self._restart_all.emptied else min(stopping, limit)
             if (failure := self._monitor.check(host, awake, asked)) is not None:
                 self._give_up(failure)
-        if self._running and self._running <= self._emptied:
+        if self._running and self._running <= self._restart_all.emptied:
             self._begin_again_or_end()
-        if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
-            self._stop_message = {**self._pass_on, "hold": self._holding}
-            self._pool.broadcast(self._stop_message)
-            self._pass_on = {}
         if stopping is not None:
-            self._check_workers(stopping)
+            self._stop.check(self._running, stopping)
         self._checkpoint.check(self._running, is_up=stopping is None and self._is_up())
-        if self._stopping_since is None and awake > _ABSENT:
+        if self._stop.since is None and awake > _ABSENT:
             self._check_absentee()
-        if self._stopping_since is None and self._linger.is_over(self._progress, now, awake):
+        if self._stop.since is None and self._linger.is_over(self._progress, now, awake):
             self._stop_lingering()
 
     def _apply_snapshot(self, host: str, status: AgentStatus, late: float) -> None:
@@ -320,18 +309,8 @@ class Watch:
             self._fail(failure)
 
     def _on_stopped_elsewhere(self, who: str, grace: float) -> None:
-        """Handle a stop that another process requested from an agent. Other hosts may see it before this notice
-        arrives.
-        """
-        if self._outcome.interrupted or not all(failure.peer for failure in self._failures):
-            return
-        self._restart_all.forbid()
-        self._outcome.interrupted, self._outcome.stopped_by = True, who
-        self._had_begun = not self._progress.all_worked
-        self._view.warn(f"{who} ends the job")
-        self._grace, self._monitor.stop_limit = grace, grace + STOP_LIMIT
-        self._stopping_since, self._holding = time.monotonic(), True
-        self._pass_on = {"type": "stop", "grace": grace, "who": who}
+        if self._stop.on_stopped_elsewhere(who, grace, self._failures):
+            self._monitor.stop_limit = grace + STOP_LIMIT
 
     def _release_job(self, why: str) -> None:
         self._outcome.left = why
@@ -347,10 +326,10 @@ class Watch:
         if (found := self._first_cause()) is not None:
             self._progress.mark_first_failure(found)
         if failure.process:
-            self._stop(_FAILING)
+            self._stop.stop(_FAILING)
         else:  # of a host: workers elsewhere get SIGTERM, and may need servers to end
             self._restart_all.forbid()
-            self._stop(0, hold=True)
+            self._stop.stop(0, hold=True)
 
     def _check_absentee(self) -> None:
         """Fail the job if a worker's script ended before the cluster was complete, as it never will be."""
@@ -364,70 +343,37 @@ class Watch:
     def _finish_host(self, host: str, why: str, left: Sequence[str]) -> None:
         """Record the end of an agent's part."""
         self._running.discard(host)
-        self._upload.on_end(host, is_done=not why and self._stopping_since is None)
+        self._checkpoint.on_lost(host, "its agent has ended")
+        self._upload.on_end(host, is_done=not why and self._stop.since is None)
         self._outcome.problems += [f"{what} on {host} could not be ended" for what in left]
-        if why and self._stopping_since is None:
+        if why and self._stop.since is None:
             cause = f"ended its processes: {why}"
             self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
 
     def _on_emptied(self, host: str) -> None:
-        """All processes of a host have ended. Unless the job is being stopped, its agent has missed what we decided."""
-        if self._stopping_since is not None:
-            self._emptied.add(host)
-        elif self._again_message:
-            self._pool.connections[host].send(self._again_message)
+        if (order := self._restart_all.on_emptied(host, stopping=self._stop.since is not None)) is not None:
+            self._pool.send(host, order)
 
     def _begin_again_or_end(self) -> None:
         """All processes of all hosts have ended: start them again, or end the job."""
-        self._emptied.clear()
-        cause = self._first_cause()
-        count = self._restart_all.decide(cause, self._progress)
-        if not count or cause is None:
-            self._restart_all.forbid()
-            self._stop(0)
+        order = self._restart_all.begin_again(self._first_cause(), self._progress)
+        if order is None:
+            self._stop.stop(0)
             return
-        how = f"{cause.process} {cause.cause}"
-        self._view.warn(f"{how}; all workers begin again ({count} of {self._restart_all.limit})")
-        together = 1 + max(row.together for row in self._progress.rows.values())
-        self._failures, self._stopping_since, self._stop_message = [], None, {}
-        self._holding = self._awaits_end = False
-        self._failing.clear()
+        self._view.warn(self._restart_all.how)
+        self._failures = []
+        self._stop.begin_again()
         self._linger = Linger(float(self._plan.spec.options["silence"]))
         self._progress.begin_again()
-        self._again_message = {"type": "again", "count": together, "how": how}
-        self._pool.broadcast(self._again_message)
+        self._pool.broadcast(order)
 
     def _give_up(self, failure: Failure) -> None:
         """Give up a lost agent: end its processes on its behalf, as far as its host can be reached."""
         self._running.discard(failure.host)
+        self._checkpoint.on_lost(failure.host, "its agent is lost")
         self._upload.on_end(failure.host)
         self._fail(failure)
         self._pool.give_up(failure.host)
-
-    def _stop(self, delay: float, who: str = "", *, hold: bool = False) -> None:
-        if self._stopping_since is None:
-            self._stopping_since, self._holding = time.monotonic(), hold
-        again = self._restart_all.allowed
-        self._stop_message = {"type": "stop", "delay": delay, "who": who, "hold": self._holding, "again": again}
-        self._pool.broadcast(self._stop_message)
-
-    def _check_workers(self, stopping: float) -> None:
-        """Let schedulers and servers end once no worker needs them, and name workers that take long to end."""
-        rows = [row for row in self._progress.rows.values() if row.process.role == "worker" and row.runs]
-        names = [row.process.name for row in rows if row.process.host in self._running]
-        if self._holding and not names:
-            self._holding = False
-            self._pool.broadcast({"type": "release"})
-        if self._failing.intersection(names):
-            self._pool.broadcast({"type": "failing"})
-        left = self._grace - stopping
-        if not names and stopping > _SAVING and not self._awaits_upload and self._upload.delays_end(time.monotonic()):
-            self._awaits_upload = True
-            self._view.note("waiting for the upload of the checkpoint, for 10m at most")
-        if names and stopping > _SAVING and left > 1 and not self._awaits_end:
-            self._awaits_end = True
-            what = f"waiting for {some_of(names, _NAMED)} to save and end, for {left:.0f} s at most (--grace)"
-            self._view.note(f"{what}; Ctrl-C {'again ' if self._outcome.interrupted else 'twice '}kills at once")
 
     def _stop_lingering(self) -> None:
         rows = self._progress.rows
@@ -435,7 +381,7 @@ class Watch:
         names = ", ".join(self._outcome.lingering)
         self._view.note(f"training is done, but {names} did not end in time; stopping")
         self._restart_all.forbid()
-        self._stop(0)
+        self._stop.stop(0)
 
     def _suspend(self) -> None:
         """Stop this process as Ctrl-Z does; agents that are told exclude its silence from their lease."""
@@ -446,14 +392,3 @@ class Watch:
             os.kill(os.getpid(), signal.SIGTSTP)  # no effect if no shell could continue this process
             signal.signal(signal.SIGTSTP, before)
         self._pool.broadcast({"type": "resume"})
-
-    def _interrupt(self, by: str) -> None:
-        self._restart_all.forbid()
-        if not self._outcome.interrupted:
-            self._outcome.stopped_by, self._outcome.interrupted, self._progress.interrupted = by, True, True
-            self._had_begun = not self._progress.all_worked
-            self._view.warn("stopping (press Ctrl-C again to kill at once)")
-            self._checkpoint.before(lambda: self._stop(0, by, hold=True), self._running)
-        elif by == "Ctrl-C" or (by != "SIGUSR1" and self._outcome.stopped_by in _BY_USER):
-            self._stop_message = {"type": "kill"}
-            self._pool.broadcast(self._stop_message)
