@@ -2,8 +2,10 @@
 
     host_spec.py    the agent's spec and the record of started processes: two small files in its directory
     processes.py    process inspection through /proc, and termination
-    incarnation.py  one process of the job, and one life of it: pid, status, signs of life, its event log as forwarded
-    restart_policy.py  whether a process that died is started again
+    child.py        one process of the job
+    incarnation.py  one life of it: pid, status, signs of life
+    event_tail.py   its event log, as forwarded
+    restart_policy.py, next_life.py  whether a process that died is started again
     state_folder.py the folder in which processes keep what survives them
     checkpoints.py  copies of that folder, from which another job goes on
     stored.py, uploads.py  copies of these in a store beyond the hosts, and how the agent makes them

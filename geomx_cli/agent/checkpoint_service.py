@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from geomx_cli.agent.checkpoints import Checkpoints
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
-from geomx_cli.agent.incarnation import Child
 from geomx_cli.agent.uploads import LIMIT, Uploads
 
 __all__ = ["CheckpointService"]

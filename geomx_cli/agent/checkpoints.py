@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.incarnation import Child
+from geomx_cli.agent.child import Child
 from geomx_cli.core.files import make_private
 from geomx_cli.core.jsonlines import encode
 

@@ -15,11 +15,11 @@ from geomx_cli.agent import outputs, processes, state_folder
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.checkpoint_service import CheckpointService
 from geomx_cli.agent.checkpoints import Checkpoint
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
 from geomx_cli.agent.groups import WorkerGroup, WorkerGroups
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.agent.incarnation import Child
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, Stage
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.presence import NOTICE, PresenceProcesses
@@ -28,9 +28,11 @@ from geomx_cli.agent.recall import Recall
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.agent.stop import DISAPPEAR, remains
+from geomx_cli.core import state_notes
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.conventions import JobClock, party_of
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.files import write_atomic
 from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.core.units import counted
 
@@ -110,7 +112,7 @@ class Supervisor:
             done = self._control.outbox.add({"type": "done", **ended})
             # Until its end is on record, an agent that is killed is followed by another, which ends.
             with suppress(OSError):  # full disk; a connected control machine still gets "done"
-                (self._directory / "agent-end.jsonl").write_bytes(self._control.outbox.unseen())
+                write_atomic(self._directory / "agent-end.jsonl", self._control.outbox.unseen())
             state_folder.remove(self._directory)
             self._control.queue(done)
             self._control.close(TERMINATE)
@@ -235,8 +237,10 @@ class Supervisor:
 
     def _start(self) -> None:
         self._lifecycle.enter_running()
-        self._prepare_restarts()
+        folder = self._prepare_restarts()
         self._write_state()
+        if folder is not None:  # whole only now: an agent that follows uses what is there, and restores nothing
+            state_notes.permit(folder)
         for child in self._children:
             if child.asked:  # stopped before its start
                 continue
@@ -264,23 +268,31 @@ class Supervisor:
             self._report(child, [*child.life.events.read(), *unwritten])
         self._start()
 
-    def _prepare_restarts(self) -> None:
-        """Give those that are restarted when they die a folder for their state; without one, none is restarted."""
+    def _prepare_restarts(self) -> Path | None:
+        """Give those that are restarted when they die a folder for their state; without one, none is restarted. Return
+        the folder that has all of these.
+        """
         restarted = [child for child in self._children if self._policy.covers(child.task)]
         if not restarted:
-            return
+            return None
         folder, problem = state_folder.create(self._directory, self._host_spec.job)
         if folder is None:
             self._policy.limit = 0
             what = f"a killed scheduler or server ends the job, as its state cannot be kept: {problem}"
             how = "make room in /dev/shm (of a container: --shm-size), or choose a --job-dir on a local disk"
             self._control.send_durable({"type": "warning", "message": f"{what}; {how}"})
-            return
+            return None
         for child in restarted:
             child.state_dir = folder / child.task.file_name
-            if self._host_spec.resume:
-                Checkpoint.read(Path(self._host_spec.resume)).restore(child)
+        if self._host_spec.resume:
+            checkpoint = Checkpoint.read(Path(self._host_spec.resume))
+            for child in restarted:
+                checkpoint.restore(child)
+            if self._together:
+                what = f"all processes go on from checkpoint {checkpoint.number}, from which this job was launched"
+                self._control.send_durable({"type": "warning", "message": what})
         state_folder.keep_environment(folder, self._inherited)
+        return folder
 
     def _continue_from(self, last: AgentState) -> None:
         """Go on for an agent that was killed: the processes that had not ended begin their next lives.

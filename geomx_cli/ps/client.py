@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from geomx_cli.contract.config import NodeSettings
-from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import Traffic, WarningRaised
 from geomx_cli.core.futures import after
+from geomx_cli.core.state_notes import StateNotes
 from geomx_cli.ps.aggregation.algorithm import WorkerDelivery
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
@@ -369,8 +368,7 @@ class Client:
 
     def _is_not_saved(self, name: str) -> bool:
         if self.settings.state_dir:
-            with suppress(OSError):
-                Path(self.settings.state_dir, STATE_ENDED).touch()
+            StateNotes(Path(self.settings.state_dir)).end()
         return True
 
     def state(self) -> Saved:
@@ -398,6 +396,10 @@ class Client:
             operations.load(state.arrays)
 
         _in_loop(self._worker, load)
+
+    def rounds(self) -> dict[int, int]:
+        """The number of the last round begun of each key."""
+        return {each.placement.key: each.round for each in list(self.tensors.values())}
 
     # For a worker that dies while the job continues.
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from geomx_cli.agent import incarnation as module
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.conventions import JobClock
 
 pytestmark = pytest.mark.processes

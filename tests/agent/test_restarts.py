@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import selectors
+import shutil
 import signal
 import stat
+import subprocess
 import sys
 import time
 from collections import deque
@@ -21,12 +23,14 @@ from lone_agent import MARK, Agent
 
 from geomx_cli.agent import processes, prune, state_folder
 from geomx_cli.agent.agent_state import AgentState
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.agent.incarnation import Child, Incarnation
+from geomx_cli.agent.incarnation import Incarnation
 from geomx_cli.agent.lifecycle import Stage
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.stop import clean_up, stop
 from geomx_cli.agent.supervisor import Supervisor
+from geomx_cli.core import state_notes
 from geomx_cli.core.conventions import JobClock, number_before
 
 BEGIN = """
@@ -402,10 +406,13 @@ def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_pat
     assert folder is not None
     (folder / "old").touch()
     (folder / "link").symlink_to(elsewhere)
-    assert state_folder.create(tmp_path, "j") == (folder, "") and state_folder.continues(tmp_path) == folder
+    assert state_folder.create(tmp_path, "j") == (folder, "") and not (folder / "old").exists()
+    assert state_folder.continues(tmp_path) is None, "what the processes begin with is not whole yet"
+    state_notes.permit(folder)
+    assert state_folder.continues(tmp_path) == folder
     state_folder.forbid(tmp_path)
     assert state_folder.continues(tmp_path) is None
-    folder.rmdir()
+    state_folder.remove(tmp_path)
     folder.symlink_to(elsewhere)
     try:
         place, problem = state_folder.create(tmp_path, "j")
@@ -414,6 +421,31 @@ def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_pat
         folder.unlink()
     state_folder.remove(tmp_path)
     assert (elsewhere / "kept").exists()
+
+
+def test_folders_in_memory_of_jobs_that_are_gone_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of jobs that run though their directory cannot be seen, nor what has no owner."""
+    (memory := tmp_path / "memory").mkdir()
+    monkeypatch.setattr(state_folder, "_MEMORY", memory)
+    monkeypatch.setattr(state_folder, "file_system", lambda _: "tmpfs")
+    folders = {}
+    for name in ("gone", "runs", "kept", "elsewhere"):
+        (directory := tmp_path / name / "hosts" / "A").mkdir(parents=True)
+        folders[name], _ = state_folder.create(directory, "j")
+    (unknown := memory / f"geomx-{os.geteuid()}-j-A-0").mkdir(0o700)
+    assert folders["elsewhere"] is not None
+    (folders["elsewhere"] / "owner.json").write_text(json.dumps([str(tmp_path / "other"), "mnt:[1]"]))
+    marks = {"GEOMX_JOB_DIR": str(tmp_path / "runs"), "GEOMX_HOST": "A"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=marks) as process:
+        until(lambda: bool(processes.marked(marks)))
+        for name in ("gone", "runs"):
+            shutil.rmtree(tmp_path / name)
+        (directory := tmp_path / "new" / "hosts" / "A").mkdir(parents=True)
+        new, _ = state_folder.create(directory, "j")
+        process.communicate(b"\n")
+    assert {*memory.iterdir()} == {folders["runs"], folders["kept"], folders["elsewhere"], unknown, new}
 
 
 def dead(
@@ -473,6 +505,8 @@ def test_only_a_script_that_has_contributed_leaves_the_job(tmp_path: Path) -> No
     bundled, script = dead(tmp_path, role="worker"), dead(tmp_path, role="worker", runs="train.py")
     policy = RestartPolicy(1, on_worker_loss="leave")
     assert not policy.lets_go(script, Stage.RUNNING), "it may not have set the job up"
+    (tmp_path / "contributed").touch()
+    assert not policy.lets_go(script, Stage.RUNNING), "it was killed before it had noted the round"
     (tmp_path / "contributed").write_text("   812")
     assert script.contributed == 812
     assert policy.lets_go(script, Stage.RUNNING) and not policy.lets_go(script, Stage.FAILING)

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from geomx_cli.core.conventions import CONTRIBUTED
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TimedOut, TrainingFailed
+from geomx_cli.core.state_notes import StateNotes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ class Session:
         if client is None or client.failure is not None or isinstance(cause, Interrupted):
             return False
         folder, leaves = client.settings.state_dir, client.settings.text("on_worker_loss") == "leave"
-        return leaves and bool(folder) and Path(folder, CONTRIBUTED).exists()
+        return leaves and bool(folder) and StateNotes(Path(folder)).contributed is not None
 
     def note_failure(self, failure: GeomxError) -> None:
         """Tell the agent that the script gets the job's failure, and may save before it ends. Thread-safe."""
