@@ -16,7 +16,10 @@
     status.py       the agent's status file
     host_usage.py   use of the host's processors, memory and GPUs
     supervisor.py   the main loop: start, monitor, report, stop
-    lifecycle.py    the stages of that, from waiting for "start" to SIGKILL, and their deadlines; stops of one party
+    beginning.py    what processes begin with: folders for their states, variables, numbers of their lives
+    groups.py, group_restarts.py  workers that begin again together
+    stopping.py     requests to stop
+    lifecycle.py    the stages of the end, from waiting for "start" to SIGKILL, and their deadlines; stops of one party
     presence.py     tells schedulers of processes that cannot speak themselves
     diagnosis.py    processes that are stopped or hang, want of memory, full disks
     streams.py, tail.py, stop.py, prune.py   host side of `geomx logs collect` and `fetch`, of `logs`, of `stop` and of

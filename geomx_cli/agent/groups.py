@@ -122,6 +122,11 @@ class WorkerGroups:
         """That of a party."""
         return self._groups.get(party)
 
+    def awaits(self, child: Child) -> bool:
+        """Whether a child's group is being ended, so that the child begins again."""
+        group = self._groups.get(party_of(child.name))
+        return group is not None and group.is_pending and child in group.members
+
     @property
     def are_pending(self) -> bool:
         """Whether one is being ended, to begin again."""
