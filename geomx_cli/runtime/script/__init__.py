@@ -234,9 +234,9 @@ class Session:
             self._telemetry = RoundTelemetry(self._log(), self._calls)
         self._joined = True
         if self._client is not None:
-            self._client.before_contribution = self.recovery.before_contribution
+            self._client.recovery.before_contribution = self.recovery.before_contribution
             if settings.state_dir and settings.text("on_worker_loss") == "leave":
-                self._client.keep_contributions(Path(settings.state_dir))
+                self._client.recovery.keep_contributions(Path(settings.state_dir))
             FailureNotice(self._client, self.note_failure, lambda: self._aborted)
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))

@@ -138,7 +138,7 @@ class TrainingState(ABC):
         client = Saved({}, {})  # of a worker for which another one exchanges
         if self._client is not None:
             self._client.await_rounds()  # some algorithms do not wait for all results
-            client = self._client.state()
+            client = self._client.recovery.state()
         self._recovery.save(self._rounds, self._state(), client)
 
     def _iterate(self, loader: Any) -> Iterator[Any]:
@@ -194,7 +194,7 @@ class TrainingState(ABC):
 
     def _restore(self, state: State, client: Saved) -> None:
         if self._client is not None:
-            self._client.load(client)
+            self._client.recovery.load(client)
         self._numbers.update(state.values["numbers"])
         self._loop, self._batches = state.values["loop"], state.values["batches"]
         self._found = state.part("place")

@@ -163,9 +163,11 @@ class WorkerState:
         except (ValueError, TypeError, msgspec.MsgspecError) as error:
             raise self._unreadable(error) from error
         self._results = results
-        self._rounds_of_client = client.rounds
-        client.keep_results(results)
-        client.before_contribution = lambda name: not name.startswith(prefix) and self.before_contribution(name)
+        self._rounds_of_client = client.recovery.rounds
+        client.recovery.keep_results(results)
+        client.recovery.before_contribution = (
+            lambda name: not name.startswith(prefix) and self.before_contribution(name)
+        )  # fmt: skip
 
     def _note_gap(self, has_gap: bool) -> None:
         """In any thread."""
