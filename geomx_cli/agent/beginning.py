@@ -58,7 +58,10 @@ class Beginning:
             state_folder.keep_environment(folder, self.inherited)
         self.write()
         if folder is not None:
-            state_notes.permit(folder)
+            try:
+                state_notes.permit(folder)
+            except OSError as error:
+                self._warn(f"a killed agent ends the job, as {folder} has no more room ({error.strerror})")
 
     def _create_folder(self) -> Path | None:
         """Give those that are restarted when they die a folder for their state, in the folder that this returns.

@@ -41,10 +41,10 @@ def create(directory: Path, job: str) -> tuple[Path | None, str]:
     if place is not None:
         try:
             place.mkdir(0o700)
-            write_atomic(place / _OWNER, json.dumps([str(directory), _view()]).encode(), 0o600)
         except OSError as error:
-            shutil.rmtree(place, ignore_errors=True)
             return None, f"{place} cannot be created: {error.strerror}"
+        with suppress(OSError):  # then only its directory leads to it
+            write_atomic(place / _OWNER, json.dumps([str(directory), _view()]).encode(), 0o600)
     return place, problem
 
 

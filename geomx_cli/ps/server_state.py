@@ -32,7 +32,7 @@ from geomx_cli.ps.state_file import Journal, StateFile
 __all__ = ["ServerState"]
 
 _MEMBERS = "members"
-_FILES = "slices", "commands"
+_FILES = "slices", "commands", "commands.part"
 LONGEST = 256 * 2**20
 """Bytes of saved requests. A member can cause so many; usual jobs have some hundred requests."""
 SHORTEST = 2**20

@@ -78,7 +78,7 @@ def test_a_server_that_is_killed_while_recovery_ends_has_no_next_life(
     monkeypatch.setattr(StateFile, "commit", full)
     monkeypatch.setattr(Path, "touch", full)  # no room for the note either
     state.save_members(Members())  # type: ignore[arg-type]
-    assert seen == [True, True] and [path.name for path in tmp_path.iterdir()] == ["ended"]
+    assert seen == [True] * 3 and [path.name for path in tmp_path.iterdir()] == ["ended"]
 
 
 def test_without_a_folder_nothing_is_saved(tmp_path: Path) -> None:
