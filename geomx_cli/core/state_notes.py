@@ -10,7 +10,6 @@ from pathlib import Path
 __all__ = ["StateNotes", "are_continued", "forbid", "permit"]
 
 _ENDED = "ended"
-_SPARE = "spare"  # becomes the note of the end: there may be no room for a new file then
 _CONTRIBUTED = "contributed"
 _PARTING = "parting"
 _OVER = "over"
@@ -26,11 +25,12 @@ class StateNotes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._spare = folder.with_name(f"{folder.name}.spare")  # becomes the note of the end: it needs no room then
 
     def prepare(self) -> None:
         """Before the process starts: make sure that it can `end` on a full disk. Raises OSError."""
         if not self.has_ended:
-            (self._folder / _SPARE).touch(0o600)
+            self._spare.touch(0o600)
 
     def end(self, files: Sequence[str] = (), why: str = "") -> None:
         """The process saves nothing any more, so no life follows. Remove its saved state, because others know newer
@@ -42,7 +42,7 @@ class StateNotes:
         """
         note = self._folder / _ENDED
         try:
-            (self._folder / _SPARE).replace(note)
+            self._spare.replace(note)
         except OSError:  # it has none, or has ended before
             with suppress(OSError):
                 note.touch(0o600)
@@ -56,7 +56,7 @@ class StateNotes:
     def go_on(self) -> None:
         """The process saves again."""
         with suppress(OSError):
-            (self._folder / _ENDED).replace(self._folder / _SPARE)
+            (self._folder / _ENDED).replace(self._spare)
 
     @property
     def has_ended(self) -> bool:
