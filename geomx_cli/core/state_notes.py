@@ -36,7 +36,7 @@ class StateNotes:
         """The process saves nothing any more, so no life follows. Remove its saved state, because others know newer
         states.
 
-        The note comes first: a process that is killed in between never leaves neither its state nor the note.
+        The note comes first: if the process is killed in between, both are there, not neither.
 
         files: names of the files with the state. why: a hint for the user of a script.
         """
