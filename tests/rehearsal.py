@@ -23,8 +23,8 @@ from cluster import free_ports
 from desk import Desk, finished, placed
 from forks import Forked
 
+from geomx_cli.agent.event_tail import EventTail
 from geomx_cli.agent.host_spec import Task
-from geomx_cli.agent.incarnation import EventTail
 from geomx_cli.agent.outputs import folder_of
 from geomx_cli.commands.launch import launch as command
 from geomx_cli.core import events

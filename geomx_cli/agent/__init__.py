@@ -2,8 +2,10 @@
 
     host_spec.py    the agent's spec and the record of started processes: two small files in its directory
     processes.py    process inspection through /proc, and termination
-    incarnation.py  one process of the job, and one life of it: pid, status, signs of life, its event log as forwarded
-    restart_policy.py  whether a process that died is started again
+    child.py        one process of the job
+    incarnation.py  one life of it: pid, status, signs of life
+    event_tail.py   its event log, as forwarded
+    restart_policy.py, next_life.py  whether a process that died is started again
     state_folder.py the folder in which processes keep what survives them
     checkpoints.py  copies of that folder, from which another job goes on
     stored.py, uploads.py  copies of these in a store beyond the hosts, and how the agent makes them
@@ -14,7 +16,10 @@
     status.py       the agent's status file
     host_usage.py   use of the host's processors, memory and GPUs
     supervisor.py   the main loop: start, monitor, report, stop
-    lifecycle.py    the stages of that, from waiting for "start" to SIGKILL, and their deadlines; stops of one party
+    beginning.py    what processes begin with: folders for their states, variables, numbers of their lives
+    groups.py, group_restarts.py  workers that begin again together
+    stopping.py     requests to stop
+    lifecycle.py    the stages of the end, from waiting for "start" to SIGKILL, and their deadlines; stops of one party
     presence.py     tells schedulers of processes that cannot speak themselves
     diagnosis.py    processes that are stopped or hang, want of memory, full disks
     streams.py, tail.py, stop.py, prune.py   host side of `geomx logs collect` and `fetch`, of `logs`, of `stop` and of

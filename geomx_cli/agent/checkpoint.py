@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli import __version__
-from geomx_cli.agent.incarnation import Child
+from geomx_cli.agent.child import Child
 from geomx_cli.core.files import make_private
 from geomx_cli.core.jsonlines import encode
 

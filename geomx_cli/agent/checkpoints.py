@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from geomx_cli.agent.checkpoint import Checkpoint, folder_of, newest, remove_all
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Message
 from geomx_cli.agent.freeze import Freeze
-from geomx_cli.agent.incarnation import Child
 
 __all__ = ["BUSY", "NO_STATE", "Checkpoints"]
 

@@ -8,10 +8,10 @@ reports when the workers of its host have ended. The control machine then tells 
 
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 
-from geomx_cli.agent.incarnation import Child
-from geomx_cli.core.conventions import OVER, STATE_ENDED, party_of
+from geomx_cli.agent.child import Child
+from geomx_cli.core.conventions import party_of
+from geomx_cli.core.state_notes import StateNotes
 
 __all__ = ["WorkerGroup", "WorkerGroups"]
 
@@ -47,21 +47,16 @@ class WorkerGroup:
         return not any(member.life.running for member in self.members)
 
     @property
-    def lacks_state(self) -> bool:
-        """Whether one of its members saves nothing, or has ended by itself."""
+    def has_ended_member(self) -> bool:
+        """Whether one of its members has ended by itself, or was asked to end."""
         statuses = [member.life.status for member in self.members]
         ended = any(status is not None and status >= 0 for status in statuses)
-        return ended or any(member.lacks_state or member.asked for member in self.members)
+        return ended or any(member.asked for member in self.members)
 
     @property
     def advice(self) -> str:
-        """What the scripts lack so that they can continue, from the file of a member; "" if none has written one."""
-        for member in self.members:
-            if member.state_dir is not None:
-                with suppress(OSError):
-                    if text := (member.state_dir / STATE_ENDED).read_text(errors="replace"):
-                        return text
-        return ""
+        """What the scripts lack so that they can continue, from a member's note; "" if no member has noted it."""
+        return next(filter(None, (member.hint for member in self.members)), "")
 
     def halt(self, process: str, how: str, count: int) -> None:
         """End all members, because this process has died."""
@@ -76,7 +71,7 @@ class WorkerGroup:
         process, how = self.process, self.how
         for member in self.members:
             if member.state_dir is not None:
-                (member.state_dir / OVER).unlink(missing_ok=True)
+                StateNotes(member.state_dir).forget_over()
             yield member, how if member.name == process else f"was ended as {process} {how}"
         self._reset()
 
@@ -116,16 +111,21 @@ class WorkerGroups:
         group = self._groups.get(party_of(child.name))
         if group is None or child not in group.members:
             return None
-        notes = [member.state_dir / OVER for member in group.members if member.state_dir is not None]
-        if group.is_pending or not any(note.exists() for note in notes):
+        notes = [StateNotes(member.state_dir) for member in group.members if member.state_dir is not None]
+        if group.is_pending or not any(each.is_over for each in notes):
             return group
-        for note in notes:
-            note.touch()
+        for each in notes:
+            each.note_over()
         return None
 
     def named(self, party: str) -> WorkerGroup | None:
         """That of a party."""
         return self._groups.get(party)
+
+    def awaits(self, child: Child) -> bool:
+        """Whether a child's group is being ended, so that the child begins again."""
+        group = self._groups.get(party_of(child.name))
+        return group is not None and group.is_pending and child in group.members
 
     @property
     def are_pending(self) -> bool:

@@ -9,7 +9,8 @@ from contextlib import suppress
 from enum import IntEnum
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.incarnation import Child, Incarnation
+from geomx_cli.agent.child import Child
+from geomx_cli.agent.incarnation import Incarnation
 from geomx_cli.core.conventions import JobClock
 
 __all__ = ["KILL", "TERMINATE", "Lifecycle", "PartialStop", "Stage"]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from geomx_cli.agent import processes
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.conventions import module_command
 
 __all__ = ["NOTICE", "PresenceProcesses"]
@@ -79,6 +79,6 @@ class PresenceProcesses:
                 module_command(sys.executable, "geomx_cli.runtime.presence", *arguments),
                 stdin=stdin,
                 env={**self._host_spec.inherited(), **child.task.env, "GEOMX_SUPERVISED": "1"},
-                preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread
+                preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - takes no lock that a thread may hold
             )
         return None

@@ -40,6 +40,8 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     own = [*(name for name in ENTRIES if name != "hosts"), *(f"hosts/{part.name}" for part in parts)]
     size = size_of([*(job_dir / name for name in own), *further])
     left = "" if dry_run or running else remove(job_dir, own, further)
+    if not dry_run:
+        state_folder.remove_abandoned()
     if not left:
         for empty in (job_dir / "hosts", job_dir):
             with suppress(OSError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from geomx_cli.agent import processes, succession
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.jsonlines import decode, encode
 
 __all__ = ["attach", "checkpoint", "run"]
 
@@ -93,12 +93,17 @@ def checkpoint(directory: Path, arguments: Sequence[str]) -> int:
 
 
 def _report_end(directory: Path) -> bool:
-    """Print the undelivered messages of an agent that has ended normally; return whether it has."""
+    """Print the undelivered messages of an agent that has ended normally; return whether it has. Without the last one,
+    who reads them would wait for it.
+    """
     try:
-        _write((directory / "agent-end.jsonl").read_bytes())
-    except FileNotFoundError:
+        said = (directory / "agent-end.jsonl").read_bytes()
+        is_whole = said.endswith(b"\n") and decode(said.splitlines()[-1]).get("type") == "done"
+    except (OSError, ValueError):
         return False
-    return True
+    if is_whole:
+        _write(said)
+    return is_whole
 
 
 def _last_words(directory: Path) -> str:

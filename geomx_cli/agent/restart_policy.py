@@ -1,21 +1,17 @@
 """Which processes that have died are started again."""
 
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
 
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.groups import WorkerGroup
 from geomx_cli.agent.host_spec import Task
-from geomx_cli.agent.incarnation import Child
 from geomx_cli.agent.lifecycle import Stage
+from geomx_cli.agent.next_life import ASKED, WINDOW, NextLife, next_life
 from geomx_cli.core.root_cause import ending_of
 
 __all__ = ["RestartPolicy"]
-
-_WINDOW = 600.0  # seconds
-_MOST = 1000  # restarts of a process in all, so that numbers of its lives fit
-_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which somebody asks a process to end
 
 
 class RestartPolicy:
@@ -36,7 +32,7 @@ class RestartPolicy:
         self, limit: int, clock: Callable[[], float] = time.monotonic, *, on_worker_loss: str = "end"
     ) -> None:
         self.limit = limit
-        self._leaves = on_worker_loss == "leave"
+        self._on_worker_loss = on_worker_loss
         self._clock = clock
         self._restarts: dict[Child, deque[float]] = {}
         self._out_of_memory: set[Child] = set()
@@ -60,8 +56,7 @@ class RestartPolicy:
         reported a failure.
         """
         told = child.life.events.failure is not None or child.asked or child.departs
-        going = self._leaves and stage is Stage.RUNNING and not told
-        return going and child.task.runs_script and child.contributed is not None
+        return stage is Stage.RUNNING and not told and self._next_life(child).leaves
 
     def decide(self, child: Child, stage: Stage, *, memory: bool, group: WorkerGroup | None = None) -> int:
         """Return which restart within 10 minutes is due for a child that has ended, and count it; 0 for none.
@@ -70,10 +65,12 @@ class RestartPolicy:
         first. group: begins again together with the child.
         """
         status = child.life.status or 0
-        asked = child.asked or -status in _ASKED
+        asked = child.asked or -status in ASKED
         told = status >= 0 or child.life.events.failure is not None
-        lacks_state = child.lacks_state and not child.departs
-        if not self.covers(child.task) or stage is not Stage.RUNNING or asked or told or lacks_state:
+        if not self.covers(child.task) or stage is not Stage.RUNNING or asked or told:
+            return 0
+        following = self._next_life(child)
+        if not (following.leaves if child.departs else following.continues):
             return 0
         if ending_of(status, memory=memory) == "out of memory":
             if child in self._out_of_memory:
@@ -85,13 +82,17 @@ class RestartPolicy:
 
     def decide_group(self, group: WorkerGroup) -> int:
         """As `decide`, for a group in which a worker has died, perhaps on another host."""
-        return 0 if group.lacks_state or not self.covers(group.members[0].task) else self._count(group.members[0])
+        continue_ = all(self.covers(each.task) and self._next_life(each).continues for each in group.members)
+        return self._count(group.members[0]) if continue_ and not group.has_ended_member else 0
+
+    def _next_life(self, child: Child) -> NextLife:
+        return next_life(child.task, child.state_dir, child.incarnation + 1, self._on_worker_loss)
 
     def _count(self, child: Child) -> int:
         times, now = self._restarts.setdefault(child, deque()), self._clock()
-        while times and now - times[0] > _WINDOW:
+        while times and now - times[0] > WINDOW:
             times.popleft()
-        if len(times) >= self.limit or child.incarnation >= _MOST:
+        if len(times) >= self.limit:
             return 0
         times.append(now)
         return len(times)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, ProcessStatus
 from geomx_cli.core.conventions import JobClock, life_of
 from geomx_cli.core.files import write_atomic

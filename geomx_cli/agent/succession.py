@@ -8,7 +8,6 @@ used again, and agents follow within the limit.
 """
 
 import os
-import signal
 import sys
 import time
 from contextlib import suppress
@@ -19,16 +18,13 @@ from typing import NoReturn
 from geomx_cli.agent import agent_lock, processes, state_folder
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.conventions import CONTRIBUTED, STATE_ENDED
+from geomx_cli.agent.next_life import ASKED, WINDOW, next_life
 from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["ensure", "start"]
 
-_WINDOW = 600.0  # seconds in which `--restarts` limits the agents that follow killed ones
-_MOST = 1000  # lives of a process in all
 _PAUSE = 0.2  # seconds; the last agent's processes end meanwhile
 _LIMIT = 5.0  # seconds for others to let go of the lock
-_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def start(directory: Path, host_spec: HostSpec) -> int:
@@ -75,7 +71,7 @@ def _following(directory: Path, host_spec: HostSpec) -> AgentState | None:
     if state is None or folder is None or (directory / "agent-end.jsonl").exists():
         return None
     now = processes.uptime()
-    recent = tuple(when for when in state.successions if now - when < _WINDOW)
+    recent = tuple(when for when in state.successions if now - when < WINDOW)
     lives = dict(state.incarnations)
     if len(recent) >= host_spec.restarts:
         return None
@@ -83,9 +79,7 @@ def _following(directory: Path, host_spec: HostSpec) -> AgentState | None:
         if state.is_open(task.name):
             lives[task.name] = lives.get(task.name, 0) + 1
             own = folder / task.file_name
-            leaves = host_spec.on_worker_loss == "leave" and (own / CONTRIBUTED).exists()
-            lost = not task.resumes or (own / STATE_ENDED).exists()
-            if (lost and not leaves) or lives[task.name] > _MOST:
+            if not any(next_life(task, own, lives[task.name], host_spec.on_worker_loss)):
                 return None
     following = replace(state, life=state.life + 1, successions=(*recent, now), incarnations=lives)
     try:
@@ -142,7 +136,7 @@ def _keep(directory: Path, host_spec: HostSpec, lock: int, ready: int, following
             os._exit(_run(directory, host_spec, ready, following))
         agent_lock.name_holders(lock, [me, processes.identify(agent)])
         _, status = os.waitpid(agent, 0)
-        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) in _ASKED:
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) in ASKED:
             return abs(os.waitstatus_to_exitcode(status))
         time.sleep(_PAUSE)
         following = _following(directory, host_spec)

@@ -14,25 +14,26 @@ from typing import Any
 
 from geomx_cli.agent import outputs, processes, state_folder
 from geomx_cli.agent.agent_state import AgentState
-from geomx_cli.agent.checkpoint import Checkpoint
+from geomx_cli.agent.beginning import Beginning
 from geomx_cli.agent.checkpoints import Checkpoints
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.diagnosis import OomWatcher
-from geomx_cli.agent.groups import WorkerGroup, WorkerGroups
+from geomx_cli.agent.group_restarts import GroupRestarts
+from geomx_cli.agent.groups import WorkerGroups
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.agent.incarnation import Child
-from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, PartialStop, Stage
+from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, Stage
 from geomx_cli.agent.output_log import OutputLog
 from geomx_cli.agent.presence import NOTICE, PresenceProcesses
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.recall import Recall
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.status import StatusFile
-from geomx_cli.agent.stop import DISAPPEAR, remains
+from geomx_cli.agent.stopping import Stopping
 from geomx_cli.agent.uploads import Uploads
 from geomx_cli.core.agent_status import AgentStatus
-from geomx_cli.core.conventions import JobClock, party_of
-from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.files import write_atomic
 from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.core.units import counted
 
@@ -64,27 +65,29 @@ class Supervisor:
         self._children = [Child(task, host_spec, self._clock) for task in host_spec.tasks]
         self._selector = selectors.DefaultSelector()
         self._last = last
-        self._life = last.life if last is not None else 0
-        self._inherited = host_spec.inherited()
-        self._control = Control(host_spec.socket, self._selector, self._life)
+        self._control = Control(host_spec.socket, self._selector, last.life if last is not None else 0)
         self._next_look = 0.0
-        self._asked_by = ""  # the requester, if a user stopped the job
-        self._ordered = False  # the control machine stopped the job for its own reasons
-        self._suspended = False  # the control machine announced a pause in its heartbeats
         self._status = StatusFile(directory, host_spec, self._clock, self._control.send_durable)
-        self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, host_spec.grace)
-        self._partial_stop = PartialStop()
-        self._uploads = Uploads(directory, lambda: self._inherited, partial(self._control.answer, durable=True))
-        self._checkpoints = Checkpoints(
-            directory, self._children, self._control.answer, host_spec.silence, lambda: self._uploads.number
+        self._recall = Recall(host_spec.on_worker_loss == "restart-all", host_spec.silence)
+        self._stopping = Stopping(
+            self._children, host_spec, self._clock, self._control, self._recall, self._on_stage, self._on_part
         )
         self._policy = RestartPolicy(host_spec.restarts, on_worker_loss=host_spec.on_worker_loss)
         self._groups = WorkerGroups(self._children)
+        self._restarts = GroupRestarts(
+            self._groups, self._policy, self._control, host_spec.lease, self._restart_member, self._fail_member
+        )
+        self._beginning = Beginning(
+            directory, host_spec, self._children, self._groups, self._policy, self._warn, last
+        )
+        answer_durably = partial(self._control.answer, durable=True)
+        self._uploads = Uploads(directory, lambda: self._beginning.inherited, answer_durably)
+        self._checkpoints = Checkpoints(
+            directory, self._children, self._control.answer, host_spec.silence, lambda: self._uploads.number
+        )
         self._memory = OomWatcher()
         self._presence = PresenceProcesses(host_spec)
         self._wakeup, self._signals = socket.socketpair()
-        self._together = last.together if last is not None else 0
-        self._recall = Recall(host_spec.on_worker_loss == "restart-all", host_spec.silence)
 
     def run(self) -> int:
         """Run to the end and return the exit status: 1 if a process could not be terminated, else 0."""
@@ -92,9 +95,9 @@ class Supervisor:
         self._catch_signals()
         try:
             if self._last is None:
-                self._write_state()
+                self._beginning.write()
             else:
-                self._continue_from(self._last)
+                self._continue(self._last)
             while not self._is_over():
                 for key, mask in self._selector.select(_TICK):
                     self._handle(key.fileobj, key.data, mask)
@@ -111,11 +114,11 @@ class Supervisor:
                 self._checkpoints.remove()
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
-            ended = {"left": left, "why": self._lifecycle.why, "asked": self._asked_by}
+            ended = {"left": left, "why": self._lifecycle.why, "asked": self._stopping.asked_by}
             done = self._control.outbox.add({"type": "done", **ended})
             # Until its end is on record, an agent that is killed is followed by another, which ends.
             with suppress(OSError):  # full disk; a connected control machine still gets "done"
-                (self._directory / "agent-end.jsonl").write_bytes(self._control.outbox.unseen())
+                write_atomic(self._directory / "agent-end.jsonl", self._control.outbox.unseen())
             state_folder.remove(self._directory)
             self._control.queue(done)
             self._control.close(TERMINATE)
@@ -153,7 +156,7 @@ class Supervisor:
             self._check_end(of)
         elif source is self._wakeup:
             number = self._wakeup.recv(64)[0]
-            self._stop_by_signal(f"{signal.Signals(number).name} to the agent on host {self._host_spec.host}")
+            self._stopping.ask_by_signal(f"{signal.Signals(number).name} to the agent on host {self._host_spec.host}")
         else:
             for message in self._control.handle(source, mask):
                 self._obey(message)
@@ -165,25 +168,24 @@ class Supervisor:
                 self._control.send({"type": "hello", "status": status})
                 self._acknowledge(message)
                 self._control.resend()
-                self._suspended = False
-                for each in self._groups:
-                    self._tell_halted(each)  # a control machine that begins to follow the job does not know
+                self._stopping.suspended = False
+                self._restarts.tell_all()
             case "start" if self._lifecycle.stage is Stage.WAITING:
                 self._start()
             case "suspend" | "resume" as kind:
-                self._suspended = kind == "suspend"
+                self._stopping.suspended = kind == "suspend"
             case "heartbeat":
                 self._acknowledge(message)
                 self._control.send({"type": "alive"})
                 self._lifecycle.keep_waiting()
             case "stop":
-                self._stop_as_asked(message)
+                self._stopping.ask(message)
             case "again" if self._recall.told:
                 self._begin_again(str(message.get("how", "")), int(message.get("count", 1)))
-            case "halt":
-                self._halt_as_told(str(message.get("process", "")), str(message.get("how", "")))
-            case "regroup" if (group := self._groups.named(str(message.get("party", "")))) is not None and group.waits:
-                self._begin_group(group)
+            case "halt" if self._lifecycle.stage is Stage.RUNNING:
+                self._restarts.halt_with(str(message.get("process", "")), str(message.get("how", "")))
+            case "regroup":
+                self._restarts.begin(str(message.get("party", "")))
             case "release":
                 self._lifecycle.holding = False
             case "failing":
@@ -193,80 +195,38 @@ class Supervisor:
             case "upload" | "publish" | "drop":
                 self._uploads.obey(message)
             case "kill":
-                self._recall.forbid()
                 self._uploads.abandon()
-                self._lifecycle.stop("was asked to stop at once", 0)
-                self._lifecycle.kill()
+                self._stopping.kill()
+
+    @property
+    def _lifecycle(self) -> Lifecycle:
+        return self._stopping.lifecycle
 
     @property
     def _is_done(self) -> bool:
         """Whether all processes have completed their work."""
         return self._lifecycle.stage is Stage.RUNNING and all(child.life.status == 0 for child in self._children)
 
-    def _stop_as_asked(self, message: Message) -> None:
-        who, grace = str(message.get("who", "")), float(message.get("grace", self._host_spec.grace))
-        names = message.get("processes")
-        if names is not None:
-            self._checkpoints.void("a part of the job is stopped")
-            self._partial_stop.terminate((child for child in self._children if child.name in names), grace)
-            self._update_state()
-            self._status.write_soon()
-            return
-        if not message.get("again"):
-            self._recall.forbid()
-        self._recall.expect()
-        self._ordered |= not who
-        is_new = who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING
-        if is_new:
-            self._asked_by = who
-            self._ask_processes()
-        self._lifecycle.grace = min(self._lifecycle.grace, grace) if self._lifecycle.why else grace
-        self._lifecycle.holding = bool(message.get("hold"))
-        by = f" by {who}" if who else ""
-        self._lifecycle.stop(f"was asked to stop{by}", float(message.get("delay", 0)))
-        if is_new:
-            self._control.send_durable({"type": "stopping", "who": who, "grace": grace})
-
-    def _stop_by_signal(self, who: str) -> None:
-        """Stop as `who` asks. No control machine reports when the workers of other hosts have ended."""
-        if self._lifecycle.stage <= Stage.RUNNING:
-            self._stop_as_asked({"who": who, "hold": self._is_needed_elsewhere})
-
-    def _ask_processes(self) -> None:
-        """Ask the processes that wait for a stop to end by themselves."""
-        self._lifecycle.is_asked = True
-        self._host_spec.stop_files.ask()
-
-    @property
-    def _is_needed_elsewhere(self) -> bool:
-        """Whether workers of other hosts may need the servers of this one: without any of its own, or with some that
-        end by themselves, together with them.
-        """
-        awaited = any(child.life.events.awaits_stop for child in self._children)
-        return awaited or all(child.task.serves for child in self._children)
-
     def _start(self) -> None:
         self._lifecycle.enter_running()
-        self._prepare_restarts()
-        self._write_state()
+        self._beginning.prepare()
         for child in self._children:
             if child.asked:  # stopped before its start
                 continue
             if not self._begin(child):
                 break
             self._control.send_durable({"type": "started", "process": child.name})
-        self._update_state()
+        self._beginning.update()
 
     def _begin_again(self, how: str, count: int) -> None:
-        """Start all processes anew, as a script's worker has died: without any state of theirs. how: a sentence.
-        count: of all times so far.
+        """Start all processes anew, as a script's worker has died: without any state of theirs, or from the checkpoint
+        of the launch. how: a sentence. count: of all times so far.
         """
         self._status.usage.close()
         processes.kill_all(lambda: processes.descendants(os.getpid()), KILL)
-        self._together, self._ordered = count, False
+        self._beginning.together = count
         self._recall.begin()
-        self._lifecycle = Lifecycle(self._children, self._clock, self._on_stage, self._host_spec.grace)
-        self._partial_stop = PartialStop()
+        self._stopping.begin_again()
         self._status.begin_again()
         for child in self._children:
             if child.log.descriptor >= 0:
@@ -276,52 +236,19 @@ class Supervisor:
             self._report(child, [*child.life.events.read(), *unwritten])
         self._start()
 
-    def _prepare_restarts(self) -> None:
-        """Give those that are restarted when they die a folder for their state; without one, none is restarted."""
-        restarted = [child for child in self._children if self._policy.covers(child.task)]
-        if not restarted:
-            return
-        folder, problem = state_folder.create(self._directory, self._host_spec.job)
-        if folder is None:
-            self._policy.limit = 0
-            what = f"a killed scheduler or server ends the job, as its state cannot be kept: {problem}"
-            how = "make room in /dev/shm (of a container: --shm-size), or choose a --job-dir on a local disk"
-            self._control.send_durable({"type": "warning", "message": f"{what}; {how}"})
-            return
-        for child in restarted:
-            child.state_dir = folder / child.task.file_name
-            if self._host_spec.resume:
-                Checkpoint.read(Path(self._host_spec.resume)).restore(child)
-        state_folder.keep_environment(folder, self._inherited)
-
-    def _continue_from(self, last: AgentState) -> None:
-        """Go on for an agent that was killed: the processes that had not ended begin their next lives.
-
-        Raises CheckFailed if the dead ones do not go, or the job's end was asked for meanwhile.
+    def _continue(self, last: AgentState) -> None:
+        """Go on for an agent that was killed: the processes that had not ended begin their next lives. Raises as
+        `Beginning.recall`.
         """
-        if left := processes.kill_all(remains(self._directory, [child.name for child in self._children]), DISAPPEAR):
-            pids = ", ".join(str(who.pid) for who in left)
-            raise CheckFailed(f"processes of the agent that was killed are left: {pids}", "end them by hand")
-        folder = state_folder.continues(self._directory)
-        if folder is None:
-            raise CheckFailed("the job's end was asked for after its agent was killed", "nothing is left to do")
+        dead = self._beginning.recall()
         self._control.lost = True  # the control machine has its lease to connect
-        self._inherited = state_folder.environment(folder) or self._inherited
         self._status.recall()
         self._lifecycle.enter_running()
-        dead = [child for child in self._children if last.is_open(child.name)]
-        message = f"its agent was killed and started again, with {counted(len(dead), 'process')}"
-        self._control.send_durable({"type": "warning", "message": message})
+        self._warn(f"its agent was killed and started again, with {counted(len(dead), 'process')}")
         for child in self._children:
-            child.asked, child.together = child.name in last.asked, last.together
-            child.incarnation = last.incarnations.get(child.name, 0)
-            if child not in dead:
-                child.life.status = last.ended.get(child.name, -signal.SIGKILL)
             child.life.events.skip()
             self._report(child, child.life.events.read())
             self._control.send_durable({"type": "started", "process": child.name})
-        for child in dead:
-            child.state_dir = folder / child.task.file_name
         for child in dead:  # one by one, so that the records of the others do not change
             if child.life.running:  # with its group
                 continue
@@ -331,12 +258,12 @@ class Supervisor:
                     each.incarnation -= 1  # the number that its next life gets again
                     each.life.status = -signal.SIGKILL
             self._conclude(child, "ended with its agent")
-        self._update_state()
+        self._beginning.update()
 
     def _begin(self, child: Child) -> bool:
         """Start a child, and return whether that was possible; if not, it has failed."""
         try:
-            child.start(self._inherited, self._host_spec.working_dir)
+            child.start(self._beginning.inherited, self._host_spec.working_dir)
         except OSError as error:
             what = f"could not be started: {error.strerror}" + (f": {error.filename}" if error.filename else "")
             failure = Failure(child.name, self._host_spec.host, what, self._clock.time(), ending="unstarted")
@@ -362,47 +289,14 @@ class Supervisor:
                 if (failure := child.check_stall()) is not None:
                     self._fail(child, failure)
                 if notice := child.stall_notice():
-                    self._control.send_durable({"type": "warning", "message": notice})
+                    self._warn(notice)
             if self._lifecycle.stage is Stage.RUNNING and not self._host_spec.lease:
                 self._presence.check(self._children, now)
-        for child in self._children:
-            if (name := child.life.events.signalled) and not child.asked:
-                self._stop_by_signal(f"{name} to {child.name}")
         self._memory.ran_out()
-        self._check_lease(now)
-        self._partial_stop.check(now)
-        self._lifecycle.check(now)
-        self._report_cut_off()
+        self._stopping.check(now)
         self._status.usage.measure(now)
         if self._status.due():
             self._status.write(self._content(self._stage))
-
-    def _report_cut_off(self) -> None:
-        if names := self._lifecycle.cut_off:
-            how = f"did not end within {self._lifecycle.grace:g} s (--grace) and had to be killed"
-            if self._lifecycle.stage is Stage.KILLING:
-                how = "ran when all was to be killed at once"
-            message = f"{', '.join(names)} {how}; its last file may be incomplete"
-            self._control.send_durable({"type": "warning", "message": message})
-            self._lifecycle.cut_off = ()
-
-    def _check_lease(self, now: float) -> None:
-        lease, control = self._host_spec.lease, self._control
-        if self._suspended and control.connected:
-            control.heard = now
-        if lease and (control.connected or control.lost) and now - control.heard > lease:
-            how = "disconnected and did not reconnect" if control.lost else "has been silent"
-            self._stop_alone(f"the control machine {how} for {lease:g} s")
-
-    def _stop_alone(self, why: str) -> None:
-        """Stop without a control machine, which would report when the workers of other hosts have ended. Servers that
-        these workers may need wait until all workers have left, or the grace is over.
-        """
-        self._recall.forbid()
-        if self._lifecycle.stage <= Stage.RUNNING:
-            self._lifecycle.holding = self._is_needed_elsewhere
-            self._ask_processes()
-        self._lifecycle.stop(why, 0)
 
     def _drain(self, log: OutputLog) -> None:
         descriptor, problem = log.descriptor, log.problem
@@ -410,8 +304,19 @@ class Supervisor:
         if log.descriptor < 0 <= descriptor:
             self._selector.unregister(descriptor)
         if log.problem and not problem:
-            what = f"{log.path} cannot be written ({log.problem}): its newest output is held until it can"
-            self._control.send_durable({"type": "warning", "message": what})
+            self._warn(f"{log.path} cannot be written ({log.problem}): its newest output is held until it can")
+
+    def _warn(self, message: str) -> None:
+        self._control.send_durable({"type": "warning", "message": message})
+
+    def _on_part(self) -> None:
+        self._checkpoints.void("a part of the job is stopped")
+        self._record()
+
+    def _record(self) -> None:
+        """Record for others what has changed."""
+        self._beginning.update()
+        self._status.write_soon()
 
     def _acknowledge(self, message: Message) -> None:
         seen = message.get("seen")
@@ -443,17 +348,16 @@ class Supervisor:
             child.life.status = 0
         group = self._groups.of(child)
         if group is not None and group.is_pending:
-            self._await_group(group)
+            self._restarts.go_on(group)
             return
-        if self._may_begin_again(group) and (
+        if (group is None or self._restarts.can_coordinate(group)) and (
             count := self._policy.decide(child, self._lifecycle.stage, memory=memory, group=group)
         ):
             how = how or describe_status(child.life.status or 0, memory=memory)
             if group is None:
                 self._restart(child, how, count)
             else:
-                group.halt(child.name, how, count)
-                self._await_group(group)
+                self._restarts.halt(group, child.name, how, count)
             return
         saved = outputs.record(child.task, child.life.events.path, self._clock.time())
         self._report(child, [*child.life.events.read(), *([saved] if saved is not None else [])])
@@ -470,8 +374,7 @@ class Supervisor:
             self._presence.tell(child, "ended with status 0 and had not joined the job", hint, verb="absent")
         ended = {"process": child.name, "status": child.life.status, "asked": child.asked}
         self._control.send_durable({"type": "ended", **ended})
-        self._update_state()
-        self._status.write_soon()
+        self._record()
 
     def _restart(self, child: Child, how: str, count: int) -> None:
         """Start a child again that has ended: for the `count`th time in 10 minutes."""
@@ -481,7 +384,7 @@ class Supervisor:
         unwritten = child.bury(how)
         self._status.begin_life(child.name)
         self._report(child, [*child.life.events.read(), *unwritten])
-        self._update_state()  # a number of a life that others may know is never used again
+        self._beginning.update()  # a number of a life that others may know is never used again
         if self._begin(child):
             restarted = {"process": child.name, "incarnation": child.incarnation, "how": how}
             limits = {"count": count, "limit": self._policy.limit}
@@ -489,49 +392,14 @@ class Supervisor:
         else:
             child.life.status = status  # of the life before, as there is no other
             self._control.send_durable({"type": "ended", "process": child.name, "status": status, "asked": False})
-        self._update_state()
-        self._status.write_soon()
+        self._record()
 
-    # Groups of workers that begin again together.
+    def _restart_member(self, child: Child, how: str, count: int) -> None:
+        if self._lifecycle.stage is Stage.RUNNING:  # else another one of its group could not be started
+            self._restart(child, how, count)
 
-    def _may_begin_again(self, group: WorkerGroup | None) -> bool:
-        """Whether a group can begin again: all of it is on this host, or a control machine coordinates its hosts, or
-        may do this before the lease expires.
-        """
-        return group is None or group.is_whole or self._control.connected or bool(self._host_spec.lease)
-
-    def _halt_as_told(self, process: str, how: str) -> None:
-        """A worker of a group has died on another host: end the group's workers on this host."""
-        group = self._groups.named(party_of(process))
-        if group is None or group.is_pending or self._lifecycle.stage is not Stage.RUNNING:
-            return
-        if count := self._policy.decide_group(group):
-            group.halt(process, how, count)
-            self._await_group(group)
-            return
-        name = group.members[0].name
-        what = f"cannot begin again together with {process}, which {how}"
-        self._fail(group.members[0], Failure(name, self._host_spec.host, what, self._clock.time(), group.advice))
-
-    def _await_group(self, group: WorkerGroup) -> None:
-        """Begin again once all members have ended here, and on other hosts."""
-        if not group.has_ended:
-            return
-        if group.is_whole:
-            self._begin_group(group)
-        elif not group.waits:
-            group.waits = True
-            self._tell_halted(group)
-
-    def _tell_halted(self, group: WorkerGroup) -> None:
-        if group.waits:
-            name = group.members[0].name
-            self._control.send_durable({"type": "halted", "process": name, "died": group.process, "how": group.how})
-
-    def _begin_group(self, group: WorkerGroup) -> None:
-        for member, how in group.begin():
-            if self._lifecycle.stage is Stage.RUNNING:  # else one could not be started
-                self._restart(member, how, group.count)
+    def _fail_member(self, child: Child, what: str, hint: str) -> None:
+        self._fail(child, Failure(child.name, self._host_spec.host, what, self._clock.time(), hint))
 
     def _let_go(self, child: Child, how: str) -> None:
         """A script's worker has died, and the others go on: a process in its name leaves the job."""
@@ -540,10 +408,9 @@ class Supervisor:
         unwritten = child.depart(how)
         self._status.begin_life(child.name)
         self._report(child, [*child.life.events.read(), *unwritten])
-        self._update_state()
+        self._beginning.update()
         self._begin(child)
-        self._update_state()
-        self._status.write_soon()
+        self._record()
 
     def _is_absent(self, child: Child) -> bool:
         """Whether its script ended as if it had done all, and had not joined the job."""
@@ -553,7 +420,7 @@ class Supervisor:
         """Whether the failure of `child` is no effect of SIGTERM. On a full disk it could not record that it failed."""
         if self._lifecycle.stage <= Stage.FAILING or child.failed_before(self._lifecycle.terminated_at):
             return True
-        return child.lacked_room and not self._asked_by
+        return child.lacked_room and not self._stopping.asked_by
 
     def _fail(self, child: Child, failure: Failure) -> None:
         """Report a failure and terminate the other processes after a grace period."""
@@ -585,21 +452,15 @@ class Supervisor:
             child.life.check_end()
             child.close()
             if child.log.problem:
-                what = f"{child.log.path} lacks the end of the output ({child.log.problem})"
-                self._control.send_durable({"type": "warning", "message": what})
+                self._warn(f"{child.log.path} lacks the end of the output ({child.log.problem})")
         _reap_adopted()
         return [f"pid {who.pid}" for who in left]
 
     def _content(self, stage: str, left: Sequence[str] = ()) -> AgentStatus:
         return self._status.content(
-            self._children, stage=stage, why=self._lifecycle.why, asked=self._asked_by, ordered=self._ordered,
-            left=list(left),
+            self._children, stage=stage, why=self._lifecycle.why, asked=self._stopping.asked_by,
+            ordered=self._stopping.ordered, left=list(left),
         )  # fmt: skip
-
-    def _final_status(self, child: Child) -> int | None:
-        """The exit status of a child that has ended for good."""
-        group = self._groups.of(child)
-        return None if group is not None and group.is_pending else child.life.status
 
     @property
     def _stage(self) -> str:
@@ -610,33 +471,9 @@ class Supervisor:
         if self._lifecycle.stage is Stage.FAILING:
             self._checkpoints.void("the job ends")
             state_folder.forbid(self._directory)
-            for group in self._groups:
-                for member in group.give_up() if group.is_pending else ():
-                    if not member.life.running:
-                        self._conclude(member)
-
-    def _update_state(self) -> None:
-        try:
-            self._write_state()
-        except OSError:  # a full disk: the next agent would use numbers of lives again
-            state_folder.forbid(self._directory)
-
-    def _write_state(self) -> None:
-        me = processes.identify(os.getpid())
-        assert me is not None
-        children = self._children
-        started = {child.name: child.life.identity for child in children if child.life.identity is not None}
-        AgentState(
-            agent=me,
-            processes={**(self._last.processes if self._last is not None else {}), **started},
-            boot=processes.boot_id(),
-            life=self._life,
-            successions=self._last.successions if self._last is not None else (),
-            incarnations={child.name: child.incarnation for child in children},
-            ended={child.name: status for child in children if (status := self._final_status(child)) is not None},
-            asked=tuple(child.name for child in children if child.asked),
-            together=self._together,
-        ).write(self._directory)
+            for member in self._restarts.give_up():
+                if not member.life.running:
+                    self._conclude(member)
 
 
 def _reap_adopted() -> None:

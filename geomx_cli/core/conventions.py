@@ -4,27 +4,8 @@ import re
 import time
 
 __all__ = [
-    "CONTINUES", "CONTRIBUTED", "JobClock", "OVER", "STATE_ENDED", "file_name", "life_of", "module_command",
-    "number_before", "party_of", "shell_name",
+    "JobClock", "file_name", "life_of", "module_command", "number_before", "party_of", "shell_name",
 ]  # fmt: skip
-
-STATE_ENDED = "ended"
-"""A file in the folder of a process's state: it saves nothing any more, as it had no more room, or is not told what.
-Its text, if any, is a hint for the user of a script.
-"""
-
-CONTRIBUTED = "contributed"
-"""A file in the folder of a worker's state, in a job that goes on without one that dies: the last round to which it has
-contributed. Without this file it has not contributed, or what it has cannot be completed.
-"""
-
-CONTINUES = "continues"
-"""A file in the folder of a host's states, as long as processes that die may be started again."""
-
-OVER = "over"
-"""A file in the folder of the state of a worker that belongs to a process group of its party: the scripts of all its
-workers are over, and this one only leaves the job.
-"""
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:

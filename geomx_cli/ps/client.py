@@ -7,144 +7,32 @@ job ends all waits with PeerLost, which every later call raises again.
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from geomx_cli.contract.config import NodeSettings
-from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.core.events import Traffic, WarningRaised
+from geomx_cli.core.events import Traffic
 from geomx_cli.core.futures import after
 from geomx_cli.ps.aggregation.algorithm import WorkerDelivery
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.client_recovery import ClientRecovery
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
-from geomx_cli.ps.control_client import ControlClient, _in_loop
+from geomx_cli.ps.control_client import ControlClient
+from geomx_cli.ps.declared_tensor import DeclaredTensor
 from geomx_cli.ps.net.payload import Content, Rows
-from geomx_cli.ps.net.wire import EVERY, MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
+from geomx_cli.ps.net.wire import MAX_HYPER, MAX_WORKER_WEIGHT, Kind, Reply
 from geomx_cli.ps.operation_queue import Operation, PendingExchange
-from geomx_cli.ps.result_log import ResultLog
-from geomx_cli.ps.sent_contributions import SentContributions
-from geomx_cli.ps.state_file import Saved
 from geomx_cli.ps.worker import Worker
 
-__all__ = ["Client", "DeclaredTensor", "MAX_OPEN"]
+__all__ = ["Client"]
 
 _Result = TypeVar("_Result")
-
-
-MAX_OPEN = 4096
-"""Rounds of one key that may be begun and without a result."""
-
-
-@dataclass(slots=True)
-class DeclaredTensor:
-    """round: the last one begun. pulls: the number of those sent to the servers. newest: the exchange or pull begun
-    last, None before any.
-
-    All checks raise InvalidSettings.
-    """
-
-    placement: Placement
-    round: int = 0
-    pulls: int = 0
-    newest: PendingExchange | None = None
-    _open: deque[PendingExchange] = field(default_factory=deque)  # the latest one, and earlier ones without a result
-
-    @property
-    def latest(self) -> PendingExchange | None:
-        """The exchange begun last, None before any."""
-        return self._open[-1] if self._open else None
-
-    def add_exchange(self, exchange: PendingExchange) -> None:
-        """This exchange of the next round has begun."""
-        self._open.append(exchange)
-        self.newest = exchange
-        self._forget_done()  # free the previous result's memory before the next one is allocated
-
-    def add_pull(self, pull: PendingExchange) -> None:
-        """This pull from the servers has begun."""
-        self.pulls += 1
-        self.newest = pull
-
-    def go_on(self, round_: int, pulls: int, lowest: int, highest: int) -> None:
-        """Go on after so many rounds and pulls. The servers have the last result, of these versions."""
-        self.round, self.pulls = round_, pulls
-        done = PendingExchange(None, 0, lowest=lowest, highest=highest, holds=False)
-        for future in (done.sent, done.done):
-            future.set_result(None)
-        self.newest = done
-        self._open = deque([done] if round_ else [])
-
-    def check_open(self) -> None:
-        """Check that another round may begin, as fewer than MAX_OPEN have no result yet."""
-        self._forget_done()
-        if len(self._open) >= MAX_OPEN:
-            raise InvalidSettings(
-                f"{len(self._open)} rounds of key {self.placement.tensor.name!r} have no result yet",
-                "wait for some of them before the next",
-            )
-
-    def check_contributor(self, rank: int) -> None:
-        """Check that the worker of this rank in its party contributes to this tensor."""
-        tensor = self.placement.tensor
-        if tensor.shard not in (EVERY, rank):
-            what = f"key {tensor.name!r} is contributed by worker {tensor.shard} of each party"
-            raise InvalidSettings(what, f"this one is worker {rank}: it may pull the key")
-
-    def check(self, array: Array) -> None:
-        """Check that an array has this tensor's size and dtype, and one dimension."""
-        tensor = self.placement.tensor
-        if array.shape != (tensor.size,) or array.dtype != tensor.dtype:
-            shape = f"shape {array.shape}" if array.ndim != 1 else f"{array.size}"
-            raise InvalidSettings(
-                f"key {tensor.name!r} has {tensor.size} elements of {tensor.dtype}, not {shape} of {array.dtype}",
-                "give one-dimensional arrays; size and dtype of a key never change",
-            )
-
-    def check_numbers(self, numbers: Array) -> None:
-        """Check that the tensor has rows of these numbers, and that they increase."""
-        tensor = self.placement.tensor
-        last = tensor.size // tensor.row - 1
-        if numbers.ndim != 1 or not (numbers[1:] > numbers[:-1]).all():
-            raise InvalidSettings(f"row numbers of key {tensor.name!r} that do not increase", "sort them, each once")
-        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] <= last:
-            raise InvalidSettings(f"row numbers of key {tensor.name!r} that are not from 0 to {last}")
-
-    def contribution(self, src: Content | None, out: Array | None) -> Content | None:
-        """Check both, and return `src` as it is sent: contiguous, and dense if no slice has whole rows."""
-        if isinstance(src, Rows):
-            if out is not None:
-                what = f"key {self.placement.tensor.name!r}: the result of a round of rows comes to no array"
-                raise InvalidSettings(what, "pull it")
-            self._check_rows(src)
-            return src if self.placement.row else src.dense(self.placement.tensor.size)
-        for array in (src, out):
-            if array is not None:
-                self.check(array)
-        return None if src is None else np.ascontiguousarray(src)
-
-    def _check_rows(self, rows: Rows) -> None:
-        tensor = self.placement.tensor
-        if (rows.row, str(rows.values.dtype), len(rows.values)) != (tensor.row, tensor.dtype, len(rows.numbers)):
-            raise InvalidSettings(
-                f"key {tensor.name!r} has rows of {tensor.row} {tensor.dtype}, not {rows.row} {rows.values.dtype}",
-                "give a row for each number; the shape and dtype of a key never change",
-            )
-        self.check_numbers(rows.numbers)
-
-    def _forget_done(self) -> None:
-        """Drop the finished exchanges, except the latest."""
-        while len(self._open) > 1 and self._open[0].done.done():
-            self._open.popleft()
 
 
 class Client:
@@ -156,8 +44,7 @@ class Client:
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
     and provides the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
     global rank 0. late_source: the `source` of `init` after a master that does not train has ended.
-    before_contribution: called with the key's name before an exchange, until it returns True. By default it records
-        that this worker saves nothing, so that it is not restarted.
+    recovery: what outlives this process.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -181,8 +68,8 @@ class Client:
         self.ranks_are_global = info.flat or settings.text("rank_scope") == "global"
         self.is_master = info.global_rank == 0 if self.ranks_are_global else settings.master
         self.late_source = None if info.master_trains else 0
-        self.before_contribution: Callable[[str], bool] = self._is_not_saved
-        self._left = self._contributes = False
+        self.recovery = ClientRecovery(self._worker, self.control, self.tensors, self.declare)
+        self._left = False
 
     # Tensors.
 
@@ -260,10 +147,7 @@ class Client:
         tensor.check_open()
         latest = tensor.latest
         abstains_from_rows = src is None and out is None and latest is not None and not latest.holds
-        if not self._contributes:
-            self._contributes = self.before_contribution(name)
-        if (results := self._worker.operations.results) is not None:
-            results.check(tensor.placement.key, name, tensor.round + 1)
+        self.recovery.check(name, tensor)
         tensor.round += 1
         operation = Operation(
             Kind.EXCHANGE, tensor.placement, src, out, tensor.round, 0.0 if src is None else weight, priority,
@@ -336,9 +220,7 @@ class Client:
         (-1, -1) before any. They differ only if parties train asynchronously.
         """
         tensor = self.tensors.get(name)
-        if tensor is None or tensor.newest is None:
-            return -1, -1
-        return tensor.newest.lowest, tensor.newest.highest
+        return (-1, -1) if tensor is None else tensor.versions
 
     @property
     def asynchronous(self) -> bool:
@@ -364,66 +246,6 @@ class Client:
     def waits(self, waits: bool) -> None:
         """Whether the script waits for others: then they need not wait for it because it uses processor time."""
         self._worker.waits(waits)
-
-    # What outlives this process.
-
-    def _is_not_saved(self, name: str) -> bool:
-        if self.settings.state_dir:
-            with suppress(OSError):
-                Path(self.settings.state_dir, STATE_ENDED).touch()
-        return True
-
-    def state(self) -> Saved:
-        """What this end keeps between rounds: numbers of rounds and barriers, and the arrays of codecs. These are in
-        the memory in use: read them before the next exchange. Raises InvalidSettings while a round has no result.
-        """
-        arrays = _in_loop(self._worker, self._worker.operations.state)
-        tensors = {name: [*_about(each), *self.versions(name)] for name, each in self.tensors.items()}
-        barriers = dict(self.control.barriers)
-        return Saved({"tensors": tensors, "barriers": barriers, "asynchronous": self.asynchronous}, arrays)
-
-    def load(self, state: Saved) -> None:
-        """Go on from the `state` of this worker's earlier life, once the same tensors are initialised, and before the
-        first exchange that this did not make.
-        """
-        begun = {name: each for name, each in state.fields["tensors"].items() if each[1] or name in self.tensors}
-        self.declare([Tensor(name, *about) for name, (about, *_) in begun.items()])
-        for name, (_, *numbers) in begun.items():  # keys that only compare what workers compute come later
-            self._tensor(name).go_on(*numbers)
-        self.control.barriers.update(state.fields["barriers"])
-        operations = self._worker.operations
-
-        def load() -> None:
-            operations.asynchronous = state.fields["asynchronous"]
-            operations.load(state.arrays)
-
-        _in_loop(self._worker, load)
-
-    # For a worker that dies while the job continues.
-
-    def keep_contributions(self, directory: Path) -> None:
-        """Save each contribution in `directory` before it is sent, so that another process can complete it."""
-        sent = SentContributions(directory, lambda message: self.events.write(WarningRaised(message=message)))
-        self._worker.operations.sent = sent
-
-    def complete_contributions(self, directory: Path) -> None:
-        """Send again what an earlier life of this worker has kept, and wait until the servers have all of it."""
-        sent = SentContributions(directory, lambda message: self.events.write(WarningRaised(message=message)))
-        worker, limit = self._worker, self._worker.node.patience
-        done: list[Future[None]] = []
-        for header, payload in sent.load():
-            done.append(Future())
-            worker.node.loop.submit(partial(worker.send_again, header, payload, done[-1]))
-        worker.ends.add_done_callback(lambda _: _fail(done, worker.error))
-        for future in done:
-            worker.wait(future, limit, "the rounds to which this worker had contributed")
-        sent.close()
-
-    def keep_results(self, results: ResultLog) -> None:
-        """Keep the results of all exchanges there, and take from there those that an earlier life has got. Call before
-        the first exchange.
-        """
-        self._worker.operations.results = results
 
     # Telemetry.
 
@@ -486,15 +308,3 @@ class Client:
             worker.node.loop.submit(worker.goodbye)
             worker.ends.result()
         self._thread.join(self.settings.number("silence") + 5)
-
-
-def _fail(futures: Sequence["Future[None]"], error: GeomxError | None) -> None:
-    for future in futures:
-        if error is not None and not future.done():
-            future.set_exception(error)
-
-
-def _about(declared: DeclaredTensor) -> list[Any]:
-    """What is needed to declare the tensor again, and how far it has come."""
-    tensor = declared.placement.tensor
-    return [[tensor.size, tensor.dtype, tensor.row, tensor.shard], declared.round, declared.pulls]

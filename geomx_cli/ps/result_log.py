@@ -7,7 +7,7 @@ operations in the same order. It contributes nothing to rounds whose results are
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -107,26 +107,37 @@ class ResultLog:
             what = "this worker was started again, and makes other collective operations than before it was killed"
             raise InvalidSettings(f"{what}: {name}, round {round_}", "let the script do the same each time it runs")
 
-    def begin(self) -> None:
-        """What an earlier life has saved is loaded: from here on rounds may be new."""
+    def begin(self, rounds: Mapping[int, int]) -> None:
+        """What an earlier life has saved is loaded: from here on rounds may be new. rounds: by key, the last round of
+        which the loaded state has the result. The earlier life may have been killed after it had saved this state, and
+        before it had dropped the results.
+        """
         self._repeats = False
         with self._lock:
             self._forget_first()
+            self._forget(rounds)
 
-    def clear(self, saved: int) -> None:
-        """The worker has saved so many bytes: no next life needs earlier results, but those before the first save."""
+    def clear(self, saved: int, rounds: Mapping[int, int]) -> None:
+        """The worker has saved so many bytes: no next life needs earlier results, but those before the first save.
+        rounds: by key, the last round of which the saved state has the result.
+        """
         with self._lock:
             if self._is_closed or (self._has_gap and not self._has_begun):
                 return
             self._limit = _MOST + 2 * saved
             self._has_begun = True
             self._forget_first()
+            self._forget(rounds)
             if self._known:  # this worker has not come as far yet as its earlier life
                 return
             self._journals[_LATEST].clear()
             if self._has_gap:
                 self._has_gap = False
                 self._on_gap(False)
+
+    def _forget(self, rounds: Mapping[int, int]) -> None:
+        """Nobody asks for these rounds any more, nor for earlier ones."""
+        self._known = {each: found for each, found in self._known.items() if each[2] > rounds.get(each[0], 0)}
 
     def _forget_first(self) -> None:
         for found in self._first:

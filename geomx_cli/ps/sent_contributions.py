@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from geomx_cli.core.conventions import CONTRIBUTED
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.state_notes import StateNotes
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import Header, decode_header, encode_header
+from geomx_cli.ps.recovery_end import lack_of_room
 from geomx_cli.ps.state_file import StateFile
 
 __all__ = ["Message", "SentContributions"]
@@ -37,6 +38,7 @@ class SentContributions:
 
     def __init__(self, directory: Path, warn: Callable[[str], object]) -> None:
         self._directory = directory
+        self._contributions = StateNotes(directory).contributions
         self._warn = warn
         self._last = 0
         self._file: StateFile | None = None
@@ -69,7 +71,7 @@ class SentContributions:
         if self._file is None or (self._round is not None and round_ <= self._last):
             return
         if self._round is None:
-            self._round = os.open(self._directory / CONTRIBUTED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._round = os.open(self._contributions, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._last = round_
         os.pwrite(self._round, f"{round_:>{_DIGITS}}".encode(), 0)
 
@@ -96,10 +98,8 @@ class SentContributions:
 
     def _end(self, error: OSError) -> None:
         self.close()
-        for name in (CONTRIBUTED, _FILE):
+        for path in (self._contributions, self._directory / _FILE):
             with suppress(OSError):
-                (self._directory / name).unlink(missing_ok=True)
-        self._warn(
-            f"{self._directory} has no more room ({error.strerror}): if this worker dies from now on, the job ends."
-            " Make room there, or use --on-worker-loss end"
-        )
+                path.unlink(missing_ok=True)
+        why = error.strerror or str(error)
+        self._warn(lack_of_room(self._directory, why, "this worker dies", "--on-worker-loss end"))

@@ -166,7 +166,7 @@ class Server:
         self._contributions = ContributionService(settings, self.node, self._members, delivery, self._aggregator)
         self._joining = ServerJoining(settings, self.node, self._members, upstream, self._peers, self._on_joined)
         delivery.begin(self.node, upstream, self._contributions)
-        self._state.restore(self._members, self._aggregator, self._services.apply_again)
+        self._state.restore(self._members, self._aggregator, self._services)
         self._joining.register()
 
     def run(self) -> Optimizer | None:

@@ -74,6 +74,11 @@ class Services:
             "patience": self._set_patience, "leave": self._leave, "bye": self._bye,
         }  # fmt: skip
         self._topics: dict[str, tuple[_Handler, _Check]] = {"barrier": (self._on_barrier, any_member)}
+        # Topics of which a job may have any number of commands: one that gives their state, and one that sets it.
+        self._summaries: dict[str, tuple[Callable[[], Body], Callable[[Body], None]]] = {
+            "barrier": (self._barriers_reached, self._load_barriers)
+        }  # fmt: skip
+        state.summarise = lambda: {topic: save() for topic, (save, _) in self._summaries.items()}
 
     def apply(self, topic: str, body: Body, sender: Member) -> Body:
         """Change the state as a command says, and save the command; returns the answer.
@@ -83,15 +88,23 @@ class Services:
         """
         body = self._decided(topic, body)
         try:
-            answer = self.apply_again(topic, body, sender)
+            answer = self._do(topic, body, sender)
             if self._changes(topic, body):
                 self._state.log(topic, body, sender)
         finally:
             self._state.save_members(self._members)
         return answer
 
-    def apply_again(self, topic: str, body: Body, sender: Member) -> Body:
-        """Change the state as a command says that is saved already; see `apply`."""
+    def apply_again(self, topic: str, body: Body, sender: Member) -> None:
+        """Change the state as a command says that an earlier life has saved; see `apply`."""
+        self._do(topic, body, sender)
+        self._changes(topic, body)
+
+    def load_summary(self, topic: str, body: Body) -> None:
+        """Change the state as all saved commands of this topic have, up to a moment."""
+        self._summaries[topic][1](body)
+
+    def _do(self, topic: str, body: Body, sender: Member) -> Body:
         if (command := self._commands.get(topic)) is not None:
             return command(body, sender)
         answer = self._aggregator.table.algorithm.on_request(topic, body, self._is_root)
@@ -217,6 +230,13 @@ class Services:
         self._barriers[body["scope"]].reach(sender.rank, body["number"])
         return {}
 
+    def _barriers_reached(self) -> Body:
+        return {scope: barrier.state() for scope, barrier in self._barriers.items()}
+
+    def _load_barriers(self, body: Body) -> None:
+        for scope, barrier in self._barriers.items():
+            barrier.load(body[scope])
+
     def _set_codec(self, body: Body, _: Member) -> Body:
         self._wan.set(body["spec"])
         return {}
@@ -295,6 +315,7 @@ class RootServices(Services):
     ) -> None:  # fmt: skip
         super().__init__(node, members, aggregator, wan, state)
         self._values = KeyValues()
+        self._summaries["store"] = self._values.state, self._values.load
         self._commands |= {
             "declare": placements.place, "optimizer": OptimizerService(aggregator, members).apply,
             "mode": self._set_mode, "store": self._values.apply,

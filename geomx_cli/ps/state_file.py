@@ -251,7 +251,7 @@ class StateFile:
 
 @dataclass
 class Journal:
-    """Entries that are appended, and dropped only together; for one thread.
+    """Entries that are appended, and dropped or replaced only together; for one thread.
 
     path: created with mode 0600 if it is not there. Opening it drops an entry whose writer was killed.
     replayed: the entries that were there.
@@ -262,11 +262,8 @@ class Journal:
 
     def __post_init__(self) -> None:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        raw = _read(self._file, os.fstat(self._file).st_size, 0)
-        self.replayed, self._end = [], 0
-        while (entry := _entry(raw, self._end)) is not None:
-            self.replayed.append(_decoded(msgspec.msgpack.decode, entry))
-            self._end += _ENTRY.size + len(entry)
+        self._end = os.fstat(self._file).st_size
+        self.replayed, self._end = self._entries()
         os.ftruncate(self._file, self._end)
 
     @property
@@ -276,13 +273,45 @@ class Journal:
 
     def append(self, entry: Any) -> None:
         """Add what msgpack can hold. Raises OSError if there is no room; then nothing was added."""
-        raw = msgspec.msgpack.encode(entry)
+        raw = _packed(entry)
         try:
-            _write_all(self._file, _ENTRY.pack(len(raw), zlib.crc32(raw)) + raw, self._end)
+            _write_all(self._file, raw, self._end)
         except OSError:
             os.ftruncate(self._file, self._end)
             raise
-        self._end += _ENTRY.size + len(raw)
+        self._end += len(raw)
+
+    def entries(self) -> list[Any]:
+        """Read all entries."""
+        return self._entries()[0]
+
+    def replace(self, entries: Sequence[Any]) -> None:
+        """Replace all entries, or none if the process is killed meanwhile. Raises OSError if there is no room; then
+        nothing has changed.
+        """
+        part = self.path.with_name(f"{self.path.name}.part")
+        file, end = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), 0
+        try:
+            for entry in entries:
+                raw = _packed(entry)
+                _write_all(file, raw, end)
+                end += len(raw)
+            part.replace(self.path)
+        except OSError:
+            os.close(file)
+            part.unlink(missing_ok=True)
+            raise
+        os.close(self._file)
+        self._file, self._end = file, end
+
+    def _entries(self) -> tuple[list[Any], int]:
+        """The entries in the file, and where the last whole one ends."""
+        raw, end = _read(self._file, self._end, 0), 0
+        found: list[Any] = []
+        while (entry := _entry(raw, end)) is not None:
+            found.append(_decoded(msgspec.msgpack.decode, entry))
+            end += _ENTRY.size + len(entry)
+        return found, end
 
     def clear(self) -> None:
         """Drop all entries."""
@@ -291,6 +320,11 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _packed(entry: Any) -> bytes:
+    raw = msgspec.msgpack.encode(entry)
+    return _ENTRY.pack(len(raw), zlib.crc32(raw)) + raw
 
 
 def _entry(raw: bytes, start: int) -> bytes | None:

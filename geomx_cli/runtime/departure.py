@@ -31,7 +31,7 @@ def main() -> int:
     client.report(state="leaving")
     try:
         plugins.algorithms()[settings.text("algo")].depart(client)
-        client.complete_contributions(Path(settings.state_dir))
+        client.recovery.complete_contributions(Path(settings.state_dir))
         client.leave()
         parting.begin(settings)
         client.close()

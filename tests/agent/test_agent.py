@@ -18,7 +18,7 @@ import pytest
 from lone_agent import MARK, Agent
 
 from geomx_cli import hosts
-from geomx_cli.agent import processes
+from geomx_cli.agent import processes, relay
 from geomx_cli.agent.agent_state import AgentState
 from geomx_cli.agent.host_spec import FileDigest, HostSpec
 from geomx_cli.agent.processes import ProcessId
@@ -392,6 +392,16 @@ def test_attaching_to_an_agent_that_is_about_to_end_gets_its_report(agents: Any,
         assert [message["type"] for message in agent.until("done")] == ["done"]
     assert agent.process.wait(240) == 0
     os.kill(pid, signal.SIGKILL)
+
+
+def test_half_a_report_of_the_end_is_none(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Who reads it would wait for the rest, and attach again and again."""
+    report, whole = tmp_path / "agent-end.jsonl", b'{"type": "ended", "n": 1}\n{"type": "done", "n": 2}\n'
+    for half in (b"", whole[:26], whole[:40], whole[:-1]):
+        report.write_bytes(half)
+        assert not relay._report_end(tmp_path) and capfdbinary.readouterr().out == b""
+    report.write_bytes(whole)
+    assert relay._report_end(tmp_path) and capfdbinary.readouterr().out == whole
 
 
 def test_an_agent_outlives_a_full_disk_that_has_its_log(agents: Any, tmp_path: Path) -> None:

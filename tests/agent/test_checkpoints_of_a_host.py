@@ -18,10 +18,11 @@ from cluster import until
 from geomx_cli.agent import processes
 from geomx_cli.agent.checkpoint import Checkpoint, about, main, whole
 from geomx_cli.agent.checkpoints import BUSY, Checkpoints
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.freeze import Freeze
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.agent.incarnation import Child
-from geomx_cli.core.conventions import STATE_ENDED, JobClock
+from geomx_cli.core.conventions import JobClock
+from geomx_cli.core.state_notes import StateNotes
 
 pytestmark = pytest.mark.processes
 
@@ -198,9 +199,9 @@ def test_a_full_disk_leaves_the_last_whole_one(children: list[Child], tmp_path: 
 def test_what_stands_in_the_way_is_said(children: list[Child], tmp_path: Path) -> None:
     requester = Requester(tmp_path / "hosts" / "A", children)
     assert children[1].state_dir is not None
-    (children[1].state_dir / STATE_ENDED).touch()
+    StateNotes(children[1].state_dir).end()
     assert "A/server:0 keeps no state" in requester.freeze(1)
-    (children[1].state_dir / STATE_ENDED).unlink()
+    StateNotes(children[1].state_dir).go_on()
     identity = children[0].life.identity
     assert identity is not None
     os.kill(identity.pid, 9)

@@ -1,5 +1,7 @@
 """What an agent makes of a process that hangs, computes without a word, or ends without leaving the job."""
 
+import errno
+import os
 import signal
 import sys
 import time
@@ -8,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from geomx_cli.agent import incarnation as module
+from geomx_cli.agent import processes
+from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.agent.incarnation import Child
 from geomx_cli.core.conventions import JobClock
 
 pytestmark = pytest.mark.processes
@@ -32,6 +35,20 @@ def begin(directory: Path, program: str, silence: float = 1.0) -> Child:
     child = Child(task, spec, JobClock(0.0))
     child.start({}, "")
     return child
+
+
+def test_nothing_runs_of_a_process_that_cannot_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent has no descriptor left: the process counts as not started, so nobody would end it."""
+    pids = []
+
+    def fail(pid: int) -> int:
+        pids.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        begin(tmp_path, "signal.pause()")
+    assert len(pids) == 1 and processes.identify(pids[0]) is None
 
 
 def end(child: Child) -> None:

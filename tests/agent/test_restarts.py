@@ -4,11 +4,14 @@ import errno
 import json
 import os
 import selectors
+import shutil
 import signal
 import stat
+import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +24,17 @@ from lone_agent import MARK, Agent
 
 from geomx_cli.agent import processes, prune, state_folder
 from geomx_cli.agent.agent_state import AgentState
+from geomx_cli.agent.beginning import Beginning
+from geomx_cli.agent.checkpoints import Checkpoint
+from geomx_cli.agent.child import Child
+from geomx_cli.agent.groups import WorkerGroups
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.agent.incarnation import Child, Incarnation
+from geomx_cli.agent.incarnation import Incarnation
 from geomx_cli.agent.lifecycle import Stage
 from geomx_cli.agent.restart_policy import RestartPolicy
 from geomx_cli.agent.stop import clean_up, stop
 from geomx_cli.agent.supervisor import Supervisor
+from geomx_cli.core import state_notes
 from geomx_cli.core.conventions import JobClock, number_before
 
 BEGIN = """
@@ -424,10 +432,13 @@ def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_pat
     assert folder is not None
     (folder / "old").touch()
     (folder / "link").symlink_to(elsewhere)
-    assert state_folder.create(tmp_path, "j") == (folder, "") and state_folder.continues(tmp_path) == folder
+    assert state_folder.create(tmp_path, "j") == (folder, "") and not (folder / "old").exists()
+    assert state_folder.continues(tmp_path) is None, "what the processes begin with is not whole yet"
+    state_notes.permit(folder)
+    assert state_folder.continues(tmp_path) == folder
     state_folder.forbid(tmp_path)
     assert state_folder.continues(tmp_path) is None
-    folder.rmdir()
+    state_folder.remove(tmp_path)
     folder.symlink_to(elsewhere)
     try:
         place, problem = state_folder.create(tmp_path, "j")
@@ -436,6 +447,90 @@ def test_state_of_an_earlier_agent_is_removed_and_links_are_not_followed(tmp_pat
         folder.unlink()
     state_folder.remove(tmp_path)
     assert (elsewhere / "kept").exists()
+
+
+def test_folders_in_memory_of_jobs_that_are_gone_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of jobs that run though their directory cannot be seen, nor what has no owner."""
+    (memory := tmp_path / "memory").mkdir()
+    monkeypatch.setattr(state_folder, "_MEMORY", memory)
+    monkeypatch.setattr(state_folder, "file_system", lambda _: "tmpfs")
+    folders = {}
+    for name in ("gone", "runs", "kept", "elsewhere"):
+        (directory := tmp_path / name / "hosts" / "A").mkdir(parents=True)
+        folders[name], _ = state_folder.create(directory, "j")
+    (unknown := memory / f"geomx-{os.geteuid()}-j-A-0").mkdir(0o700)
+    assert folders["elsewhere"] is not None
+    (folders["elsewhere"] / "owner.json").write_text(json.dumps([str(tmp_path / "other"), "mnt:[1]"]))
+    marks = {"GEOMX_JOB_DIR": str(tmp_path / "runs"), "GEOMX_HOST": "A"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=marks) as process:
+        until(lambda: bool(processes.marked(marks)))
+        for name in ("gone", "runs"):
+            shutil.rmtree(tmp_path / name)
+        (directory := tmp_path / "new" / "hosts" / "A").mkdir(parents=True)
+        new, _ = state_folder.create(directory, "j")
+        process.communicate(b"\n")
+    assert {*memory.iterdir()} == {folders["runs"], folders["kept"], folders["elsewhere"], unknown, new}
+
+
+def spec_of(directory: Path, **given: Any) -> HostSpec:
+    """A host with one server."""
+    task = Task("server", (sys.executable, "-c", ""), {"DMLC_ROLE": "server"})
+    return HostSpec("j", "here", str(directory), "", "", "", (), (task,), **given)
+
+
+def checkpoint(directory: Path, life: int) -> str:
+    """A checkpoint of such a host, taken in this life."""
+    (saved := directory / "from" / "7" / "server").mkdir(parents=True)
+    (saved / "slices").write_text("saved")
+    (saved.parent / "about.json").write_text(json.dumps({"incarnations": {"server": life}}))
+    return str(saved.parent)
+
+
+def beginning(directory: Path, children: Sequence[Child], warn: Any, **given: Any) -> Beginning:
+    """What prepares the first lives of such a host."""
+    groups, policy = WorkerGroups(children), RestartPolicy(3)
+    return Beginning(directory, spec_of(directory, **given), children, groups, policy, warn, None)
+
+
+def test_no_agent_follows_one_that_was_killed_while_it_restored_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on from half a copy."""
+    seen: list[Path | None] = []
+    restore = Checkpoint.restore
+    monkeypatch.setattr(
+        Checkpoint, "restore",
+        lambda *given: (seen.append(state_folder.continues(tmp_path)), restore(*given)),
+    )  # fmt: skip
+    child = Child(spec_of(tmp_path).tasks[0], spec_of(tmp_path), JobClock())
+    try:
+        beginning(tmp_path, [child], print, resume=checkpoint(tmp_path, 2)).prepare()
+        assert seen == [None] and state_folder.continues(tmp_path) is not None
+        assert child.state_dir is not None and (child.state_dir / "slices").read_text() == "saved"
+        state = AgentState.read(tmp_path)
+        assert state is not None and state.incarnations == {"server": 3}, "recorded before another agent may follow"
+    finally:
+        state_folder.remove(tmp_path)
+
+
+def test_a_resumed_job_that_begins_again_does_so_from_its_checkpoint_and_uses_no_life_twice(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    child, warnings = Child(spec_of(tmp_path).tasks[0], spec_of(tmp_path), JobClock()), list[str]()
+    begins = beginning(tmp_path, [child], warnings.append, resume=checkpoint(tmp_path, 0))
+    try:
+        begins.prepare()
+        assert child.incarnation == 1 and not warnings
+        for count in (1, 2):
+            begins.together = count
+            child.begin_again("a worker has died", count)
+            begins.prepare()
+            assert child.incarnation == 1 + count, "whoever has seen events of the last life drops no new ones"
+        assert len(warnings) == 2 and "from checkpoint 7" in warnings[0]
+    finally:
+        state_folder.remove(tmp_path)
+        child.close()
 
 
 def dead(
@@ -495,6 +590,8 @@ def test_only_a_script_that_has_contributed_leaves_the_job(tmp_path: Path) -> No
     bundled, script = dead(tmp_path, role="worker"), dead(tmp_path, role="worker", runs="train.py")
     policy = RestartPolicy(1, on_worker_loss="leave")
     assert not policy.lets_go(script, Stage.RUNNING), "it may not have set the job up"
+    (tmp_path / "contributed").touch()
+    assert not policy.lets_go(script, Stage.RUNNING), "it was killed before it had noted the round"
     (tmp_path / "contributed").write_text("   812")
     assert script.contributed == 812
     assert policy.lets_go(script, Stage.RUNNING) and not policy.lets_go(script, Stage.FAILING)
@@ -528,9 +625,10 @@ def test_one_that_cannot_be_started_again_has_ended(tmp_path: Path, monkeypatch:
     child, said = dead(tmp_path), list[Any]()
     selector = selectors.DefaultSelector()
     agent: Any = SimpleNamespace(
-        _selector=selector, _status=Mock(), _report=Mock(), _update_state=Mock(), _policy=RestartPolicy(3),
+        _selector=selector, _status=Mock(), _report=Mock(), _policy=RestartPolicy(3), _record=Mock(),
         _control=SimpleNamespace(send_durable=said.append), _clock=JobClock(),
-        _inherited={}, _host_spec=SimpleNamespace(working_dir="", host="here"),
+        _beginning=SimpleNamespace(inherited={}, update=Mock()),
+        _host_spec=SimpleNamespace(working_dir="", host="here"),
         _fail=lambda _, failure: said.append(failure.cause),
     )  # fmt: skip
     agent._begin = partial(Supervisor._begin, agent)

@@ -12,7 +12,7 @@ import pytest
 from cluster import ROOT, Cluster
 from rounds import assert_equal, expected, run
 
-from geomx_cli.agent.incarnation import EventTail
+from geomx_cli.agent.event_tail import EventTail
 from geomx_cli.core import event_log
 from geomx_cli.core.conventions import life_of
 from geomx_cli.core.event_log import EventLog

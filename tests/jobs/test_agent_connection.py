@@ -461,6 +461,27 @@ def test_messages_that_make_no_sense_are_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_an_agent_that_ends_each_connection_at_once_is_asked_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[float] = []
+    open_ = LocalConnector.open
+
+    def open_once_more(host: LocalConnector, argv: Sequence[str]) -> Channel:
+        opened.append(time.monotonic())
+        return open_(host, argv)
+
+    monkeypatch.setattr(LocalConnector, "open", open_once_more)
+    line, inbox = _line(tmp_path, "print('{\"type\": \"hello\"}')")
+    line.start()
+    while len(opened) < 4:
+        inbox.get(timeout=240)
+    line.close()
+    line.host.close()
+    assert opened[3] - opened[1] > 1.5
+
+
+@pytest.mark.processes
 def test_line_without_end_ends_it_all(tmp_path: Path) -> None:
     line, inbox = _line(tmp_path, "print('{\"type\": \"hello\"}'); print('x' * (17 << 20), end=''); sys.stdin.read()")
     line.start()

@@ -16,7 +16,6 @@ from cluster import ROOT, Cluster, free_ports, until
 from rounds import PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in
 
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
-from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.options import defaults
 from geomx_cli.plan import Plan
 from geomx_cli.ps.cluster.membership import Membership
@@ -356,7 +355,7 @@ def test_a_scheduler_without_room_keeps_nothing_and_says_so_once(
     assert not any(each.node.error for each in nodes.values())
     (warning,) = [said for said in plane.said if "No space left" in said]
     assert warning.startswith(str(plane._folder)) and "--restarts 0" in warning
-    assert [path.name for path in plane._folder.iterdir()] == [STATE_ENDED]
+    assert [path.name for path in plane._folder.iterdir()] == ["ended"]
 
 
 def test_a_scheduler_that_is_restarted_misses_who_does_not_come_back(plane: Plane) -> None:

@@ -2,6 +2,8 @@
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,16 +14,18 @@ from tree import Tree
 
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core import plugins
-from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.options import defaults
+from geomx_cli.core.state_notes import StateNotes
 from geomx_cli.ps.cluster.members import Member, Members
 from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.server import Server
 from geomx_cli.ps.server_state import ServerState
 from geomx_cli.ps.state_file import Journal, StateFile
 from geomx_cli.runtime.algorithms.fsa import FsaServer
+
+NO_COMMANDS: Any = None
 
 
 def slice_with_a_round() -> Tree:
@@ -51,15 +55,37 @@ def test_a_full_disk_ends_recovery_with_one_warning(
         else:
             state.log("leave", {}, Member("w"))
     assert len(warnings) == 1 and "No space left" in warnings[0] and "--restarts 0" in warnings[0]
-    assert [path.name for path in tmp_path.iterdir()] == [STATE_ENDED]
+    assert [path.name for path in tmp_path.iterdir()] == ["ended"]
     state.close()
+
+
+def test_a_server_that_is_killed_while_recovery_ends_has_no_next_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At no moment it has neither its state nor the note."""
+    seen: list[bool] = []
+    unlink = Path.unlink
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, **given: (seen.append(StateNotes(tmp_path).has_ended), unlink(path, **given))
+    )
+    notes = StateNotes(tmp_path)
+    notes.prepare()
+    state = ServerState(tmp_path, lambda _: None)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(StateFile, "commit", full)
+    monkeypatch.setattr(Path, "touch", full)  # no room for the note either
+    state.save_members(Members())  # type: ignore[arg-type]
+    assert seen == [True] * 3 and [path.name for path in tmp_path.iterdir()] == ["ended"]
 
 
 def test_without_a_folder_nothing_is_saved(tmp_path: Path) -> None:
     state = ServerState(None, lambda _: None)
     state.log("leave", {}, Member("w"))
     state.commit(slice_with_a_round().roots[0].rounds.table.entries[0, 0], asynchronous=False, optimizers=0)
-    assert not state.restore(Members(), Bench().rounds, lambda *_: None)  # type: ignore[arg-type]
+    assert not state.restore(Members(), Bench().rounds, NO_COMMANDS)  # type: ignore[arg-type]
     state.close()
 
 
@@ -69,7 +95,7 @@ def test_state_that_cannot_be_read_is_refused_with_its_folder(tmp_path: Path) ->
     file.close()
     state = ServerState(tmp_path, lambda _: None)
     with pytest.raises(InvalidSettings, match=str(tmp_path)) as caught:
-        state.restore(Members(), Bench().rounds, lambda *_: None)  # type: ignore[arg-type]
+        state.restore(Members(), Bench().rounds, NO_COMMANDS)  # type: ignore[arg-type]
     assert isinstance(caught.value.__cause__, msgspec.MsgspecError)
     state.close()
 
@@ -98,6 +124,7 @@ def test_members_are_as_they_were_saved_and_not_as_the_saved_commands_leave_them
     state.log("optimizer", {"hold": True}, Member("w"))
     state.close()
     found, state = Members(), ServerState(tmp_path, lambda _: None)
-    state.restore(found, Bench().rounds, lambda _, __, sender: setattr(sender, "is_set_up", False))  # type: ignore[arg-type]
+    commands: Any = SimpleNamespace(apply_again=lambda _, __, sender: setattr(sender, "is_set_up", False))
+    state.restore(found, Bench().rounds, commands)  # type: ignore[arg-type]
     assert [member.is_set_up for member in found] == [True]
     state.close()

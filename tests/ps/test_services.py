@@ -11,6 +11,7 @@ from bench import SIZE, Bench, KeptLink
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.core.errors import InvalidSettings, PeerLost
 from geomx_cli.core.options import Value
+from geomx_cli.ps import server_state
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.key_values import MAX_VALUE
@@ -20,6 +21,7 @@ from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.local_services import LocalServices
 from geomx_cli.ps.server_state import ServerState
 from geomx_cli.ps.services import RootServices, Services
+from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 PLANE = PlaneSettings("localhost", 1, servers=1, workers=2)
 OPTIONS: dict[str, Value] = {
@@ -60,19 +62,29 @@ def node_of(settings: NodeSettings) -> Any:
     return SimpleNamespace(settings=settings, loop=loop, rpc=rpc, patience=60.0, memberships=[SimpleNamespace(rank=0)])
 
 
+class Polled(FsaServer):
+    """Workers ask it for something again and again."""
+
+    def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
+        return {}
+
+    def keeps(self, topic: str, body: dict[str, Any]) -> bool:
+        return True
+
+
 class Root:
     """A flat root with two members, which arrive unless an earlier life of it has left its state in `folder`."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, algorithm: FsaServer | None = None) -> None:
         settings = NodeSettings(role="server", local=PLANE, options=OPTIONS)
         self.members = ServerMembers(settings, True)
-        self.bench, self.node, self.wan = Bench(), node_of(settings), Compression()
+        self.bench, self.node, self.wan = Bench(algorithm=algorithm), node_of(settings), Compression()
         self.placements = Placements(settings, self.members, is_root=True, ratio=lambda: 1.0, rank=lambda: 0)
         state = ServerState(folder, lambda _: None)
         self.services = RootServices(
             self.node, self.members, self.bench.rounds, self.wan, state, self.placements
         )
-        if not state.restore(self.members, self.bench.rounds, self.services.apply_again):
+        if not state.restore(self.members, self.bench.rounds, self.services):
             arrived(self.members, 2)
         self.senders = list(self.members)
 
@@ -117,6 +129,32 @@ def test_the_next_life_of_a_server_has_the_state_of_all_commands(tmp_path: Path)
             calm = Root()
             calm.apply(COMMANDS)
             assert other.state() == calm.state()
+
+
+def test_a_summary_replaces_any_number_of_barriers_and_stored_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the file stays short, and the next life has the same state."""
+    monkeypatch.setattr(server_state, "SHORTEST", 2000)
+    one = Root(tmp_path)
+    one.apply(COMMANDS[:-2])
+    for number in range(2, 200):
+        barriers = [(rank, "barrier", {"scope": "all", "number": number}) for rank in (0, 1)]
+        one.apply([*barriers, (1, "store", {"op": "add", "keys": ["n"], "number": 1, "by": "1", "call": number})])
+    assert (tmp_path / "commands").stat().st_size < 3 * 2000 and not (tmp_path / "commands.part").exists()
+    other = Root(tmp_path)
+    assert other.state() == one.state() and other.services._barriers["all"].met == 199
+    assert other.services._values._held == one.services._values._held
+    again = (1, "store", {"op": "add", "keys": ["n"], "number": 1, "by": "1", "call": 199})
+    assert other.apply([again]) == [{"number": 198}], "its answer was lost"
+
+
+def test_the_next_life_saves_no_request_of_the_algorithm_once_more(tmp_path: Path) -> None:
+    sizes = []
+    for _ in range(3):
+        Root(tmp_path, Polled()).apply([(0, "poll", {"party": 1})])
+        sizes.append((tmp_path / "commands").stat().st_size)
+    assert sizes[0] and len(set(sizes)) == 1
 
 
 def test_a_refused_command_changes_nothing() -> None:

@@ -8,8 +8,9 @@ from geomx_cli.contract.settings import Settings
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.event_log import EventLog
-from geomx_cli.ps.client import MAX_OPEN, Client
+from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.ps.declared_tensor import MAX_OPEN
 from geomx_cli.ps.net.payload import Rows
 
 

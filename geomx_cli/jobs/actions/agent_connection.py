@@ -128,8 +128,8 @@ _ENDING = 1.0  # seconds for a relay to end after EOF on its input; the relay of
 class AgentConnection:
     """A thread reads the agent's messages and puts them into `inbox`, with the host's name.
 
-    When the stream ends, the thread tries to reattach at once and then every second, for the duration of the agent's
-    lease (without limit if the lease is unlimited). The inbox also receives Broken and Mended on disconnect and
+    When the stream ends, the thread tries to reattach at once and then at most every second, for the duration of the
+    agent's lease (without limit if the lease is unlimited). The inbox also receives Broken and Mended on disconnect and
     reconnect, a Notice if the machine presents a wrong host key meanwhile, and Gone when the agent no longer exists or
     the lease has expired. An agent that sends "replaced" has switched to another control machine: the connection is
     closed. Malformed messages are counted in `ignored`; a line of more than 16 MiB ends the connection with Gone.
@@ -238,6 +238,7 @@ class AgentConnection:
             if not self._broken:
                 self._broken = time.monotonic()
                 self._put(Broken(self._errors(), self.host_spec.lease))
+            began = time.monotonic()
             if self._connected_again():
                 self._read()
             if self._broken and not self._is_over():
@@ -246,6 +247,8 @@ class AgentConnection:
                     self._put(Gone(how, reachable=False))
                     return
                 self._closing.wait(_AGAIN)
+            elif not self._is_over():  # an agent may answer, and end the connection each time
+                self._closing.wait(max(0.0, began + _AGAIN - time.monotonic()))
         if self._absent:
             self._put(Gone("died: its connection ended"))
 

@@ -68,6 +68,19 @@ class KeyValues:
                 del known[next(iter(known))]
         return known[body["call"]]
 
+    def state(self) -> Body:
+        """What `load` takes, and msgpack can hold."""
+        answers = {by: list(known.items()) for by, known in self._answers.items()}
+        return {"values": {key: list(value) for key, value in self._values.items()}, "answers": answers}
+
+    def load(self, state: Body) -> None:
+        """Go on from a `state`."""
+        self._values = {key: (value, by) for key, (value, by) in state["values"].items()}
+        self._answers = {by: dict(known) for by, known in state["answers"].items()}
+        self._held = {}
+        for key, (value, by) in self._values.items():
+            self._held[by] = self._held.get(by, 0) + _size(key, value)
+
     def missing(self, keys: Iterable[str]) -> set[str]:
         """Those of the keys that have no value."""
         return {key for key in keys if key not in self._values}

@@ -365,6 +365,15 @@ class Barrier:
         everyone = max(self.reached.values(), default=0)
         self.met = max(self.met, min((self.reached.get(rank, 0) for rank in self._members()), default=everyone))
 
+    def state(self) -> dict[str, Any]:
+        """What `load` takes, and msgpack can hold."""
+        return {"reached": list(self.reached.items()), "met": self.met}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.reached = {int(rank): int(number) for rank, number in state["reached"]}
+        self.met = int(state["met"])
+
     def missing(self) -> frozenset[int]:
         """The members that have not reached the next barrier."""
         return frozenset(rank for rank in self._members() if self.reached.get(rank, 0) <= self.met)

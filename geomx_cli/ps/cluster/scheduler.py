@@ -12,7 +12,6 @@ With no room left recovery ends with one warning, and the job goes on.
 """
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.contract.config import NodeSettings, PlaneSettings
 from geomx_cli.contract.security import Identity
-from geomx_cli.core.conventions import STATE_ENDED, party_of
+from geomx_cli.core.conventions import party_of
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.event_log import EventLog
 from geomx_cli.core.events import RosterComplete, StateChanged
@@ -33,6 +32,7 @@ from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Timer
 from geomx_cli.ps.net.wire import BadMessage, Header
+from geomx_cli.ps.recovery_end import end_recovery
 
 if TYPE_CHECKING:
     from geomx_cli.ps.state_file import StateFile
@@ -379,13 +379,7 @@ class Scheduler:
             self._saved.close()
             self._saved = None
         folder = Path(self.node.settings.state_dir)
-        with suppress(OSError):
-            (folder / _FILE).unlink(missing_ok=True)
-            (folder / STATE_ENDED).touch()
-        self.node.transport.warn(
-            f"{folder} has no more room ({error.strerror}): if this scheduler is killed from now on, the job ends. Make"
-            " room there, or use --restarts 0"
-        )
+        end_recovery(folder, [_FILE], error.strerror or str(error), "scheduler", self.node.transport.warn)
 
     def _restore(self) -> None:
         """Take over the roster of the earlier life, if it had one."""

@@ -51,7 +51,7 @@ def main(client: Client) -> None:
     optimizer = algorithm.server_optimizer(config)
     folder = client.settings.state_dir
     with closing(WorkerState(Path(folder) if folder else None, client.events.warn)) as recovery:
-        client.before_contribution = recovery.before_contribution
+        client.recovery.before_contribution = recovery.before_contribution
         # Before the initial weights, without which no worker can push.
         if optimizer is not None and (client.is_master or client.global_rank == 0) and not recovery.is_set_up:
             client.control.set_optimizer(*optimizer, schedule=_server_schedule(client, config, algorithm))
@@ -140,7 +140,7 @@ def _run(
     )  # fmt: skip
 
     def load(training: State, of_client: Saved) -> None:
-        client.load(of_client)
+        client.recovery.load(of_client)
         loop.load(training)
 
     if recovery.continues:

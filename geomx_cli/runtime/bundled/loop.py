@@ -264,7 +264,7 @@ class Loop:
         if self._recovery is None or self.exchanging or not self._recovery.is_due(rounds):
             return
         self._client.await_rounds()  # some algorithms do not wait for all results
-        self._recovery.save(rounds, self.state(), self._client.state())
+        self._recovery.save(rounds, self.state(), self._client.recovery.state())
 
     def _batches_left(self) -> Iterator[Batch]:
         """Yield the batches after those of `position`."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from geomx_cli.core.conventions import CONTRIBUTED
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TimedOut, TrainingFailed
+from geomx_cli.core.state_notes import StateNotes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ class Session:
         if client is None or client.failure is not None or isinstance(cause, Interrupted):
             return False
         folder, leaves = client.settings.state_dir, client.settings.text("on_worker_loss") == "leave"
-        return leaves and bool(folder) and Path(folder, CONTRIBUTED).exists()
+        return leaves and bool(folder) and StateNotes(Path(folder)).contributed is not None
 
     def note_failure(self, failure: GeomxError) -> None:
         """Tell the agent that the script gets the job's failure, and may save before it ends. Thread-safe."""
@@ -234,9 +234,9 @@ class Session:
             self._telemetry = RoundTelemetry(self._log(), self._calls)
         self._joined = True
         if self._client is not None:
-            self._client.before_contribution = self.recovery.before_contribution
+            self._client.recovery.before_contribution = self.recovery.before_contribution
             if settings.state_dir and settings.text("on_worker_loss") == "leave":
-                self._client.keep_contributions(Path(settings.state_dir))
+                self._client.recovery.keep_contributions(Path(settings.state_dir))
             FailureNotice(self._client, self.note_failure, lambda: self._aborted)
         if self._client is None or self._client.trains:
             self._log().write(StateChanged(state="training"))

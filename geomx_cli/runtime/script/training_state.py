@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.state_file import Saved
 from geomx_cli.runtime.script import reports
@@ -23,7 +25,6 @@ __all__ = ["Batches", "Place", "TrainingState"]
 
 _Batch = TypeVar("_Batch")
 _RESERVED = ("batches", "epochs", "resumed", "save")
-_NUMBERS = (bool, int, float)
 
 
 class Place(ABC):
@@ -67,7 +68,7 @@ class TrainingState(ABC):
         for name in given:
             if name in _RESERVED or name.startswith("_"):
                 raise InvalidSettings(f"state(...) cannot call anything {name!r}", "choose another name")
-        numbers = {name: value for name, value in given.items() if isinstance(value, _NUMBERS)}
+        numbers = {name: number for name, value in given.items() if (number := _number(name, value)) is not None}
         self._set("_numbers", {"epoch": 0, **numbers})
         self._set("_objects", {name: each for name, each in given.items() if name not in numbers})
         self._recovery = recovery
@@ -97,10 +98,10 @@ class TrainingState(ABC):
             self._set(name, value)
         elif name not in self._numbers:
             raise AttributeError(f"this state has no number {name!r}; state({name}=0) gives it one")
-        elif not isinstance(value, _NUMBERS):
+        elif (number := _number(name, value)) is None:
             raise TypeError(f"{name} is a number, not {type(value).__name__}")
         else:
-            self._numbers[name] = value
+            self._numbers[name] = number
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -137,7 +138,7 @@ class TrainingState(ABC):
         client = Saved({}, {})  # of a worker for which another one exchanges
         if self._client is not None:
             self._client.await_rounds()  # some algorithms do not wait for all results
-            client = self._client.state()
+            client = self._client.recovery.state()
         self._recovery.save(self._rounds, self._state(), client)
 
     def _iterate(self, loader: Any) -> Iterator[Any]:
@@ -193,7 +194,7 @@ class TrainingState(ABC):
 
     def _restore(self, state: State, client: Saved) -> None:
         if self._client is not None:
-            self._client.load(client)
+            self._client.recovery.load(client)
         self._numbers.update(state.values["numbers"])
         self._loop, self._batches = state.values["loop"], state.values["batches"]
         self._found = state.part("place")
@@ -255,6 +256,23 @@ class TrainingState(ABC):
     @abstractmethod
     def _begin_again(self) -> None:
         """Set random numbers as they were saved: the script has drawn some since, to come here."""
+
+
+def _number(name: str, value: Any) -> bool | int | float | None:
+    """Return a script's number as Python's own, which can be saved; None for what is no number. Numpy's numbers change
+    their type so. Raises InvalidSettings for an integer of more than 64 bits.
+    """
+    if isinstance(value, np.generic):
+        value = float(value) if isinstance(value, np.floating) else value.item()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return float(value)
+    if not isinstance(value, int):
+        return None
+    if not -(1 << 63) <= value < 1 << 64:
+        raise InvalidSettings(f"{name} is an integer of more than 64 bits, which cannot be saved", "use a float")
+    return int(value)
 
 
 class Batches(Generic[_Batch]):

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from geomx_cli.core.conventions import CONTINUES, OVER
 from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.state_notes import StateNotes, are_continued
 
 if TYPE_CHECKING:
     from geomx_cli.contract.settings import Settings
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["await_end", "begin", "end", "has_begun", "is_over", "note_over"]
 
-_FILE = "parting"
 _LOOK = 0.05  # seconds
 _LIMIT = 10.0  # seconds: who is still there answers at once, or is restarted itself
 
@@ -30,23 +29,22 @@ _LIMIT = 10.0  # seconds: who is still there answers at once, or is restarted it
 def begin(settings: "Settings") -> None:
     """The worker has done all, and only says goodbye."""
     if settings.state_dir:
-        with suppress(OSError):
-            Path(settings.state_dir, _FILE).touch()
+        _notes(settings).part()
 
 
 def has_begun(settings: "Settings") -> bool:
     """Whether an earlier life of this worker was killed while it said goodbye."""
-    return bool(settings.state_dir) and Path(settings.state_dir, _FILE).exists()
+    return bool(settings.state_dir) and _notes(settings).is_parting
 
 
 def note_over(settings: "Settings") -> None:
     """The scripts of all workers of this one's group are over: its next life only leaves the job, without them."""
-    Path(settings.state_dir, OVER).touch()
+    _notes(settings).note_over()
 
 
 def is_over(settings: "Settings") -> bool:
     """Whether an earlier life of this worker has called `note_over`."""
-    return bool(settings.state_dir) and Path(settings.state_dir, OVER).exists()
+    return bool(settings.state_dir) and _notes(settings).is_over
 
 
 def await_end(settings: "Settings", fails: Callable[[], bool]) -> None:
@@ -54,8 +52,8 @@ def await_end(settings: "Settings", fails: Callable[[], bool]) -> None:
     starts the whole group again. Return if the job ends, if `fails` is true, or if the option `silence` has passed.
     """
     until = time.monotonic() + settings.number("silence")
-    continues = Path(settings.state_dir).parent / CONTINUES
-    while continues.exists() and not fails() and time.monotonic() < until:
+    folder = Path(settings.state_dir).parent
+    while are_continued(folder) and not fails() and time.monotonic() < until:
         time.sleep(_LOOK)
 
 
@@ -79,6 +77,10 @@ def end(settings: "Settings", events: "EventLog") -> None:
     finally:
         node.close()
     events.write(node.telemetry)  # tells the agent that this worker has left
+
+
+def _notes(settings: "Settings") -> StateNotes:
+    return StateNotes(Path(settings.state_dir))
 
 
 def _say_goodbye(node: "Node", roster: "Membership") -> None:

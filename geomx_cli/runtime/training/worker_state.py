@@ -15,16 +15,16 @@ If there is no room for the state, the worker warns once and saves nothing more.
 """
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from geomx_cli.core.conventions import STATE_ENDED
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.state_notes import StateNotes
+from geomx_cli.ps.recovery_end import lack_of_room
 from geomx_cli.ps.result_log import ResultLog
 from geomx_cli.ps.state_file import Saved, StateFile
 from geomx_cli.runtime.training.group_saves import GroupSaves, SavingGroup
@@ -64,6 +64,7 @@ class WorkerState:
         self._is_recorded = False  # training is
         self._saved = 0.0
         self._results: ResultLog | None = None
+        self._rounds_of_client: Callable[[], Mapping[int, int]] = dict  # with results, by key
         self._group: GroupSaves | None = None
         if directory is not None:
             self._open(directory)
@@ -118,7 +119,7 @@ class WorkerState:
             client = state.part(_CLIENT)
             load(state.part(_TRAINING), Saved(client.values, client.arrays))
             if self._results is not None:
-                self._results.begin()
+                self._results.begin(self._rounds_of_client())
         except (KeyError, TypeError, ValueError) as error:
             raise self._unreadable(error) from error
 
@@ -162,17 +163,20 @@ class WorkerState:
         except (ValueError, TypeError, msgspec.MsgspecError) as error:
             raise self._unreadable(error) from error
         self._results = results
-        client.keep_results(results)
-        client.before_contribution = lambda name: not name.startswith(prefix) and self.before_contribution(name)
+        self._rounds_of_client = client.recovery.rounds
+        client.recovery.keep_results(results)
+        client.recovery.before_contribution = (
+            lambda name: not name.startswith(prefix) and self.before_contribution(name)
+        )  # fmt: skip
 
     def _note_gap(self, has_gap: bool) -> None:
         """In any thread."""
         assert self._directory is not None
-        with suppress(OSError):
-            if has_gap:
-                (self._directory / STATE_ENDED).write_text(_NO_RESULTS)
-            else:
-                (self._directory / STATE_ENDED).unlink(missing_ok=True)
+        notes = StateNotes(self._directory)
+        if has_gap:
+            notes.end(why=_NO_RESULTS)
+        else:
+            notes.go_on()
 
     def before_contribution(self, name: str = "") -> bool:
         """Before this worker's first contribution: without a record of its training no life follows this one.
@@ -197,11 +201,9 @@ class WorkerState:
 
     def _drop(self, why: str) -> None:
         """Remove the saved state, because it is older than the servers' state."""
-        self.close()
         assert self._directory is not None
-        with suppress(OSError):
-            (self._directory / _FILE).unlink(missing_ok=True)
-            (self._directory / STATE_ENDED).write_text(why)
+        StateNotes(self._directory).end([_FILE], why)  # before its results go
+        self.close()
 
     @property
     def is_set_up(self) -> bool:
@@ -249,7 +251,8 @@ class WorkerState:
         self._rounds, self._saved = rounds, time.monotonic()
         self._contributed = {round_: each for round_, each in self._contributed.items() if round_ >= oldest}
         if self._results is not None:
-            self._results.clear(sum(array.nbytes for array in state.arrays.values()))
+            size = sum(array.nbytes for array in state.arrays.values())
+            self._results.clear(size, self._rounds_of_client())
             if self._results.has_gap:  # before the first save
                 self.give_up(_NO_RESULTS)
 
@@ -273,10 +276,9 @@ class WorkerState:
     def _end(self, error: OSError) -> None:
         """Recovery is over."""
         self._drop("")
-        self._warn(
-            f"{self._directory} has no more room ({error.strerror}): if this worker is killed from now on, the job"
-            " ends. Make room there, or use --restarts 0"
-        )
+        assert self._directory is not None
+        why = error.strerror or str(error)
+        self._warn(lack_of_room(self._directory, why, "this worker is killed", "--restarts 0"))
 
     def _unreadable(self, error: Exception) -> InvalidSettings:
         what = f"the state in {self._directory} cannot be read: {error!r}"
