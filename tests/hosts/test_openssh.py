@@ -234,3 +234,7 @@ def test_errors_of_a_jump_host_are_told_from_those_of_the_host(world: World) -> 
         assert host.run(["true"], limit=60).status == 0
     told = "\n".join(world.person.told)
     assert gate.fingerprint in told and inner.fingerprint in told
+    world.person.known_hosts.unlink()
+    world.person.known_hosts.mkdir()
+    said = refused(SshConnector("A", world.person.ssh(address="it"), "python3", options=options))
+    assert said.startswith("host A: the host key of ") and f"cannot be added to {world.person.known_hosts}" in said

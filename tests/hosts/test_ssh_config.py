@@ -204,6 +204,27 @@ def test_certificates_of_users_and_hosts(machines: Machines, person: Person, tmp
     assert works(configured(person, machine, f"IdentityFile {person.key}"))
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("line", "beyond"),
+    [
+        ("GSSAPIAuthentication yes", ("gssapiauthentication",)),
+        ("GSSAPIAuthentication no", ()),
+        ("PKCS11Provider /usr/lib/x.so", ("pkcs11provider",)),
+        ("PKCS11Provider none", ()),
+        ("SecurityKeyProvider internal", ()),
+        ("RevokedHostKeys /etc/ssh/revoked", ("revokedhostkeys",)),
+        ("IdentityFile KEY", ("identityfile of a security key",)),
+    ],
+)
+def test_what_paramiko_does_not_follow(person: Person, tmp_path: Path, line: str, beyond: tuple[str, ...]) -> None:
+    (key := tmp_path / "key").touch()
+    (tmp_path / "key.pub").write_text("sk-ssh-ed25519@openssh.com AAAA it")
+    person.config.write_text(f"Host it\n  {line.replace('KEY', str(key))}\n")
+    assert hop(person.ssh(address="it"), person.options()).beyond == beyond
+    assert hop(person.ssh(address="other"), person.options()).beyond == ()
+
+
 def test_a_command_of_match_exec_runs_once(machines: Machines, person: Person, tmp_path: Path) -> None:
     machine, count = machines(), tmp_path / "count"
     person.knows(machine)

@@ -131,7 +131,7 @@ class OpensshConnection:
                 if time.monotonic() > end:
                     raise remedies.at(self._host, away.error) from None
                 time.sleep(random.uniform(0.1, 1.0))
-        for text in accepted_keys([*self._heard(), *self._logged()], settings):
+        for text in accepted_keys(self._host, settings, [*self._heard(), *self._logged()]):
             options.notify(text)
         self._lifeline = lifeline
         in_thread(self._listen)

@@ -119,13 +119,13 @@ def refusal(
     return remedies.at(host, error, jump=log.hop is not settings.hop)
 
 
-def accepted_keys(lines: Iterable[str], settings: Settings) -> list[str]:
+def accepted_keys(host: str, settings: Settings, lines: Iterable[str]) -> list[str]:
     """Return a message for each host key that ssh has added to known_hosts. Raises HostUnreachable if it could not."""
     found, before = [], list[str]()
     for line in lines:
         before.append(line)
         if match := _NOT_ADDED.match(line):
-            raise remedies.not_added(_Log(before, settings).hop, match[1], "ssh cannot write it")
+            raise remedies.at(host, remedies.not_added(_Log(before, settings).hop, match[1], "ssh cannot write it"))
         if _ADDED.search(line):
             log = _Log(before, settings)
             found.append(f"accepted the new host key of {log.hop}: {log.shown}; it is in {log.hop.known_hosts[0]} now")
