@@ -1,4 +1,4 @@
-"""Conventions of a job: command lines, the clock by which all its events are timed, names of files, and numbers."""
+"""Conventions of a job: command lines, the clock that times all its events, names of files, and numbers."""
 
 import re
 import time
@@ -9,27 +9,27 @@ __all__ = [
 ]  # fmt: skip
 
 STATE_ENDED = "ended"
-"""A file in the folder of a process's state: it saves nothing any more, as it had no more room, or is not told what.
-Its text, if any, is a hint for the user of a script.
+"""A file in the folder of a process's state. It says that the process no longer saves its state: it had no room, or
+does not know what to save. The file's text, if any, is a hint for the user of a script.
 """
 
 CONTRIBUTED = "contributed"
-"""A file in the folder of a worker's state, in a job that goes on without one that dies: the last round to which it has
-contributed. Without this file it has not contributed, or what it has cannot be completed.
+"""A file in the folder of a worker's state, in a job that continues if this worker dies. It has the last round to which
+the worker has contributed. Without the file, the worker has not contributed, or its contribution cannot be completed.
 """
 
 CONTINUES = "continues"
 """A file in the folder of a host's states, as long as processes that die may be started again."""
 
 OVER = "over"
-"""A file in the folder of the state of a worker that belongs to a process group of its party: the scripts of all its
-workers are over, and this one only leaves the job.
+"""A file in the folder of a worker's state, if the worker belongs to a process group of its party. It says that the
+scripts of all the group's workers have ended, and that this worker only has to leave the job.
 """
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of geomx with this Python. Others may be able to write to the working
-    directory; -P prevents files in it from shadowing modules.
+    """Return the command that runs a module of geomx with this Python. Other accounts may be able to write to the
+    working directory; -P prevents files in it from shadowing modules.
     """
     return [python, "-P", "-m", module, *arguments]
 
@@ -37,8 +37,9 @@ def module_command(python: str, module: str, *arguments: str) -> list[str]:
 class JobClock:
     """Unix seconds by the clock of the machine that launched the job, so that times of different hosts can be compared.
 
-    ahead: seconds that this host's clock was ahead of that one when the job was launched. Once this is created,
-    stepping the host's clock has no effect on it. Thread-safe.
+    ahead: seconds by which this host's clock was ahead of the launching machine's clock at launch. After a JobClock is
+        created, stepping the host's clock has no effect on it.
+    Thread-safe.
     """
 
     def __init__(self, ahead: float = 0.0) -> None:
@@ -50,7 +51,7 @@ class JobClock:
 
 
 def _since_boot() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while a laptop sleeps, unlike time.monotonic
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # continues while a laptop sleeps, unlike time.monotonic
 
 
 def file_name(process: str) -> str:
