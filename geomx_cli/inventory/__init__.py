@@ -169,7 +169,7 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delivery: how slices travel. With some deliveries workers listen for each other.
     delivery_options: the delivery's own options, by name.
     reduce: with "torch", one worker of each party exchanges with servers.
-    shards: if not 0, so many workers of each party exchange with servers, one shard each.
+    shards: the number of workers in each party that exchange with servers, one shard each.
     """
 
     parties: Annotated[tuple[Party, ...], Meta(min_length=1)]

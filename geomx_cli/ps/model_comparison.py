@@ -34,7 +34,7 @@ _OPEN = 64
 """Limit on the steps of a scope that wait for rows. With `--reduce torch`, parties send rows some seconds late."""
 _SCOPES = 128
 _HELD = 64 * 2**20
-"""Limits on the bytes of all rows, and of all names."""
+"""Limit on the bytes of all rows, and also on the bytes of all names."""
 _OWN_NAMES = 2**20
 """Bytes of names that each worker may have, even if an equal share of the limit is smaller."""
 _NAMED = 3

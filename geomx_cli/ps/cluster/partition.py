@@ -31,12 +31,12 @@ declare. So a process that declares without end leaves room to its party, and th
 NEAR = 524_288
 """Elements in a slice if all members run on the roots' host. A slice costs each process time, whatever its size."""
 FAR, FAR_MIN = 262_144, 16_384
-"""The most and the fewest elements in a slice otherwise. Shorter slices sooner keep a slow link busy in both
-directions.
+"""The most and the fewest elements in a slice if some members run on other hosts. The shorter the slices, the sooner a
+slow link is busy in both directions.
 """
 FAR_URGENT = 65_536
-"""The most elements in a slice otherwise, if steps wait for single layers (--p3). Nothing overtakes a slice that is
-under way, so short slices help then. Without --p3 slices are longer, because each costs all processes time.
+"""The most elements in a slice then, if steps wait for single layers (--p3). Nothing overtakes a slice that is
+under way, so short slices help. Without --p3 slices are longer, because each costs all processes time.
 """
 MAX_SCALE = 4
 """How many times longer such a slice may be if it is sent encoded: it has few bytes, and costs the same time."""
@@ -45,7 +45,7 @@ FEW_BYTES, MAX_SCALE_OF_FEW = 30.0, 8
 LONGEST = max(NEAR, MAX_SCALE_OF_FEW * FAR)
 """The most elements in a slice, if the length is not given."""
 SLICES_PER_ROOT = 8
-"""Limits on the number of slices of a tensor that each root should have otherwise, so that roots are loaded alike."""
+"""Slices of a tensor that each root should have then, within the limits above, so that roots are loaded alike."""
 LEAST, LEAST_ENCODED = 256, 4096
 """The fewest elements of a divided tensor that a server gets; the second with a codec, which may need chunks."""
 MAX_ANSWERED = 65_536

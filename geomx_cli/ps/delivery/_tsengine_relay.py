@@ -48,7 +48,7 @@ another way."""
 
 Up = Callable[[int, Header, memoryview | None, OnResult], None]
 _MARGIN, _LARGEST_ELEMENT = 4096, 8
-"""Bytes by which an encoded contribution may be longer than its elements."""
+"""In bytes: by how much an encoded contribution may be longer than its elements, and the largest element."""
 _Where = tuple[int, int]
 _Same = tuple[object, ...]
 
