@@ -104,8 +104,8 @@ class Telemetry(Event, tag="telemetry"):
     refused: dropped messages, by reason.
     versions: rounds that an asynchronous root has applied, by party.
     datagrams: bytes "sent", "withdrawn", "received", "missing" and "late" (--dgt 1).
-    relayed: bytes "sent" through other parties or other workers of the party, bytes "received" for them, and the number
-        of contributions "rerouted" from such a process (--tsengine).
+    relayed: bytes "sent" through other parties or other workers of the party, bytes "received" for them. Also the
+        number of contributions "rerouted" from such a process (--tsengine).
     """
 
     state: str = ""

@@ -120,10 +120,11 @@ def first_cause(
     hosts: process -> host.
     done: processes that exited with status 0.
 
-    A failure that blames no peer outranks all failures that do, regardless of time: a process often detects a dead peer
-    before the peer's agent does. If all failures blame peers, the end of the chain of blame is the cause, even if that
-    process reported nothing, because it hangs or is disconnected. If that process's host is also unreachable from here,
-    the host is the cause. If only other hosts lost it, the link between them is the cause.
+    A failure that blames no peer outranks all failures that blame one, regardless of time. The reason: a process often
+    detects a dead peer before the peer's agent detects the death. If all failures blame peers, the end of the chain of
+    blame is the cause. That process may have reported nothing because it hangs or is disconnected. If that process's
+    host is also unreachable from here, the host is the cause. If only other hosts lost it, the link between them is the
+    cause.
     """
     own = [failure for failure in failures if not failure.peer and failure.fault not in ("agent", "host")]
     if own:
@@ -154,8 +155,8 @@ def _as_told(
 
 
 def _blamed_hosts(failure: Failure, hosts: Mapping[str, str]) -> list[str]:
-    """The hosts of the workers where one has ended, if it blames a party's workers ("A/worker"): their collective
-    operation does not tell which worker is at fault.
+    """The hosts of the party's workers that a failure blames together ("A/worker"), if one of these workers has ended.
+    Their collective operation does not tell which worker is at fault.
     """
     group = f"{failure.peer}:"
     return [host for name, host in hosts.items() if name.startswith(group) and name != failure.process]

@@ -40,8 +40,8 @@ def plain_all(value: Any) -> Any:
 
 
 def first_line(error: BaseException, host: str = "") -> str:
-    """Return the first line of an error's message, or its class name if empty, without a leading name of `host`, for
-    contexts that already name it.
+    """Return the first line of an error's message, or its class name if the message is empty. A leading name of `host`
+    is removed, because the context already names it.
     """
     line: str = next(iter(plain(str(error)).splitlines()), type(error).__name__)
     return line.removeprefix(f"host {host}: ").removeprefix(f"host {host} ")
@@ -60,7 +60,7 @@ def check_whole(what: str, value: object, least: int, most: int) -> None:
 
 def convert(value: Any, kind: type[_Kind]) -> _Kind:
     """Convert JSON data to a msgspec struct or TypedDict, with `plain_all` applied. Raises ValueError."""
-    from geomx_cli.core.typed import to_type  # lazy, as the plug-in scan loads this module
+    from geomx_cli.core.typed import to_type  # lazy: the plug-in scan loads this module
 
     try:
         return to_type(plain_all(value), kind)

@@ -230,7 +230,7 @@ class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return structs.replace(self, hosts=tuple(hosts))
 
     def options(self) -> dict[str, Value]:
-        """Return this inventory's values of cluster options; `workers` is that of the largest party."""
+        """Return this inventory's values of cluster options; `workers` is the number in the largest party."""
         return {
             "parties": len(self.parties),
             "workers": max(party.workers for party in self.parties),

@@ -237,7 +237,7 @@ def _check_reduction(spec: JobSpec, topology: str) -> None:
 
 
 def _check_worker_loss(spec: JobSpec, inventory: Inventory) -> None:
-    """Reject combinations with what the job does when a script's worker dies."""
+    """Reject combinations that `--on-worker-loss` does not support."""
     chosen = str(spec.options["on_worker_loss"])
     if chosen == "end":
         return

@@ -82,8 +82,8 @@ class LocalServices(Services):
         self._node.rpc.ask(root, "cluster", request.body, complete, request.refuse, limit)
 
     def _on_declare(self, request: Request, sender: Member) -> None:
-        """For each member, ask the root about one declaration at a time, because a member may declare a tensor many
-        times and each answer of the root has all slices.
+        """For each member, ask the root about one declaration at a time. A member may declare a tensor many times, and
+        each answer of the root has all slices.
         """
         self._placements.tensors_of(request.body, sender)
         waiting = self._declaring.setdefault(sender, deque())

@@ -52,8 +52,8 @@ MOST_NAMES = 2000
 
 
 def job_facts(job: KnownJob) -> dict[str, Any]:
-    """Return an object for JSON: a line about the emulated network ("" for none); the options with text values, those
-    that differ from their defaults first; the hosts; the names of the first 2000 processes.
+    """Return an object for JSON: a line about the emulated network ("" for none); the options with text values, changed
+    ones first; the hosts; the names of the first 2000 processes.
     """
     plan = job.plan
     try:

@@ -63,7 +63,7 @@ class Metadata(msgspec.Struct):
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        """Whether the folder is that of a run with metadata."""
+        """Whether the folder is the folder of a run with metadata."""
         return (folder / FILE_NAME).is_file()
 
     @classmethod

@@ -75,7 +75,7 @@ def _job(name: str, *, is_folder: bool) -> KnownJob:
     try:
         return find(name)
     except UnknownJob:
-        if is_folder:  # in a folder of collected jobs, an id is also that of a folder with logs
+        if is_folder:  # in a folder of collected jobs, a folder with logs has a job's id as its name
             hint = "name a job, or a folder of records as in results, results/cnn or results/cnn/hfa"
             raise InvalidSettings(f"{name} has no records of runs", hint) from None
         hint = "name one as in geomx jobs, or a folder of records as geomx logs collect and geomx sweep make them"

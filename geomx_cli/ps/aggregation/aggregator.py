@@ -2,7 +2,7 @@
 
 A member has one round of a slice in flight: it contributes to the next round when it has the result. In a synchronous
 job all members complete a round together. The root of an asynchronous job completes each member's rounds separately.
-closing.py computes the result of a closed round: the Updater does so at a root, the Forwarder at a local server.
+The result of a closed round is computed in closing.py: by the Updater at a root, by the Forwarder at a local server.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -185,8 +185,8 @@ class ResultSender:
     """Makes results from the values of slices, encodes each once for all receivers in a plane, and sends them.
 
     compressions: this end of encoded exchanges with the members, by plane. A global server with workers of its own has
-        two. The first is for the parties, the second for these workers. They get what a party's local server makes of
-        a result.
+        two. The first is for the parties, the second for these workers. They get a result in the form in which a
+        party's local server would send it.
     history: for optimizers that compensate for delay. Such an optimizer learns from it which values each member of a
         root is about to receive, and will compute its next gradient from.
     Used by the loop's thread only.
@@ -302,8 +302,8 @@ class ResultSender:
     def _given(
         self, entry: SliceState, member: int, numbers: Array | None = None, decoded: Array | None = None
     ) -> None:
-        """Tell the optimizer that a member is about to receive the root's newest value, or these rows of it, or the
-        decoded value if a codec changes it.
+        """Tell the optimizer that a member is about to receive the root's newest value, or these rows of it. If a codec
+        changes the value, the member receives the decoded value.
         """
         optimizer = self._history.present(entry.hyper) if self._table.asynchronous else None
         if optimizer is not None:

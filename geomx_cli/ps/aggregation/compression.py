@@ -31,7 +31,7 @@ Plane = Literal["lan", "wan"]
 def encode_with_residual(
     codec: Codec, array: Array, kept: Arrays, *, decay: float = 1.0, momentum: float = 0.0
 ) -> memoryview | None:
-    """Encode the array (a party's contribution or a sum) together with `decay` times what was lost before.
+    """Encode the array (a party's contribution or a sum) together with `decay` times the residual.
 
     Returns None if the array has to be sent unencoded. Either the array cannot be encoded, and then the residual does
     not change. Or the residual has grown too large because training diverges, and then it is dropped.

@@ -2,7 +2,7 @@
 
 When a worker sets another optimizer, neither all workers nor all slices are in the same round. So a later optimizer is
 only registered when it is set. In each slice it takes over in the first round in which a contribution names its serial
-number, or in a round determined by a master that does not train. Both are the same round at all roots.
+number. Or a master that does not train determines the round. Both are the same round at all roots.
 """
 
 from collections.abc import Callable, Mapping
@@ -83,7 +83,7 @@ class OptimizerHistory:
         return serial in self._known
 
     def leave_to_workers(self, kind: str, worker: str, of: int, serial: int) -> None:
-        """Record that this worker runs an optimizer of this class itself. All `of` training workers have to do so. The
+        """Record that this worker runs an optimizer of this class itself. All `of` training workers have to run it. The
         worker is "" for a master that requests this and does not train.
         """
         if serial != self.since:

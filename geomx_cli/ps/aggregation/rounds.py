@@ -191,7 +191,8 @@ class Accumulator:
 class Waiter:
     """A member waiting for a result.
 
-    rank: its rank among the contributors. ranks: those that it brings. request: number of its request.
+    rank: its rank among the contributors. ranks: the ranks whose contributions it brings. request: number of its
+        request.
     reply: see wire.Reply. codec: accepted encoding of the result, "" for none.
     follows: whether the member has the previous round's result, to which a change could be applied.
     newest: of a pull: it wants the value after other members' rounds, and not an initial value.

@@ -64,8 +64,8 @@ class DeadlockBreaker:
         Only slices that these contributions complete are requested. Any other slice would wait too. Then its memory
         would be wasted while a slow member makes all others wait.
 
-        Call every STALLED_AFTER seconds. It is cheap if nothing has changed since it last found nothing to request, and
-        takes at most SHARE of the time while contributions arrive, however many slices are open.
+        Call every STALLED_AFTER seconds. It is cheap if nothing has changed since it last found nothing to request.
+        While contributions arrive, it takes at most SHARE of the time, however many slices are open.
         """
         now, changed, self._moves = time.monotonic(), self._table.moves != self._moves, self._table.moves
         self._pending = self._pending or changed

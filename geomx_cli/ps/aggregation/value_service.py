@@ -32,7 +32,8 @@ MAX_PUSHED, MAX_PUSHES = 256 * 2**20, 2
 
 @dataclass(slots=True)
 class _Outstanding:
-    """What a member waits for: bytes of pulled values, and requests and bytes of PUSHes that no root has acknowledged.
+    """The answers for which a member waits: bytes of pulled values, and requests and bytes of PUSHes that no root has
+    acknowledged.
     """
 
     pulled: int = 0

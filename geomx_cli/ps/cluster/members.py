@@ -123,8 +123,9 @@ class ServerMembers(Members):
         self._required: list[int] | None = None  # kept up to date, because each contribution reads it
 
     def arrive(self, link: Link) -> None:
-        """Register a member that has dialled. Raises BadMessage for a second member of the same rank, and for a local
-        server whose number of workers exceeds the plan or differs from the number that its party's other servers claim.
+        """Register a member that has dialled. Raises BadMessage for a second member of the same rank. Also raises it
+        for a local server whose number of workers exceeds the plan, or differs from the number that its party's other
+        servers claim.
         """
         rank, plane, workers = link.hello.get("rank"), link.hello.get("plane"), link.hello.get("workers", 1)
         if type(rank) is not int or not 0 <= rank < CENTRAL or plane not in self._planes:

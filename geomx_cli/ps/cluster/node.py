@@ -31,12 +31,12 @@ __all__ = ["Node"]
 _Given = ParamSpec("_Given")
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
-"""What reading a malformed body raises."""
+"""Errors that the reading of a malformed body raises."""
 UNLIMITED = 1e9
 """Seconds."""
 LAST_WORDS, INTERRUPTED = 5.0, 1.0
 """Seconds that a failing node waits until its schedulers know the reason, because their connections may be cut just
-then; and the same for an interrupted node, whose schedulers are probably interrupted too. Agents give all failing nodes
+then. An interrupted node waits less, because its schedulers are probably interrupted too. Agents give all failing nodes
 two.
 """
 

@@ -291,8 +291,8 @@ class Placements:
 
     def place(self, body: Body, sender: Member) -> Body:
         """At the root: place the tensors of a declaration, and return the answer. Raises InvalidSettings if a tensor
-        was declared differently before or is listed twice, if the sender's party has no worker for its shard, or if
-        there are more slices than an answer may have. Then nothing has changed.
+        was declared differently before or is listed twice, or if the sender's party has no worker for its shard. Also
+        raises it if there are more slices than an answer may have. Then nothing has changed.
         """
         tensors, by, partition = self.tensors_of(body, sender), body["by"], self._own_partition()
         placements, count = list[Placement](), 0

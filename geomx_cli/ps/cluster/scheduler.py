@@ -71,7 +71,7 @@ class Scheduler:
         self._unheard: Timer | None = None
         self._complete = False
         self._keeps = bool(settings.state_dir)
-        self._saved: StateFile | None = None  # once it is needed, as it imports numpy
+        self._saved: StateFile | None = None  # once it is needed: it imports numpy
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
             on_gone=self._on_gone, on_lost=self._lose, members=self._present,
@@ -270,7 +270,9 @@ class Scheduler:
         return " and ".join(parts)
 
     def _announce(self) -> None:
-        """Assign ranks to members that have none (those of a group are consecutive), and send the roster to all."""
+        """Assign ranks to members that have none (members of a group get consecutive ranks), and send the roster to
+        all.
+        """
         self._complete = True
         for link in list(self._hosts):
             self._forget_host(link)

@@ -159,7 +159,8 @@ class DatagramReceiver:
     def _find_passed(self, session: _Session) -> None:
         """Find the contributions after which newer datagrams have arrived on all channels that are in use."""
         # On all channels: networks that honour DSCP let channels overtake each other, but seldom datagrams of one
-        # channel. What has not arrived by then is most likely lost, and Grace waits a little for the rest.
+        # channel. Datagrams that have not arrived by then are most likely lost, and Grace waits a little for the
+        # others.
         while session.sent:
             counters, contributions = session.sent[0]
             if any(counter and newest < counter for counter, newest in zip(counters, session.newest, strict=True)):

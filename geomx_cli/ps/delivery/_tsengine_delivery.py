@@ -257,6 +257,6 @@ class TsEngine(Direct):
                 self._skip(self._go_direct(number))
 
     def _count(self, what: str, amount: int) -> None:
-        """Count what was relayed, for the telemetry."""
+        """Count the relayed bytes, for the telemetry."""
         relayed = self._node.telemetry.relayed
         self._node.telemetry.relayed = {**relayed, what: relayed.get(what, 0) + amount}

@@ -1,4 +1,4 @@
-"""What a TSEngine relay does: add the contributions of its peers to its own, and pass the result on.
+"""A TSEngine relay: it adds the contributions of its peers to its own, and passes the result on.
 
 A contribution cannot be added if it is encoded, or if its sender goes through rounds by itself. It is then passed on
 alone, and its header says so (`asynchronous`). The server answers it as if it had come directly.
@@ -8,9 +8,9 @@ asks the server above if the relay fails. The server counts each process once, w
 contribution.
 
 Credit is returned on arrival, so windows do not limit what a relay keeps. As at a server, slices and rounds limit it.
-Of
-each peer and slice the relay keeps one contribution: of the round after the last round to which the relay itself has
-contributed, and of the same length as its own. A peer has no later round, because its next round waits for the result.
+Of each peer and slice the relay keeps one contribution, of the same length as its own. It belongs to the round after
+the last round to which the relay itself has contributed. A peer has no later round, because its next round waits for
+the result.
 """
 
 import time
@@ -124,7 +124,7 @@ class Relay:
         return bool(self._expected.get(where)) or (*where, header.round) in self._groups
 
     def send_with_others(self, header: Header, payload: memoryview, on_result: OnResult) -> None:
-        """Send this process's contribution together with those that are expected."""
+        """Send this process's contribution together with the expected ones."""
         where = (header.key, header.slice, header.round)
         self._shapes[where[:2]] = _shape(header)
         self._waiting[where[:2]] = header.round

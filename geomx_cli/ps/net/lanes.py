@@ -1,4 +1,4 @@
-"""The two connections of a link, and what they show about the peer.
+"""The two connections of a link, and the observations of the peer that they give.
 
 A new connection replaces an old one by a handshake. The dialling end says hello, and the listening end welcomes it.
 Then the dialling end says that it is ready, and may send from then on.

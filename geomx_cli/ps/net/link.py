@@ -1,4 +1,4 @@
-"""A link to one peer: what is sent to it, when, and on which connection.
+"""A link to one peer. It decides which messages are sent to the peer, when, and on which connection.
 
 A link belongs to a named process and outlives its connections. It has everything that this process knows of the peer.
 When the peer is restarted, the link stays and is renewed.
@@ -211,8 +211,8 @@ class Link:
     def credit(self, returned: int, arrived: int = 0) -> None:
         """Apply the peer's credit, and its count of arrived bytes since the link exists."""
         # Each message carries totals, so a lost or late message loses no credit, and no credit is counted twice. A new
-        # connection does not reset them. The window forgets what was in flight on the old one (Window.restart), because
-        # the credit for that may never arrive. If the credit does arrive, it admits as many bytes more, once.
+        # connection does not reset them. The window forgets the bytes in flight on the old one (Window.restart),
+        # because the credit for that may never arrive. If the credit does arrive, it admits as many bytes more, once.
         # Within a party, bytes count as under way until their credit is returned.
         if not self.wide_area:
             arrived = returned
@@ -227,8 +227,8 @@ class Link:
     def renew(self, incarnation: int, lane: Lane) -> None:
         """The peer has been restarted, as the handshake on this lane tells.
 
-        It does not know what was sent, counted or lent. Code that waits for an answer asks again once a lane is up, as
-        after any new connection.
+        It does not know of earlier messages, counts and lent memory. Code that waits for an answer asks again once a
+        lane is up, as after any new connection.
         """
         self.incarnation = incarnation
         self.lanes.renew(lane)

@@ -33,14 +33,13 @@ class Window:
         LATE seconds, the largest message, and one message more. On other links inf.
     """
 
-    # Why two limits: contributions of a member that is ahead of others wait at the receiver (`held`), while the other
-    # direction of a link that these members share is idle. And no message overtakes the bytes under way, so an urgent
-    # slice waits for them. A message counts as under way until all of it has arrived, so `path` has room for the
-    # largest one.
-    # The round trip is the shortest time from sending to arrival. For `path` it is the round trip of a heartbeat and
-    # its echo (see LinkHealth), because times of slices include the queue that `path` is to keep short. The rate is the
-    # maximum over spans of SPAN seconds, decaying by a tenth each time: a span in which others did not let the link
-    # work tells nothing.
+    # Why two limits: if a member is ahead of others, its contributions wait at the receiver (`held`). Meanwhile the
+    # other direction of a link that these members share is idle. And no message overtakes the bytes under way, so an
+    # urgent slice waits for them. A message counts as under way until all of it has arrived, so `path` has room for the
+    # largest one. The round trip is the shortest time from sending to arrival. For `path` it is the round trip of a
+    # heartbeat and its echo (see LinkHealth). Times of slices would include the queue that `path` is to keep short. The
+    # rate is the maximum over spans of SPAN seconds, and decays by a tenth each time. A span in which other processes
+    # kept the link idle tells nothing about the rate.
 
     def __init__(self, slice_bytes: int, fixed: int = 0, *, wide_area: bool = False) -> None:
         self._most = LARGEST

@@ -102,8 +102,8 @@ class Form(IntEnum):
 
 
 class Reply(IntEnum):
-    """What the sender of an EXCHANGE needs from the round's result: all elements; only the changed rows, or all if all
-    have changed; or only the notice that the round has ended.
+    """The part of the round's result that the sender of an EXCHANGE needs: all elements; or only the changed rows (all
+    if all have changed); or only the notice that the round has ended.
     """
 
     FULL = 0

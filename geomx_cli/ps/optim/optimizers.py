@@ -34,7 +34,7 @@ __all__ = ["Dcasgd", "DcasgdAdaptive", "DcasgdMxnet", "Optimizer", "SUPPORTED", 
 # Optimizers that compensate for delayed gradients: DC-ASGD (Zheng et al., ICML 2017, arXiv:1609.08326). A gradient
 # computed at older weights b is corrected for the present ones, w, by the first term of its Taylor series, whose
 # Hessian is approximated by the gradient's own square: g(w) ~ g(b) + lamda g(b)² (w - b), element by element. In the
-# formulas g is already limited to ±`clip_gradient`; the other letters are those of `optimizers.py`.
+# formulas g is already limited to ±`clip_gradient`; the other letters have the meaning above.
 
 _EPSILON = 1e-7
 

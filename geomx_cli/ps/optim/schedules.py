@@ -1,4 +1,4 @@
-"""Learning-rate schedules that a root follows by the number of updates: those of `mxnet.lr_scheduler` 1.9.1.
+"""Learning-rate schedules of `mxnet.lr_scheduler` 1.9.1, which a root follows by the number of updates.
 
 A schedule is sent as its name and numbers, never as code. They are MXNet's attributes under MXNet's names, with their
 values at the time of sending. MXNet's schedulers are stateful. Here the rate is a function of the number of updates

@@ -101,7 +101,7 @@ class BackwardPass:
         self._reached: list[Member] = []
 
     def add(self, member: Member) -> None:
-        """Add a wrapped optimizer; all workers do so in the same order."""
+        """Add a wrapped optimizer. All workers add theirs in the same order."""
 
     def reach(self, member: Member) -> None:
         """The current backward pass has computed a gradient of this optimizer. Called in autograd's threads. Raises

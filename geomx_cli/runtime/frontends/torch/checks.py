@@ -142,7 +142,7 @@ class BatchCheck:
 
 
 FEW = 65_536
-"""Number of elements of a tensor that is checked in each step."""
+"""The most elements of a tensor that is checked in each step."""
 
 
 def is_finite(tensor: Any) -> bool:

@@ -94,7 +94,7 @@ class PartyBroadcast(Broadcast):
 
 
 _ROUNDING = 1e-2
-"""Part of the largest element of a tensor."""
+"""The largest difference that rounding explains, relative to the largest element of a tensor."""
 _TINY = 1e-6
 
 
@@ -189,7 +189,7 @@ class ModelState:
         whole: for tensors that are not divided; None: `broadcast`, as for the others.
 
         Raises InvalidSettings that names the tensor, if this worker's tensors differ from that worker's in name, dtype
-        or shape, or its optimizer in class, groups or state.
+        or shape. Also raises it if its optimizer differs in class, groups or state.
         """
         mine = self._manifest()
         theirs = json.loads(broadcast.data(f"{self.prefix}geomx.manifest", json.dumps(mine).encode()))

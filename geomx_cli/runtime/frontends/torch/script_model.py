@@ -1,4 +1,4 @@
-"""A script's model for algorithms that exchange weights: the steps are those of the script's own optimizer."""
+"""A script's model for algorithms that exchange weights; the script's own optimizer takes the steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

@@ -201,7 +201,7 @@ class ServerSynchroniser(Synchroniser):
         self._state.copy_final(*self._reduction.last_broadcasts(self._state.prefix), trained=False)
 
 
-# Converts an optimizer of torch.optim to the name and hyper-parameters of one that the global servers run.
+# Converts an optimizer of torch.optim to the name and hyper-parameters of a server's optimizer.
 
 Hyper = dict[str, float]
 

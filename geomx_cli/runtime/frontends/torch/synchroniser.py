@@ -22,8 +22,8 @@ __all__ = ["Carrier", "Synchroniser"]
 class Carrier:
     """Sends the gradients of a model's backward passes to the other workers, and receives their means.
 
-    This base class does nothing, as needed in a replica of a shard: fully_shard has reduced the replica's gradients,
-    and the leader of the shard gives it the means.
+    This base class does nothing. A replica of a shard uses it: fully_shard has reduced the replica's gradients, and the
+    leader of the shard gives it the means.
 
     slots: one for each trained tensor, which is its `parameter`.
     checks: whether to check that the script does not change gradients while they are exchanged.

@@ -24,7 +24,8 @@ BUFFERS = "geomx.buffers"
 """Name of the key for the means of buffers: the elements of all of them in float32."""
 _USE_COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
 _OWN_USES = 2
-"""Numbers of references to a tensor's memory that no other tensor shares: by the tensor, and by Python's object for it.
+"""How many objects refer to memory that no other tensor shares: the tensor, and the object that Python has for the
+memory.
 """
 
 
@@ -85,8 +86,8 @@ def of_bytes(data: Array, dtype: Any) -> Any:
 
 
 def check_gradient(key: str, gradient: Any, dtype: Any) -> None:
-    """Raise InvalidSettings for a sparse gradient, because contributions are dense, and for a gradient whose dtype on
-    the wire is not the dtype with which its tensor was wrapped.
+    """Raise InvalidSettings for a sparse gradient, because contributions are dense. Also raise it if a gradient's dtype
+    on the wire differs from the dtype with which its tensor was wrapped.
     """
     if gradient.layout != torch.strided:
         raise InvalidSettings(f"the gradient of {key} is sparse", "create the embedding with sparse=False")

@@ -115,7 +115,7 @@ class TrainingRun:
             self._state.go_on()
 
     def begin_repeatable(self) -> None:
-        """Until `end_repeatable`, a next life repeats what this one does before it reaches this life's place."""
+        """A next life repeats all calls from here to `end_repeatable` before it reaches this life's place."""
         if self._calls == -1:
             self._calls = self._store.collectives
 

@@ -102,7 +102,7 @@ class HfLoop:
             state.add("order", self._order.place(self._step * self._trainer.args.gradient_accumulation_steps))
         return state
 
-    # What is saved.
+    # The saved state.
 
     def state_dict(self) -> dict[str, Any]:
         """The Trainer's state between two steps. Raises InvalidSettings for log values that are no numbers."""

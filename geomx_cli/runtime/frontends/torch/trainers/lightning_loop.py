@@ -120,7 +120,7 @@ class LightningLoop:
             for _ in range(batch):
                 next(fetcher)
 
-    # What is saved.
+    # The saved state.
 
     def state_dict(self) -> dict[str, Any]:
         """The state that the loops, the callbacks and the logged values keep between two batches."""
