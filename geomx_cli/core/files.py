@@ -24,8 +24,8 @@ __all__ = [
 
 @contextmanager
 def locked_folder(folder: Path, file: str = "") -> Iterator[None]:
-    """Create `folder` and hold an exclusive lock on it. With a file name, hold the lock on that file in it, which
-    stays: for a command that calls another command that locks the folder.
+    """Create `folder` and hold an exclusive lock on it. With a file name, hold the lock on that file in the folder
+    instead, and keep the file. A command needs this if it calls another command that locks the folder.
 
     Raises CheckFailed at once if another process, or another call, holds the lock, and if the folder cannot be written.
     The lock ends with the process, however the process ends. On a file system without locks a warning is printed
@@ -151,7 +151,7 @@ def open_record(path: Path) -> BinaryIO:
 
 def open_below(folder: Path, name: str) -> BinaryIO:
     """Open a regular file below `folder` by its relative name, through no link. Raises the errors of `open_record`, and
-    CheckFailed for a name that leads elsewhere.
+    CheckFailed for a name that leads out of the folder.
     """
     *folders, last = name.split("/")
     if not all(part not in ("", ".", "..") and "\0" not in part for part in (*folders, last)):

@@ -1,4 +1,4 @@
-"""Futures that follow others."""
+"""Futures that complete after other futures."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -85,7 +85,7 @@ class Algorithm:
     needs_local_server: whether every worker needs a local server, even in the central party.
     ranks_by_party: whether its scripts count ranks within a party.
     standalone: whether it is a baseline with a single worker.
-    exchanges: what its workers contribute: a gradient in each step, or weights after their own steps.
+    exchanges: whether its workers contribute a gradient in each step, or weights after their own steps.
     asynchronous: whether its parties train independently, by an optimizer on the roots.
     asynchronous_on_request: whether a script may ask the roots for asynchronous training.
     own_pace: whether each worker takes as many steps in a round as it has time for.

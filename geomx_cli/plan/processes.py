@@ -128,7 +128,7 @@ class Layout:
             scope: RankScope = "global" if spec.options["rank_scope"] == "global" else "party"
             beside = node.group or len(self.planes[node.local].clients)
             own = values_for(node, beside, self.all_workers, scope, self._torchrun(node).get("LOCAL_RANK", "0"))
-            there = spec.command_on(node.host)  # whose paths on the host may have braces of their own
+            there = spec.command_on(node.host)  # its paths on the host may have braces of their own
             filled = zip(spec.script, fill(spec.script, own), there, strict=True)
             program, *arguments = [ours if word == given else word for given, ours, word in filled]
             argv = (python if program in ("python", "python3") else program, *arguments)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["SelectingCodec", "decode_indices", "encode_indices", "largest_of_rows", "reaching"]
 
 _STEP = 32
-"""One of so many elements gives a first bound on magnitudes, so that few elements have to be ordered."""
+"""A sample (one of so many elements) gives a first bound on magnitudes, so that few elements have to be ordered."""
 
 
 def reaching(array: "Array", bound: "float | np.float32") -> "Array":

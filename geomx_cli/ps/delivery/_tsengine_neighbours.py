@@ -38,7 +38,9 @@ SMALLEST = 64 * 1024
 SPAN = 0.1
 """Seconds of a sample."""
 MARKS = 4096
-"""Number of kept sending times: of at least the last 40 s, because a process looks a hundred times a second."""
+"""Number of times of sending that are kept. They cover at least the last 40 s, because a process looks a hundred times
+a second.
+"""
 IDLE = 4096
 """So many bytes on their way do not make a link busy: they are reports and credit."""
 

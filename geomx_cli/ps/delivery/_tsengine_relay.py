@@ -35,8 +35,9 @@ MAX_GROUPS = 65_536
 MISSES = 3
 """After so many rounds in a row in which a peer sends a slice another way, the slice is no longer expected here."""
 ASK, REPEAT, LONGEST = 0.1, 0.5, 5.0
-"""Seconds. The relay's own contribution waits so long for others until it asks them, because windows may be full of
-other slices and messages may be lost with a connection. Then: until it asks again, and the longest wait.
+"""Three times, in seconds, for which the relay's own contribution waits for others: until the relay asks for them,
+until it asks again, and at most. It has to ask because windows may be full of other slices, and messages may be lost
+with a connection.
 """
 MAX_VAIN, FORGOTTEN = 4, 20
 """After so many rounds with waits in vain for one peer, nothing waits for it. So many rounds without make up for all.

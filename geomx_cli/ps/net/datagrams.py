@@ -96,8 +96,8 @@ class Opener:
         """Channel, counter and content. Raises BadMessage for a datagram that is not authentic, that was received
         before, or that is too old to tell.
         """
-        # The window is read before the cipher runs, because that costs more. It is extended only afterwards. Otherwise
-        # anyone who can send datagrams could make the genuine ones look old.
+        # The window is read before the cipher runs, because the cipher costs more. It is extended only afterwards.
+        # Otherwise anyone who can send datagrams could make the genuine ones look old.
         outer = datagram[: OUTER.size]
         _, channel, counter = OUTER.unpack(outer)
         if channel >= MAX_CHANNELS or not self._windows[channel].is_new(counter):

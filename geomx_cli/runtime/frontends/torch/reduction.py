@@ -114,8 +114,8 @@ class Reduction:
             _refuse_closures(optimizer, f"--algo {algorithm}", "an algorithm that exchanges weights, as --algo hfa")
 
     def broadcasts(self, source: int | None = None) -> tuple[Broadcast, ...]:
-        """Copies from the member of this rank, by default the member that provides the initial values. One copies all
-        tensors. Or one copies this shard, and one the tensors that are not divided.
+        """The functions that copy from the member of this rank, by default the member that provides the initial values:
+        one for all tensors, or one for this shard and one for the tensors that are not divided.
         """
         return (Broadcast(self.member, source),)
 

@@ -60,7 +60,7 @@ class Carrier:
         yield from ()
 
     def abstain(self) -> None:
-        """Take part in a round of the others without contributing."""
+        """Take part in a round of the other workers without contributing."""
 
     def skip(self) -> None:
         """Wait for the results of that round, and drop the results of gradients."""

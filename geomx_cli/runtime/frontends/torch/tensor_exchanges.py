@@ -253,7 +253,9 @@ class TensorExchanges(Carrier):
                 register(lambda *_: self._settle_all())
 
     def _before_accumulation(self, gradient: Any) -> None:
-        """Autograd hook, before the parameter's gradient is accumulated, perhaps in memory that is still being sent."""
+        """Autograd hook, called before the parameter's gradient is accumulated. The gradient's memory may still be
+        being sent.
+        """
         self._settle_all()
 
     def begin_round(self, round_: int) -> None:

@@ -69,7 +69,7 @@ def mean(total: Any, count: int) -> Any:
 class SparseSum:
     """The sum of a tensor (COO) over all workers, in rank order. Its elements are exchanged, and no zeros.
 
-    Raises InvalidSettings for a worker that has more elements than fit.
+    Raises InvalidSettings if a worker has more elements than fit into a round.
 
     count: the number of its elements, as 8 bytes. Workers gather the counts first, then `elements`.
     """

@@ -71,7 +71,7 @@ class BatchOrder(Skipping):
     def __iter__(self) -> Iterator[Any]:
         epochs = self._epochs if self._returns else []
         self.begin_pass()
-        for each, epoch in zip(self.within, epochs, strict=False):  # in a new process samplers count them anew
+        for each, epoch in zip(self.within, epochs, strict=False):  # samplers count them anew in a new process
             if epoch is not None and hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
         for index, item in enumerate(super().__iter__(), self.skipped):
