@@ -192,7 +192,7 @@ class _Sender:
             self.reached.append((round_, seconds))
 
     def time_of(self, round_: int, known: float) -> float:
-        """Return when it had this round, given that a fact of the round was `known` later. This time is the latest."""
+        """Return when it had this round: at the latest at the time `known`, when something of the round was known."""
         return next((min(seconds, known) for number, seconds in self.reached if number >= round_), known)
 
 

@@ -13,7 +13,8 @@ from geomx_cli.ps.net.loop import Loop
 
 __all__ = ["DelayLine", "Shaper", "WanLog"]
 
-# Records in a process's event log when it has sent how many bytes to other parties, for reports of bytes until a round.
+# Records in a process's event log how many bytes it has sent to other parties until when. Reports need it for the bytes
+# until a round.
 
 FINEST = 0.01
 PART = 1 / 500

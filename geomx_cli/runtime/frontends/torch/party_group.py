@@ -281,7 +281,7 @@ class PartyGroup:
     def begin_gather(self, value: int, *, patient: bool = False) -> "Gathered":
         """Begin to collect every worker's number (at least 0, below 2^60).
 
-        patient: without a time limit, because leaders wait for servers.
+        patient: whether to wait without a time limit, because leaders wait for servers.
         """
         self.gathers += 1
         table = torch.zeros(self.size, dtype=torch.int64, device="cpu")
